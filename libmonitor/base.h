@@ -42,12 +42,12 @@ class TryLock {
   bool owned_;
 };
 
-// Zeroed memory from the kernel, not from the trainer's allocator. Pages are allocated at first access. For
-// set-up only (system calls). Not freed, since threads may run while the process ends. Thread-compatible.
+// Zeroed memory from the kernel, not from the trainer's allocator. Pages are allocated at first access. No
+// destructor frees it, since threads may run while the process ends. Not thread-safe.
 class MmapBuffer {
  public:
   // Provides at least `bytes`. If the buffer must grow, earlier content is lost. Returns false and leaves the
-  // buffer empty if the kernel gives no memory.
+  // buffer empty if the kernel gives no memory. Makes system calls, so it is for set-up only.
   bool reserve(size_t bytes) {
     if (bytes <= bytes_ && data_ != nullptr) return true;
     if (data_ != nullptr) munmap(data_, bytes_);
@@ -68,8 +68,8 @@ class MmapBuffer {
   size_t bytes_ = 0;
 };
 
-// A set of step numbers: the steps in which a thread could not take a lock. The next thread that takes the
-// lock handles them. The set holds at most eight steps; further ones are dropped. Any thread.
+// A set of step numbers: the steps in which a thread could not take a lock (TryLock). The next thread that
+// takes the lock handles them. Holds at most eight steps; further ones are dropped. Thread-safe.
 class DeferredSteps {
  public:
   void add(int64_t step) {
@@ -78,7 +78,7 @@ class DeferredSteps {
       if (entry.compare_exchange_strong(found, step + kOffset) || found == step + kOffset) return;
     }
   }
-  // Removes every step and calls handle(step) for it.
+  // Removes every step, and calls handle(step) for each.
   void take(const auto& handle) {
     for (auto& entry : entries_)
       if (const int64_t found = entry.exchange(kNone); found != kNone) handle(found - kOffset);
@@ -92,7 +92,7 @@ class DeferredSteps {
 
 // Macros for functions that forward arguments of unknown types to another function (interpose_*.cpp). Such a
 // function passes on every word that its caller may have set: integer registers, floating-point registers,
-// and words of the stack. Words beyond the arguments belong to the caller's frame and are copied in vain.
+// and words of the stack. Further words are in the caller's stack frame; copying them does no harm.
 
 using Word = uint64_t;
 
@@ -109,7 +109,8 @@ inline constexpr int kIntegerRegisters = 8;
 #define FORESHOCK_WORD(name) foreshock::Word name
 #define FORESHOCK_DOUBLE(name) double name
 #define FORESHOCK_NAME(name) name
-// Each file that uses these macros must define FORESHOCK_STACK(X), its list of stack words: X(s0), X(s1), ...
+// _PARAMETERS declares the words of a function, _ARGUMENTS passes them on. A file that uses them must define
+// FORESHOCK_STACK(X), the list of stack words: X(s0), X(s1), ...
 #define FORESHOCK_PARAMETERS \
   FORESHOCK_INTEGERS(FORESHOCK_WORD), FORESHOCK_DOUBLES(FORESHOCK_DOUBLE), FORESHOCK_STACK(FORESHOCK_WORD)
 #define FORESHOCK_ARGUMENTS \

@@ -1,5 +1,7 @@
-// Validates an attention call that the trainer has described, plans its slice (the rows and keys to copy, of
-// one batch element and kv-head), and copies it into slots, fixed pieces of memory shared with the agent.
+// Validates an attention call that the trainer has described, plans its slice, and copies the slice into
+// slots, fixed pieces of memory shared with the agent. A slice is part of one batch element and key/value
+// head (kv-head): at most 16 query rows with all keys (a slice of rows), or at most 16 key positions
+// (columns) with all query rows. A packed batch concatenates sequences of different lengths.
 #ifndef FORESHOCK_LIBMONITOR_CALL_H_
 #define FORESHOCK_LIBMONITOR_CALL_H_
 
@@ -29,30 +31,29 @@ struct ValidatedCall {
   // in the batch), or, if sums_by_sequence, (sequence, head, position in the sequence).
   PackedSequences packed;  // packed.count 0: not packed
   bool sums_by_sequence;
-  int64_t sequence;  // number of the sequence, set by take_sequence(); else 0
+  int64_t sequence;  // number of the sampled sequence in the batch, set by take_sequence(); else 0
 };
 
-// Checks the raw struct; nothing else reads it. Returns -1 and fills *checked, or a FORESHOCK_SKIP_ reason.
+// Checks the raw struct of hook.h. Returns -1 and fills *checked, or returns a FORESHOCK_SKIP_ reason.
 int validate_call(const foreshock_attention_call& call, uint32_t pass, ValidatedCall* checked);
 
 // Reduces a packed call whose offsets are on the host to a single sequence: the one that holds the position
 // place / 2^32 * (number of positions in the batch). Returns -1, or the FORESHOCK_SKIP_ reason.
 int take_sequence(uint32_t place, ValidatedCall* checked);
 
-// The slots of a slice. A slice larger than a slot is divided over several, each with a range of its keys.
+// The slots of a slice. A large one takes several, each with a range of its keys (columns: its query rows).
 struct SlicePlan {
   segment::Slot all = {};  // header fields that all slots share: dimensions, rows, limits
   uint32_t slots = 1;
-  // Keys (in a slice of key positions: query rows) in the first slot, and in every other one but the last.
-  uint32_t first_keys = 0, other_keys = 0;
+  uint32_t first_keys = 0, other_keys = 0;  // keys in the first slot, and in every other one but the last
 };
 
 // Returns the bytes that a slot needs to hold any whole slice of a call of this shape: forward or backward,
 // with log_sum_exp in fp64, and with a mask in fp32 (fp64 if the tensors are).
 uint64_t slot_bytes_for(const ValidatedCall& call);
 
-// Plans a slice of rows for at most `most_slots` slots of `capacity` bytes. If it is too large, removes its
-// last positions, which see the most keys with a causal mask, from *slice. Returns false if no position fits.
+// Plans a slice of rows for at most `most_slots` slots of `capacity` bytes. If *slice is too large, removes
+// its last positions, which see the most keys with a causal mask. Returns false if no position fits.
 bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
                 SlicePlan* plan);
 
@@ -72,7 +73,8 @@ uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice);
 // Returns the header of slot number `part` of the slice: plan.all, with the part's keys and payload table.
 segment::Slot slot_of(const SlicePlan& plan, uint32_t part);
 
-// Copies the payloads of a call on the host to the offsets that slot_of() assigned, in the slot at `base`.
+// Copies the payloads (parts of the tensors) of a call on the host into the slot at address `base`, to the
+// offsets that slot_of() has stored in `slot`.
 void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base);
 
 // Offsets of the begin and end of the payloads of a slot, in bytes from the start of the slot.
@@ -81,8 +83,8 @@ struct PayloadRange {
 };
 PayloadRange payloads_of(const segment::Slot& slot);
 
-// Returns the kernel job that copies the payloads of a call on a device to device memory in the layout of the
-// slot. `to` is the device address of the first payload. The caller must set `times` and `clock` of the job.
+// Returns the job of the device kernel that copies the payloads of a call to device memory, in the layout of
+// the slot, from device address `to` on. The caller must set `times` and `clock` of the job.
 GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                           uint64_t to);
 
@@ -90,8 +92,8 @@ GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const s
 KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                                  uint64_t to);
 
-// As gather_for_slot(), for a packed call. The kernel itself finds the sequence (by call.packed.place) and
-// writes a GatheredSequence to the address in `gathered` of the job, which the caller must set.
+// As gather_for_slot(), for a packed call. The kernel itself finds the sequence at call.packed.place (see
+// take_sequence()) and writes a GatheredSequence to the address `gathered` of the job, which the caller sets.
 PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& slice,
                                        const segment::Slot& slot, uint64_t to);
 

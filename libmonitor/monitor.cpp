@@ -1,8 +1,9 @@
 // The parts of Monitor that charge a step to the budget, decide which steps and attention calls are sampled,
-// and store samples. `g_process` (process.h) holds the segment, the settings, and the hot word: flags
-// (kHot...) that every attention call reads first. `control` is the file with which the agent, another
-// process, sets the sampling. Locks are only tried (TryLock): if another thread holds a lock, the function
-// does without it.
+// and store samples in the slots of the segment, the memory shared with the agent process. A slice, the
+// copied part of a call, has a few query rows with all keys, or a few key positions (columns) with all query
+// rows. `g_process` (process.h) holds the segment, the settings, and the hot word: flags (kHot...) that every
+// attention call reads first. `control` is the file with which the agent sets the sampling. Locks are only
+// tried (TryLock): if another thread holds a lock, the function leaves out the work that needs the lock.
 #include "libmonitor/monitor.h"
 
 #include <algorithm>
@@ -72,7 +73,8 @@ uint64_t Monitor::interval_at(int64_t step) {
 
 // Returns how many slices the budget allows in the step that begins. In the first look (the first sampled
 // steps of a run) a fixed grant pays instead of the budget, and the agent's work is not charged. Also stores
-// whether key positions are affordable: a quarter of the sum must pay for a slice of rows of every call.
+// whether key positions are affordable: a quarter of `seconds` must pay for a slice of rows of every call.
+// is_cold(): the next slot has never been written, so that copying into it costs more.
 uint32_t Monitor::plan_slices() {
   if (samples_without_limit()) {
     columns_are_affordable_.store(true, std::memory_order_relaxed);
@@ -80,13 +82,13 @@ uint32_t Monitor::plan_slices() {
   }
   TryLock lock(cost_busy_);
   if (!lock) return affordable_slices_.load(std::memory_order_relaxed);  // the last result
-  const double granted = first_look_.seconds();
-  if (granted <= 0 && !budget_.allows()) return 0;
+  const double grant_left = first_look_.seconds();
+  if (grant_left <= 0 && !budget_.allows()) return 0;
   const double saved = budget_.balance_seconds() - gradient_cost_.seconds();
   const uint64_t calls =
       std::min<uint64_t>(calls_last_step_.load(std::memory_order_relaxed), segment::kMaxSlots);
-  const double seconds = std::max(granted, saved);
-  const double agent_seconds = granted > 0 ? 0 : agent_forecast_.slice_seconds();
+  const double seconds = std::max(grant_left, saved);
+  const double agent_seconds = grant_left > 0 ? 0 : agent_forecast_.slice_seconds();  // for one slice
   columns_are_affordable_.store(
       calls > 0 && cost_.slices_within(seconds / 4, is_cold(), agent_seconds) >= calls,
       std::memory_order_relaxed);
@@ -99,22 +101,22 @@ bool Monitor::samples_without_limit() const {
 }
 
 // Returns the time that the agent has spent on this rank since the last call, from totals that the agent
-// writes into the control file. A restarted agent counts from 0 again. The values are limited, so that a
+// writes into the control file. A restarted agent counts from 0 again. The results are limited, so that a
 // faulty agent can only stop the sampling for a while. Sets *tensors_seconds to the part for weight tensors.
 AgentForecast::Report Monitor::take_agent_report(double* tensors_seconds) {
   constexpr uint64_t kMostNs = 1'000'000'000;
   auto& agent = const_cast<segment::AgentCost&>(g_process.writer().control()->agent);
-  const auto since = [](uint64_t& total, uint64_t* last, uint64_t most) {
+  const auto growth = [](uint64_t& total, uint64_t* last, uint64_t most) {
     const uint64_t now = std::atomic_ref<uint64_t>(total).load(std::memory_order_relaxed);
     const uint64_t before = std::exchange(*last, now);
     return std::min(now > before ? now - before : 0, most);
   };
   const auto seconds = [&](uint64_t& total, uint64_t* last) {
-    return 1e-9 * static_cast<double>(since(total, last, kMostNs));
+    return 1e-9 * static_cast<double>(growth(total, last, kMostNs));
   };
   *tensors_seconds = seconds(agent.tensors_ns, &last_agent_cost_.tensors_ns);
   return {seconds(agent.ns, &last_agent_cost_.ns), seconds(agent.slices_ns, &last_agent_cost_.slices_ns),
-          since(agent.slices, &last_agent_cost_.slices, segment::kMaxSlots)};
+          growth(agent.slices, &last_agent_cost_.slices, segment::kMaxSlots)};
 }
 
 // Prepares the decisions of begin_step(): charges the step's cost to the budget, the first look and the
@@ -130,7 +132,7 @@ void Monitor::settle_step(const EndedStep& ended) {
       slices_ns_.exchange(0, std::memory_order_relaxed) + std::exchange(gradients_ns_, 0);
   const double rest_seconds = std::max(cost_seconds - static_cast<double>(own_estimate_ns) * 1e-9, 0.0);
   const uint64_t slices = ended.totals.sampled - last_totals_.sampled;
-  const bool is_granted = first_look_.is_open();
+  const bool is_first_look = first_look_.is_open();
   double tensors_seconds = 0;
   const AgentForecast::Report report = take_agent_report(&tensors_seconds);
   double agent_seconds = report.seconds;
@@ -142,14 +144,14 @@ void Monitor::settle_step(const EndedStep& ended) {
       cost_.observe_step(step_was_sampled_, std::max(rest_seconds - weights_seconds, 0.0));
     else if (!step_was_sampled_)
       weights_seconds = std::clamp(rest_seconds - bare, weights_seconds, kMaxWeightsCharge * weights_seconds);
-    agent_seconds = agent_forecast_.end_step(slices, is_granted, report);
+    agent_seconds = agent_forecast_.end_step(slices, is_first_look, report);
     smallest_sample_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold()) +
                               agent_forecast_.slice_seconds() + gradient_cost_.seconds();
   }
   // The time that the grant of the first look pays for is removed from the step and from its cost.
-  const double granted = first_look_.end_step(step_was_sampled_, ended.record.calls, slices, cost_seconds);
+  const double grant_paid = first_look_.end_step(step_was_sampled_, ended.record.calls, slices, cost_seconds);
   // base_interval_, since the limits of savings and debt must stay the same in a burst of denser sampling.
-  budget_.end_step(step_seconds - granted, cost_seconds - granted + agent_seconds, base_interval_,
+  budget_.end_step(step_seconds - grant_paid, cost_seconds - grant_paid + agent_seconds, base_interval_,
                    kSavingsMargin * smallest_sample_seconds);
   if (TryLock busy(weights_busy_); busy) {
     weights_.set_step_source(ended.record.step_source);
@@ -164,7 +166,7 @@ void Monitor::settle_step(const EndedStep& ended) {
   next_step_.store(ended.record.step + 1, std::memory_order_relaxed);
 }
 
-// Called by the first forward call after a step has ended.
+// Called by the first forward call after a step has ended. Decides whether the step that begins is sampled.
 void Monitor::begin_step() {
   TryLock lock(clock_busy_);
   if (!lock) return;
@@ -179,11 +181,12 @@ void Monitor::begin_step() {
   const uint32_t affordable = plan_slices();
   if (affordable == 0) return g_process.set_bits(kHotNoBudget);
   affordable_slices_.store(affordable, std::memory_order_relaxed);
-  const uint32_t free = g_process.writer().free_slots();
-  free_slots_.store(free, std::memory_order_relaxed);
+  const uint32_t free_slots = g_process.writer().free_slots();
+  free_slots_.store(free_slots, std::memory_order_relaxed);
   // Slices of key positions may use the slots that the expected slices of rows leave free.
-  const uint64_t rows = std::min<uint64_t>(free_slices(), calls_last_step_.load(std::memory_order_relaxed));
-  column_slots_.store(int64_t{free} - static_cast<int64_t>(rows * slots_per_slice_.load()),
+  const uint64_t row_slices =
+      std::min<uint64_t>(free_slices(), calls_last_step_.load(std::memory_order_relaxed));
+  column_slots_.store(int64_t{free_slots} - static_cast<int64_t>(row_slices * slots_per_slice_.load()),
                       std::memory_order_relaxed);
   step_was_sampled_ = true;
   if (TryLock layers(layer_busy_); layers) ordinal_.begin_step();
@@ -213,7 +216,7 @@ void Monitor::count_call(const Counting& counting, int32_t op) {
   counting.add(counting.block->calls[op]);
   // Atomic, because threads without a block of their own share the last block.
   const uint64_t calls = std::atomic_ref<uint64_t>(counting.block->calls[op]).load(std::memory_order_relaxed);
-  // begin_step() reads the switches too, but an evaluation has no steps.
+  // begin_step() reads the switches (kHotPaused) too, but an evaluation has no steps.
   if (calls % kCallsPerSwitchRead == 0 && (g_process.hot() & kHotArmed) != 0) read_switches();
 }
 
@@ -242,27 +245,21 @@ int Monitor::enter(int32_t op, uint32_t flags) {
   // The previous call on this thread is still open: it threw, and its hook did not notice.
   if (t_open.op >= 0) skip(-1, FORESHOCK_SKIP_UNKNOWN);
   count_call(counting, op);
+  segment::ThreadBlock& block = *counting.block;
+  const auto leave_out = [&](uint64_t& counter) {
+    counting.add(counter);
+    return 0;
+  };
   const uint32_t hot = g_process.hot();  // after begin_step() and count_call(), which change it
-  if ((hot & kHotPaused) != 0) {
-    counting.add(counting.block->skipped[pass][FORESHOCK_SKIP_OFF]);
-    return 0;
-  }
-  if ((hot & kHotNoBudget) != 0) {
-    counting.add(counting.block->skipped[pass][FORESHOCK_SKIP_BUDGET]);
-    return 0;
-  }
-  if ((hot & kHotSampledStep) == 0) {
-    counting.add(counting.block->unsampled[pass]);
-    return 0;
-  }
+  if ((hot & kHotPaused) != 0) return leave_out(block.skipped[pass][FORESHOCK_SKIP_OFF]);
+  if ((hot & kHotNoBudget) != 0) return leave_out(block.skipped[pass][FORESHOCK_SKIP_BUDGET]);
+  if ((hot & kHotSampledStep) == 0) return leave_out(block.unsampled[pass]);
   const uint64_t call = call_in_step_.fetch_add(1, std::memory_order_relaxed);
   int ordinal = -1;
   if (TryLock lock(layer_busy_); lock) ordinal = ordinal_.next(pass == FORESHOCK_BACKWARD, in_backward);
   if (!is_sampled_call(g_process.settings().seed, step_.load(std::memory_order_relaxed), call, free_slices(),
-                       calls_last_step_.load(std::memory_order_relaxed))) {
-    counting.add(counting.block->unsampled[pass]);
-    return 0;
-  }
+                       calls_last_step_.load(std::memory_order_relaxed)))
+    return leave_out(block.unsampled[pass]);
   t_open = {.op = op, .call = call, .ordinal = ordinal};
   return 1;
 }
@@ -285,7 +282,7 @@ void Monitor::leave(const foreshock_attention_call& call) {
   const uint64_t own_ns = monotonic_ns() - begin + call.prepare_ns;
   counting.add(counting.block->hook_ns, own_ns);
   slices_ns_.fetch_add(own_ns, std::memory_order_relaxed);
-  if (taken.bytes == 0) return;
+  if (taken.bytes == 0) return;  // nothing was copied
   if (TryLock lock(cost_busy_); lock)
     cost_.observe_slice(taken.bytes, taken.is_cold, static_cast<double>(own_ns) * 1e-9);
 }
@@ -332,8 +329,7 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   plan.all.call = open.call;
   plan.all.op = open.op;
   name_layer(call, open, &plan.all);
-  // The numbers of heads, from which the rows of query and key weights are assigned to heads (heads.h).
-  observed_heads_.see(checked);
+  observed_heads_.see(checked);  // numbers of heads, which assign rows of query and key weights to heads
 
   // The call is counted before put_slice() claims its slot. If the process dies during the copy, the agent
   // finds an unfinished slot and counts it as torn; the call must then already count as sampled.
@@ -348,7 +344,8 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
 }
 
 // Copies a slice of host tensors, or launches the copy of a slice of device tensors (`*turn` is not empty).
-// Adds the copy to *taken. Returns -1, or the FORESHOCK_SKIP_ reason.
+// Uses plan.slots slots; each use has a number, its ticket, from 1 on. Returns -1, or the FORESHOCK_SKIP_
+// reason. Adds the copied bytes to *taken.
 int Monitor::put_slice(const ValidatedCall& checked, const Slice& slice, const SlicePlan& plan,
                        DeviceTurn* turn, Taken* taken) {
   segment::SegmentWriter& writer = g_process.writer();
@@ -371,7 +368,7 @@ int Monitor::put_slice(const ValidatedCall& checked, const Slice& slice, const S
     return reason;
   }
   taken->bytes += bytes;
-  // In the first round of tickets the slots are new: the operating system had to map their pages.
+  // A slot is cold in the first round of tickets: the operating system had to map its pages.
   taken->is_cold |= ticket <= writer.slots();
   return -1;
 }
@@ -493,7 +490,7 @@ void Monitor::reset() {
                   settings.weights_every, settings.memory, !settings.weights, &devices_);
   weights_ns_.store(0);
   set_up_ns_ = unreported_ns_ = 0;
-  deferred_steps_.take([](int64_t) {});
+  deferred_steps_.take([](int64_t) {});  // empties the set
   observed_heads_.reset();
   // In a forked child, a thread of the parent may have held these locks at the fork.
   for (std::atomic_flag* flag :
