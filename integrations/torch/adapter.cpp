@@ -1,8 +1,7 @@
 // The PyTorch adapter, a shared library that build_adapter.py builds for one exact version of torch. Its
 // hooks on torch's operations report attention calls, losses and gradients to the core, that is, to the
 // foreshock_ functions (hook.h) of the libforeshock.so that the process has already loaded. This file has the
-// table of the hooked attention operations, sets up all hooks, and exports functions for libforeshock.so and
-// for the Python helper.
+// table of the hooked attention operations, sets up all hooks, and exports functions to core and helper.
 #include <foreshock/hook.h>
 
 #include <array>
@@ -110,9 +109,8 @@ constexpr AttentionOp kAttentionOps[] = {
     {"xformers_flash3", "flash_bwd", "", kBackward, &kFlash},
 };
 
-// Puts an AttentionHook on an operation whose schema is registered: a kernel that reports the call and runs
-// the operation. Returns false if there is no schema or the core's table of operations is full. Leaks the
-// torch::Library, since its destructor removes the kernel.
+// Puts an AttentionHook, a kernel that reports the call and runs it, on an operation. Returns false if there
+// is no schema or the core's table is full. Leaks the Library, since its destructor removes the kernel.
 bool hook_attention_op(const AttentionOp& op) {
   const std::string qualified = std::string(op.name_space) + "::" + op.name;
   if (!c10::Dispatcher::singleton().findSchema({qualified, op.overload})) return false;
@@ -253,9 +251,8 @@ void hook_math_path(torch::Library& aten) {
   MathWindow::prepare(number);
 }
 
-// Sets up all hooks: of attention operations, and of the operations that show the loss, the backward root
-// (the tensor on which backward() is called), the gradient scaler and gradient norms. ParameterClock counts
-// steps from versions of weights. Returns how many attention operations of torch are hooked.
+// Sets up the hooks of attention, and of operations that show losses, backward roots (the tensors on which
+// backward() is called), gradient scaling and norms. Returns the number of hooked attention operations.
 int hook_all() {
   // Leaked, since destroying a torch::Library removes its kernels.
   auto& aten =
