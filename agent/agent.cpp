@@ -1,5 +1,6 @@
 // The main loop of the agent process, its HTTP server's documents, and the file of targets (agents to scrape)
-// for Prometheus. The agent serves the run in one directory or, as a service, all runs in a tree.
+// for Prometheus. The agent serves the run in one directory or, as a service, all runs in a tree. A launcher
+// is a `foreshock run`, which starts the processes of a run.
 #include "agent/agent.h"
 
 #include <fcntl.h>
@@ -31,7 +32,7 @@ using namespace std::chrono_literals;
 using Clock = Run::Clock;
 
 constexpr std::chrono::milliseconds kShortestSleep = 1ms, kLongestSleep = 32ms;
-constexpr const char* kLogFile = "agent.log";  // opened by the launcher as the agent's stderr
+constexpr const char* kLogFile = "agent.log";  // the agent's stderr, opened by the launcher in the directory
 constexpr off_t kMostLogBytes = 256 << 10;
 constexpr auto kPublishEvery = 1s;
 constexpr auto kUpdateIntervalEvery = 2s;     // how often the sampling intervals are chosen
@@ -82,7 +83,7 @@ class Agent {
   std::vector<Target> other_agents_;  // agents that owners of runs in the tree have started
   Registry registry_;
   HttpServer server_;
-  double cpu_at_update_ = 0;  // CPU seconds of this process at the last update_intervals()
+  double cpu_at_update_ = 0;  // CPU seconds of this process until the last update_intervals()
   TargetFile target_file_;    // used only if options_.file_sd names a path
   bool has_warned_of_shortage_ = false;
   std::string target_problem_;  // reason why the file of targets could not be written; "": none
@@ -114,7 +115,7 @@ int Agent::run() {
   loop();
   alerts_.start_all(Clock::now());  // the commands of --on-alert that still wait
   server_.stop();
-  for (const ServedRun& each : runs_) each.run->directory().remove("agent.json");
+  for (const ServedRun& served : runs_) served.run->directory().remove("agent.json");
   if (!options_.file_sd.empty()) target_file_.remove();
   return 0;
 }
@@ -172,14 +173,14 @@ void Agent::loop() {
       next_discover = now + kDiscoverEvery;
     }
     bool busy = false;
-    for (ServedRun& each : runs_) busy |= each.run->poll();
+    for (ServedRun& served : runs_) busy |= served.run->poll();
     alerts_.poll(now);
     if (now >= next_publish) {
-      for (ServedRun& each : runs_) each.run->finish_dead_ranks(now);
+      for (ServedRun& served : runs_) served.run->finish_dead_ranks(now);
       publish();
       next_publish = now + kPublishEvery;
     }
-    // A launcher that has read the summary which discover() wrote waits until the agent ends.
+    // Checked right after discover(), because a launcher that has read its summary waits for the agent's end.
     if (discovers && !is_needed()) return;
     if (now >= next_interval_update) {
       update_intervals();
@@ -190,6 +191,7 @@ void Agent::loop() {
   }
 }
 
+// Looks for new runs in the tree of a service.
 void Agent::search(Clock::time_point now) {
   forget_ended(now);
   other_agents_.clear();
@@ -214,8 +216,8 @@ Target other_agents_target(const std::string& label, const std::optional<std::st
 
 // Starts to follow a run of the tree. If another agent follows it already, adds that one to other_agents_.
 void Agent::adopt(FoundRun found, Clock::time_point now) {
-  const auto namesake = std::find_if(runs_.begin(), runs_.end(),
-                                     [&](const ServedRun& each) { return each.run->label() == found.label; });
+  const auto has_label = [&](const ServedRun& served) { return served.run->label() == found.label; };
+  const auto namesake = std::find_if(runs_.begin(), runs_.end(), has_label);
   if (namesake != runs_.end()) {  // the directory was removed and created again
     registry_.clear_run(found.label);
     runs_.erase(namesake);
@@ -227,15 +229,15 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
   options.label = found.label;
   options.cores = cores_;
   options.alerts = &alerts_;
-  // A second descriptor for Run::open(), which keeps it; tree_->leave() below still needs the first.
+  // A second descriptor of the directory, for Run::open(), which keeps it; tree_->leave() needs the first.
   std::unique_ptr<Directory> duplicate = found.directory->open_again(&error);
   std::unique_ptr<Run> run;
   if (duplicate != nullptr) run = Run::open(options, std::move(duplicate), &error);
   if (run == nullptr) {
     // If another agent follows the run (`error` is empty) or descriptors are short, search() tries again.
-    const bool is_short = is_shortage(errno);
-    tree_->leave(found.label, *found.directory, /*busy=*/error.empty() || is_short);
-    if (is_short) {
+    const bool lacks_descriptors = is_shortage(errno);
+    tree_->leave(found.label, *found.directory, /*busy=*/error.empty() || lacks_descriptors);
+    if (lacks_descriptors) {
       if (!has_warned_of_shortage_)
         spdlog::warn("{} has to wait: no descriptor left (ulimit -n)", found.label);
       has_warned_of_shortage_ = true;
@@ -251,27 +253,28 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
   runs_.emplace_back(std::move(run), now);
 }
 
+// Drops the runs of a service that have not been needed for options_.forget_after_seconds.
 void Agent::forget_ended(Clock::time_point now) {
   const auto patience = std::chrono::seconds(options_.forget_after_seconds);
-  for (ServedRun& each : runs_)
-    if (each.run->is_needed()) each.last_needed = now;
-  std::erase_if(runs_, [&](const ServedRun& each) {
-    if (now - each.last_needed < patience) return false;
-    spdlog::info("{} has ended and is forgotten", each.run->label());
-    registry_.clear_run(each.run->label());
-    each.run->directory().remove("agent.json");
-    tree_->leave(each.run->label(), each.run->directory(), /*busy=*/false);
+  for (ServedRun& served : runs_)
+    if (served.run->is_needed()) served.last_needed = now;
+  std::erase_if(runs_, [&](const ServedRun& served) {
+    if (now - served.last_needed < patience) return false;
+    spdlog::info("{} has ended and is forgotten", served.run->label());
+    registry_.clear_run(served.run->label());
+    served.run->directory().remove("agent.json");
+    tree_->leave(served.run->label(), served.run->directory(), /*busy=*/false);
     return true;
   });
 }
 
 // Finds new segments of all runs, and writes the summaries for launchers whose command has ended.
 void Agent::discover(Clock::time_point now) {
-  for (ServedRun& each : runs_) {
-    each.run->discover(&registry_);
-    const std::vector<LauncherExit> ended = each.run->ended_launchers(now, &registry_);
+  for (ServedRun& served : runs_) {
+    served.run->discover(&registry_);
+    const std::vector<LauncherExit> ended = served.run->ended_launchers(now, &registry_);
     if (!ended.empty()) publish();  // before the summaries, since launcher and agent end after them
-    for (const LauncherExit& exit : ended) each.run->write_summary(exit);
+    for (const LauncherExit& exit : ended) served.run->write_summary(exit);
   }
 }
 
@@ -280,15 +283,15 @@ void Agent::discover(Clock::time_point now) {
 void Agent::update_intervals() {
   const double cpu = process_cpu_seconds();
   double sum = 0;
-  for (ServedRun& each : runs_) sum += each.new_rank_seconds();
-  for (ServedRun& each : runs_) {
-    const double share = sum > 0 ? each.new_rank_seconds() / sum : 1 / static_cast<double>(runs_.size());
-    each.cpu_seconds += share * (cpu - cpu_at_update_);
+  for (ServedRun& served : runs_) sum += served.new_rank_seconds();
+  for (ServedRun& served : runs_) {
+    const double share = sum > 0 ? served.new_rank_seconds() / sum : 1 / static_cast<double>(runs_.size());
+    served.cpu_seconds += share * (cpu - cpu_at_update_);
   }
   cpu_at_update_ = cpu;
-  for (ServedRun& each : runs_) {
-    each.rank_seconds += each.new_rank_seconds();
-    each.run->update_interval(each.cpu_seconds);
+  for (ServedRun& served : runs_) {
+    served.rank_seconds += served.new_rank_seconds();
+    served.run->update_interval(served.cpu_seconds);
   }
 }
 
@@ -296,12 +299,12 @@ void Agent::update_intervals() {
 nlohmann::json Agent::state_of_agent() const {
   nlohmann::json runs = nlohmann::json::array();
   uint64_t refused = 0;
-  for (const ServedRun& each : runs_) {
-    runs.push_back({{"run", each.run->label()},
-                    {"state", name_of(each.run->state())},
-                    {"owner", each.owner},
-                    {"ranks", each.run->ranks()}});
-    refused += each.run->refused_segments();
+  for (const ServedRun& served : runs_) {
+    runs.push_back({{"run", served.run->label()},
+                    {"state", name_of(served.run->state())},
+                    {"owner", served.owner},
+                    {"ranks", served.run->ranks()}});
+    refused += served.run->refused_segments();
   }
   return {{"schema", 1},
           {"run", nullptr},
@@ -331,8 +334,8 @@ void Agent::bound_log() {
       log.st_size <= kMostLogBytes)
     return;
   const Directory& directory = runs_[0].run->directory();
-  const std::optional<struct stat> named = directory.status_of(kLogFile);
-  if (!named || named->st_ino != log.st_ino || named->st_dev != log.st_dev) return;
+  const std::optional<struct stat> log_of_run = directory.status_of(kLogFile);
+  if (!log_of_run || log_of_run->st_ino != log.st_ino || log_of_run->st_dev != log.st_dev) return;
   const int file = directory.open_file(kLogFile, O_RDONLY);
   if (file < 0) return;
   std::string end(static_cast<size_t>(kMostLogBytes), '\0');
@@ -344,28 +347,30 @@ void Agent::bound_log() {
   spdlog::info("the log was longer than {} KiB: its end is in {}.1", kMostLogBytes >> 10, kLogFile);
 }
 
+// Gives the HTTP server a new state of all runs, and updates the file of targets. Also limits the log.
 void Agent::publish() {
   bound_log();
-  for (ServedRun& each : runs_) each.run->publish(&registry_);
+  for (ServedRun& served : runs_) served.run->publish(&registry_);
   registry_.set(Metric::kBuildInfo, {FORESHOCK_VERSION}, 1);
   auto published = std::make_shared<Published>();
   published->metrics = registry_.snapshot();
   const nlohmann::json agent = state_of_agent();
   refresh_documents(agent, &runs_);
-  for (const ServedRun& each : runs_)
-    if (each.document != nullptr) published->run_states.emplace_back(each.run->label(), each.document);
+  for (const ServedRun& served : runs_)
+    if (served.document != nullptr) published->run_states.emplace_back(served.run->label(), served.document);
   // Without a run in the query, /api/v1/state returns the run that was found most recently.
   published->state_json =
       !runs_.empty() && runs_.back().document != nullptr ? *runs_.back().document : text_of(agent, -1);
   auto history = std::make_shared<std::vector<HistoryTable>>();
-  for (const ServedRun& each : runs_)
-    if (history->size() < kMostTables) each.run->add_history(history.get());
+  for (const ServedRun& served : runs_)
+    if (history->size() < kMostTables) served.run->add_history(history.get());
   published->history = std::move(history);
   published->health_text = "ok";
   publish_targets(published.get());
   server_.publish(std::move(published));
 }
 
+// Publishes the agents that Prometheus shall scrape (targets): this one and, in a service, the other agents.
 void Agent::publish_targets(Published* published) {
   std::vector<Target> targets = other_agents_;
   const std::string run = !is_service() && !runs_.empty() ? runs_[0].run->label() : "";
@@ -378,18 +383,18 @@ void Agent::publish_targets(Published* published) {
 }
 
 bool Agent::is_needed() const {
-  return is_service() || options_.keep_alive ||
-         std::any_of(runs_.begin(), runs_.end(), [](const ServedRun& each) { return each.run->is_needed(); });
+  const auto run_is_needed = [](const ServedRun& served) { return served.run->is_needed(); };
+  return is_service() || options_.keep_alive || std::any_of(runs_.begin(), runs_.end(), run_is_needed);
 }
 
 using std::chrono::milliseconds;
 
 constexpr milliseconds kMaxRoundTime{20};  // after this time refresh_documents() starts no further document
-constexpr int kPauseFactor = 20;  // pause between two documents of a run, as a multiple of a document's time
+constexpr int kPauseFactor = 20;           // pause between two documents of a run / time to make a document
 constexpr size_t kMostDocumentBytes = 8 << 20;
 
-// Returns the document of a run for the page (at most 128 ranks). If it exceeds kMostDocumentBytes: the
-// summary of all ranks, without layers and events; if that exceeds it too: only a statement of the problem.
+// Returns the document of a run, the JSON for the page (of at most 128 ranks). If it exceeds
+// kMostDocumentBytes: the summary of all ranks, without layers and events, or else a text about the problem.
 std::shared_ptr<const std::string> document_of(const Run& run, const nlohmann::json& agent) {
   for (const bool for_page : {true, false}) {
     nlohmann::json document = agent;
@@ -424,8 +429,8 @@ std::string lock_name(const std::string& name) { return std::string(".").append(
 // Whether `text` is a list of targets as targets_json() writes it.
 bool is_list_of_targets(const std::string& text) {
   const nlohmann::json list = nlohmann::json::parse(text, nullptr, false);
-  return list.is_array() && std::all_of(list.begin(), list.end(), [](const nlohmann::json& each) {
-           return each.is_object() && each.size() == 2 && each.contains("targets") && each.contains("labels");
+  return list.is_array() && std::all_of(list.begin(), list.end(), [](const nlohmann::json& item) {
+           return item.is_object() && item.size() == 2 && item.contains("targets") && item.contains("labels");
          });
 }
 
@@ -437,17 +442,17 @@ ServedRun::ServedRun(std::unique_ptr<Run> followed, Clock::time_point now)
 void refresh_documents(const nlohmann::json& agent, std::vector<ServedRun>* runs) {
   std::vector<ServedRun*> due;
   const Clock::time_point begin = Clock::now();
-  for (ServedRun& each : *runs)
-    if (begin >= each.next_document) due.push_back(&each);
-  // The document that has waited longest comes first.
+  for (ServedRun& served : *runs)
+    if (begin >= served.next_document) due.push_back(&served);
+  // The run whose pause ended first comes first.
   std::sort(due.begin(), due.end(),
             [](const ServedRun* a, const ServedRun* b) { return a->next_document < b->next_document; });
   Clock::time_point now = begin;
-  for (ServedRun* each : due) {
+  for (ServedRun* served : due) {
     if (now - begin > kMaxRoundTime) return;
-    each->document = document_of(*each->run, agent);
+    served->document = document_of(*served->run, agent);
     const Clock::time_point end = Clock::now();
-    each->next_document = end + kPauseFactor * (end - now);
+    served->next_document = end + kPauseFactor * (end - now);
     now = end;
   }
 }
@@ -455,7 +460,7 @@ void refresh_documents(const nlohmann::json& agent, std::vector<ServedRun>* runs
 std::string targets_json(const std::vector<Target>& targets) {
   nlohmann::json list = nlohmann::json::array();
   for (const Target& target : targets) {
-    if (target.port == 0) continue;
+    if (target.port == 0) continue;  // cannot be scraped
     nlohmann::json labels = nlohmann::json::object();
     if (!target.run.empty()) labels["__meta_foreshock_run"] = target.run;
     list.push_back({{"targets", {host_and_port(target)}}, {"labels", labels}});
@@ -474,24 +479,24 @@ TargetFile::~TargetFile() {
 }
 
 // Whether this agent may write the file of targets. write() replaces the file and its inode, so the lock is
-// on a second file, which is never removed. Without a lock file, every agent may write.
+// on a second file, which is never removed. If the lock file cannot be opened, every agent may write.
 bool TargetFile::is_ours() {
   if (lock_ >= 0) return true;
   const size_t slash = path_.rfind('/');
   const size_t name_at = slash == std::string::npos ? 0 : slash + 1;
   const std::string name = path_.substr(0, name_at) + lock_name(path_.substr(name_at));
   int lock = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
-  // The lock file belongs to another user and can only be opened for reading.
+  // A lock file that belongs to another user can only be opened for reading.
   if (lock < 0) lock = open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (lock < 0) return true;
   if (flock(lock, LOCK_EX | LOCK_NB) == 0) {
     lock_ = lock;
     return true;
   }
-  // After any other error the file system has no locks, so this agent may write.
-  const bool is_of_another_agent = errno == EWOULDBLOCK;
+  // After an error other than EWOULDBLOCK the file system has no locks, so this agent may write.
+  const bool is_held_by_another = errno == EWOULDBLOCK;
   close(lock);
-  return !is_of_another_agent;
+  return !is_held_by_another;
 }
 
 std::string TargetFile::write(const std::string& text) {

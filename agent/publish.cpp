@@ -1,5 +1,6 @@
-// Writes the statistics of a rank as metrics for Prometheus, and as JSON for the status page and the summary.
-// docs/metrics.md and docs/summary.md define the names.
+// Writes the statistics of a rank (one trainer process) as metrics for Prometheus, and as JSON for the status
+// page and the summary. docs/metrics.md and docs/summary.md define the names. A slice is a copied part of one
+// attention call, which the agent checks (judges); most figures cover the last 64 slices.
 #include "agent/publish.h"
 
 #include <algorithm>
@@ -64,7 +65,7 @@ class RankWriter {
     else
       registry_->unset(metric, {run_, rank_, std::string_view(labels)...});
   }
-  // Removes this rank's series of a metric before labels that describe a state change, so that none remains.
+  // Removes the rank's series of a metric whose labels describe a state, before the present one is set.
   void clear(Metric metric) { registry_->clear_metric(metric, run_, rank_); }
 
  private:
@@ -72,96 +73,97 @@ class RankWriter {
   Registry* registry_;
 };
 
-void publish_identity(const RankStatistics& rank, RankWriter& to) {
+void publish_identity(const RankStatistics& rank, RankWriter& series) {
   const segment::Identity& id = rank.identity;
   const auto text = [](int32_t value) { return std::to_string(value); };
   const bool has_late_fields = id.late_ready == 1;
   const auto coordinate = [&](int32_t value) { return text(has_late_fields ? value : -1); };
-  to.clear(Metric::kRankInfo);
-  to.set(Metric::kRankInfo, uint64_t{1}, segment::text_of(id.host), text(id.local_rank), text(id.attempt),
-         coordinate(id.data_parallel), coordinate(id.tensor_parallel), coordinate(id.pipeline_parallel),
-         coordinate(id.expert_parallel), name_of(ownership_of(id)),
-         has_late_fields ? segment::text_of(id.framework) : "unknown");
-  to.clear(Metric::kSourceInfo);
-  to.set(Metric::kSourceInfo, uint64_t{1}, segment::step_source_name(rank.last_step.step_source),
-         rank.layer_source, segment::loss_source_name(rank.loss_source));
-  to.set(Metric::kRankUp, uint64_t{rank.alive});
-  if (id.world_size > 0) to.set(Metric::kWorldSize, static_cast<uint64_t>(id.world_size));
+  series.clear(Metric::kRankInfo);
+  series.set(Metric::kRankInfo, uint64_t{1}, segment::text_of(id.host), text(id.local_rank), text(id.attempt),
+             coordinate(id.data_parallel), coordinate(id.tensor_parallel), coordinate(id.pipeline_parallel),
+             coordinate(id.expert_parallel), name_of(ownership_of(id)),
+             has_late_fields ? segment::text_of(id.framework) : "unknown");
+  series.clear(Metric::kSourceInfo);
+  series.set(Metric::kSourceInfo, uint64_t{1}, segment::step_source_name(rank.last_step.step_source),
+             rank.layer_source, segment::loss_source_name(rank.loss_source));
+  series.set(Metric::kRankUp, uint64_t{rank.alive});
+  if (id.world_size > 0) series.set(Metric::kWorldSize, static_cast<uint64_t>(id.world_size));
 }
 
-void publish_counts(const RankStatistics& rank, RankWriter& to) {
+void publish_counts(const RankStatistics& rank, RankWriter& series) {
   for (size_t op = 0; op < rank.ops.size(); ++op)
     if (rank.totals.calls[op] > 0)
-      to.set(Metric::kAttentionCallsTotal, rank.totals.calls[op], segment::kPassNames[rank.ops[op].pass],
-             segment::text_of(rank.ops[op].name));
+      series.set(Metric::kAttentionCallsTotal, rank.totals.calls[op], segment::kPassNames[rank.ops[op].pass],
+                 segment::text_of(rank.ops[op].name));
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
     const char* name = segment::kPassNames[pass];
-    to.set(Metric::kAttentionUnsampledTotal, rank.totals.unsampled[pass], name);
-    to.set(Metric::kAttentionSamplesTotal, rank.totals.sampled[pass], name);
-    to.set(Metric::kAttentionJudgedTotal, rank.judged[pass], name);
-    to.set(Metric::kAttentionInFlight, rank.in_flight(pass), name);
+    series.set(Metric::kAttentionUnsampledTotal, rank.totals.unsampled[pass], name);
+    series.set(Metric::kAttentionSamplesTotal, rank.totals.sampled[pass], name);
+    series.set(Metric::kAttentionJudgedTotal, rank.judged[pass], name);
+    series.set(Metric::kAttentionInFlight, rank.in_flight(pass), name);
     for (uint32_t reason = 0; reason < segment::kSkipReasons; ++reason)
-      to.set(Metric::kAttentionSkippedTotal, rank.totals.skipped[pass][reason], name,
-             segment::kSkipReasonNames[reason]);
+      series.set(Metric::kAttentionSkippedTotal, rank.totals.skipped[pass][reason], name,
+                 segment::kSkipReasonNames[reason]);
     for (uint32_t reason = 0; reason < segment::kLostReasons; ++reason)
       // kAgentAbsent is never counted: without an agent, slices wait for the next agent.
       if (reason != static_cast<uint32_t>(segment::Lost::kAgentAbsent))
-        to.set(Metric::kAttentionLostTotal, rank.lost[pass][reason], name, segment::kLostReasonNames[reason]);
+        series.set(Metric::kAttentionLostTotal, rank.lost[pass][reason], name,
+                   segment::kLostReasonNames[reason]);
   }
-  to.set(Metric::kNoAttentionSeen, uint64_t{rank.no_attention_seen()});
-  to.clear(Metric::kAttentionUnseen);
+  series.set(Metric::kNoAttentionSeen, uint64_t{rank.no_attention_seen()});
+  series.clear(Metric::kAttentionUnseen);
   for (const segment::UnseenName& unseen : rank.unseen)
-    to.set(Metric::kAttentionUnseen, uint64_t{1}, segment::text_of(unseen.name),
-           segment::unseen_evidence_name(unseen.evidence));
+    series.set(Metric::kAttentionUnseen, uint64_t{1}, segment::text_of(unseen.name),
+               segment::unseen_evidence_name(unseen.evidence));
 }
 
-void publish_pass(const PassStatistics& pass, const char* name, RankWriter& to) {
-  to.set(Metric::kAttentionRelativeError, mean_of(pass.relative_error_mean), name, "mean");
-  to.set(Metric::kAttentionRelativeError, max_of(pass.relative_error_max), name, "max");
-  to.set(Metric::kAttentionDeviationRatio, mean_of(pass.deviation_ratio), name, "mean");
-  to.set(Metric::kAttentionDeviationRatio, max_of(pass.deviation_ratio), name, "max");
+void publish_pass(const PassStatistics& pass, const char* name, RankWriter& series) {
+  series.set(Metric::kAttentionRelativeError, mean_of(pass.relative_error_mean), name, "mean");
+  series.set(Metric::kAttentionRelativeError, max_of(pass.relative_error_max), name, "max");
+  series.set(Metric::kAttentionDeviationRatio, mean_of(pass.deviation_ratio), name, "mean");
+  series.set(Metric::kAttentionDeviationRatio, max_of(pass.deviation_ratio), name, "max");
   const auto bias = [&](const BiasPool& pool, const char* result) {
-    const std::optional<Bias> now = pool.bias();
-    to.set(Metric::kAttentionBiasUlp, now ? std::optional(now->ulp) : std::nullopt, name, result);
-    to.set(Metric::kAttentionBiasZscore, now ? now->z : std::nullopt, name, result);
+    const std::optional<Bias> pooled = pool.bias();
+    series.set(Metric::kAttentionBiasUlp, pooled ? std::optional(pooled->ulp) : std::nullopt, name, result);
+    series.set(Metric::kAttentionBiasZscore, pooled ? pooled->z : std::nullopt, name, result);
   };
   bias(pass.bias, "kernel");
   bias(pass.rounded_bias, "rounded_reference");
 }
 
-void publish_layer(const LayerStatistics& layer, RankWriter& to) {
+void publish_layer(const LayerStatistics& layer, RankWriter& series) {
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
-    to.set(Metric::kLayerAttentionDeviationRatio, mean_of(layer.pass[pass].deviation_ratio), layer.label,
-           segment::kPassNames[pass]);
+    series.set(Metric::kLayerAttentionDeviationRatio, mean_of(layer.pass[pass].deviation_ratio), layer.label,
+               segment::kPassNames[pass]);
     if (const std::optional<Bias> bias = layer.pass[pass].bias.bias())
-      to.set(Metric::kLayerAttentionBiasUlp, bias->ulp, layer.label, segment::kPassNames[pass]);
+      series.set(Metric::kLayerAttentionBiasUlp, bias->ulp, layer.label, segment::kPassNames[pass]);
   }
-  to.set(Metric::kLayerAttentionLogitAbsMax, max_of(layer.scores.logit), layer.label);
-  to.set(Metric::kLayerGradientNorm, layer.gradient_norm, layer.label);
+  series.set(Metric::kLayerAttentionLogitAbsMax, max_of(layer.scores.logit), layer.label);
+  series.set(Metric::kLayerGradientNorm, layer.gradient_norm, layer.label);
 }
 
-void publish_training(const RankStatistics& rank, RankWriter& to) {
+void publish_training(const RankStatistics& rank, RankWriter& series) {
   if (rank.last_step.sequence == 0) return;  // no step has ended
-  to.set(Metric::kStep, rank.last_step.step);
-  to.set(Metric::kStepsTotal, rank.steps + rank.steps_lost);
-  to.set(Metric::kStepsLostTotal, rank.steps_lost);
+  series.set(Metric::kStep, rank.last_step.step);
+  series.set(Metric::kStepsTotal, rank.steps + rank.steps_lost);
+  series.set(Metric::kStepsLostTotal, rank.steps_lost);
   if (segment::knows_skips(rank.last_step))
-    to.set(Metric::kSkippedStepsTotal, rank.last_step.skipped_steps, "overflow");
+    series.set(Metric::kSkippedStepsTotal, rank.last_step.skipped_steps, "overflow");
   else
-    to.clear(Metric::kSkippedStepsTotal);
-  to.set(Metric::kLastStepTimestampSeconds, 1e-9 * static_cast<double>(rank.last_step.time_ns));
-  to.set(Metric::kLoss, rank.last_loss);
-  to.set(Metric::kLossWindow, min_of(rank.loss_window), "min");
-  to.set(Metric::kLossWindow, mean_of(rank.loss_window), "mean");
-  to.set(Metric::kLossWindow, max_of(rank.loss_window), "max");
-  to.set(Metric::kLossZscore, rank.loss_zscore);
+    series.clear(Metric::kSkippedStepsTotal);
+  series.set(Metric::kLastStepTimestampSeconds, 1e-9 * static_cast<double>(rank.last_step.time_ns));
+  series.set(Metric::kLoss, rank.last_loss);
+  series.set(Metric::kLossWindow, min_of(rank.loss_window), "min");
+  series.set(Metric::kLossWindow, mean_of(rank.loss_window), "mean");
+  series.set(Metric::kLossWindow, max_of(rank.loss_window), "max");
+  series.set(Metric::kLossZscore, rank.loss_zscore);
   if (const auto spikes = rank.losses(WatchEventKind::kLossSpike))
-    to.set(Metric::kLossSpikesTotal, spikes->count);
-  to.set(Metric::kGradientNorm, rank.gradient_norm);
-  to.set(Metric::kGradientNormWindowMax, max_of(rank.gradient_window));
-  to.set(Metric::kGradientNormZscore, rank.gradient_zscore);
-  to.set(Metric::kLearningRate, rank.learning_rate);
-  to.set(Metric::kSampleIntervalSteps, rank.last_step.interval);
+    series.set(Metric::kLossSpikesTotal, spikes->count);
+  series.set(Metric::kGradientNorm, rank.gradient_norm);
+  series.set(Metric::kGradientNormWindowMax, max_of(rank.gradient_window));
+  series.set(Metric::kGradientNormZscore, rank.gradient_zscore);
+  series.set(Metric::kLearningRate, rank.learning_rate);
+  series.set(Metric::kSampleIntervalSteps, rank.last_step.interval);
 }
 
 // Returns the number of calls by name of the PyTorch operation.
@@ -180,6 +182,10 @@ json by_reason(const char* const (&names)[kCount], const uint64_t (&counts)[kCou
   return counted;
 }
 
+json mean_and_max(const SampleWindow& mean, const SampleWindow& max) {
+  return {{"mean", number_or_null(mean_of(mean))}, {"max", number_or_null(max_of(max))}};
+}
+
 json pass_summary(const RankStatistics& rank, uint32_t pass) {
   const PassStatistics& statistics = rank.pass[pass];
   const std::optional<Bias> bias = statistics.bias.bias();
@@ -196,15 +202,9 @@ json pass_summary(const RankStatistics& rank, uint32_t pass) {
           {"in_flight", rank.in_flight(pass)},
           {"skipped", by_reason(segment::kSkipReasonNames, rank.totals.skipped[pass])},
           {"lost", by_reason(segment::kLostReasonNames, rank.lost[pass])},
-          {"relative_error",
-           {{"mean", number_or_null(mean_of(statistics.relative_error_mean))},
-            {"max", number_or_null(max_of(statistics.relative_error_max))}}},
-          {"deviation_ratio",
-           {{"mean", number_or_null(mean_of(statistics.deviation_ratio))},
-            {"max", number_or_null(max_of(statistics.deviation_ratio))}}},
-          {"fused_ratio",
-           {{"mean", number_or_null(mean_of(statistics.fused_ratio))},
-            {"max", number_or_null(max_of(statistics.fused_ratio))}}},
+          {"relative_error", mean_and_max(statistics.relative_error_mean, statistics.relative_error_max)},
+          {"deviation_ratio", mean_and_max(statistics.deviation_ratio, statistics.deviation_ratio)},
+          {"fused_ratio", mean_and_max(statistics.fused_ratio, statistics.fused_ratio)},
           {"lse_error_ratio_max", number_or_null(max_of(statistics.lse_error_ratio))},
           {"partial", statistics.partial},
           {"layers_judged", rank.layers_judged[pass]},
@@ -220,8 +220,8 @@ json pass_summary(const RankStatistics& rank, uint32_t pass) {
 // positions (a few keys with all query rows) was checked. `holder` is a rank or a layer.
 template <class Holder>
 json key_ratio(const Holder& holder, JudgedTensor tensor) {
-  const PassStatistics* known = statistics_of(holder, static_cast<uint32_t>(tensor));
-  return known != nullptr ? number_or_null(mean_of(known->fused_ratio)) : json(nullptr);
+  const PassStatistics* statistics = statistics_of(holder, static_cast<uint32_t>(tensor));
+  return statistics != nullptr ? number_or_null(mean_of(statistics->fused_ratio)) : json(nullptr);
 }
 
 // Each slice of key positions checks both dK (keys[0]) and dV (keys[1]).
@@ -279,7 +279,7 @@ json alarms_json(const RankStatistics& rank) {
 // Exports the number of layers with an alarm, by pass and kind of alarm. Combinations without a layer are
 // exported as 0, because alert rules need them. To save series, all kinds other than bias and nonfinite are
 // counted together as deviation_ratio.
-void publish_alarms(const RankStatistics& rank, RankWriter& to) {
+void publish_alarms(const RankStatistics& rank, RankWriter& series) {
   std::map<std::pair<uint32_t, std::string>, std::set<const LayerStatistics*>> layers;
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
     for (const char* kind : {"deviation_ratio", "bias", "nonfinite"}) layers[{pass, kind}] = {};
@@ -288,20 +288,21 @@ void publish_alarms(const RankStatistics& rank, RankWriter& to) {
     layers[{alarm.pass, kind == "bias" || kind == "nonfinite" ? kind : "deviation_ratio"}].insert(
         alarm.layer);
   }
-  for (const auto& [key, which] : layers)
-    to.set(Metric::kAttentionAlarmLayers, uint64_t{which.size()}, segment::kPassNames[key.first], key.second);
+  for (const auto& [pass_and_kind, alarmed] : layers)
+    series.set(Metric::kAttentionAlarmLayers, uint64_t{alarmed.size()},
+               segment::kPassNames[pass_and_kind.first], pass_and_kind.second);
 }
 
 // Exports the scalars that the training logs. If two names give the same label, the later one gets a number.
 // The names are in the order in which they were first logged, so a restarted agent decides the same way.
-void publish_logged(const RankStatistics& rank, RankWriter& to) {
+void publish_logged(const RankStatistics& rank, RankWriter& series) {
   std::set<std::string> taken;
   for (const std::string& name : rank.scalar_names) {
     const std::string plain = label_text(name);
     std::string label = plain;
     for (int number = 2; !taken.insert(label).second; ++number) label = plain + "_" + std::to_string(number);
-    const auto known = rank.logged.find(name);
-    if (known != rank.logged.end()) to.set(Metric::kLoggedValue, known->second.value, label);
+    const auto logged = rank.logged.find(name);
+    if (logged != rank.logged.end()) series.set(Metric::kLoggedValue, logged->second.value, label);
   }
 }
 
@@ -309,40 +310,40 @@ void publish_logged(const RankStatistics& rank, RankWriter& to) {
 
 void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* registry,
                   const LayerOwners* owners) {
-  RankWriter to(rank, registry);
-  publish_identity(rank, to);
-  publish_counts(rank, to);
+  RankWriter series(rank, registry);
+  publish_identity(rank, series);
+  publish_counts(rank, series);
   publish_coverage(rank, registry);
-  publish_training(rank, to);
+  publish_training(rank, series);
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
-    publish_pass(rank.pass[pass], segment::kPassNames[pass], to);
+    publish_pass(rank.pass[pass], segment::kPassNames[pass], series);
   const ScoreStatistics& scores = rank.scores;
-  to.set(Metric::kAttentionLseErrorAbsMax, max_of(scores.lse_error));
-  to.set(Metric::kAttentionLogitAbsMax, max_of(scores.logit));
-  to.set(Metric::kAttentionEntropyNats, min_of(scores.entropy_min), "min");
-  to.set(Metric::kAttentionEntropyNats, mean_of(scores.entropy_mean), "mean");
-  to.set(Metric::kAttentionNearTieRatio, mean_of(scores.near_tie_ratio));
-  to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_loss, "loss");
-  to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_gradient, "gradient");
-  to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_output, "attention_output");
-  // Non-finite gradients of an unfinished step count only if the rank is dead: a live rank may skip the step.
+  series.set(Metric::kAttentionLseErrorAbsMax, max_of(scores.lse_error));
+  series.set(Metric::kAttentionLogitAbsMax, max_of(scores.logit));
+  series.set(Metric::kAttentionEntropyNats, min_of(scores.entropy_min), "min");
+  series.set(Metric::kAttentionEntropyNats, mean_of(scores.entropy_mean), "mean");
+  series.set(Metric::kAttentionNearTieRatio, mean_of(scores.near_tie_ratio));
+  series.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_loss, "loss");
+  series.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_gradient, "gradient");
+  series.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_output, "attention_output");
+  // NaN and Inf in gradients of an unfinished step count only if the rank is dead: a live one may skip it.
   const uint64_t of_unfinished_step = rank.alive ? 0 : rank.pending_gradient.values;
-  to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_attention_gradient + of_unfinished_step,
-         "attention_gradient");
-  to.set(Metric::kSlowdownRatio, rank.recent_slowdown(cores_per_rank));
-  to.set(Metric::kSlowdownLimitRatio, rank.identity.max_slowdown);
-  to.set(Metric::kOverheadSecondsTotal, 1e-9 * static_cast<double>(rank.totals.hook_ns), "attention");
-  to.set(Metric::kOverheadSecondsTotal, 1e-9 * static_cast<double>(rank.totals.step_ns), "step");
-  to.set(Metric::kOverheadSecondsTotal, rank.agent_seconds, "agent");
-  to.set(Metric::kMonitorEnabled, uint64_t{rank.switched_on}, "trainer");
-  to.set(Metric::kMonitorEnabled, uint64_t{rank.identity.slots_given > 0}, "slices");
+  series.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_attention_gradient + of_unfinished_step,
+             "attention_gradient");
+  series.set(Metric::kSlowdownRatio, rank.recent_slowdown(cores_per_rank));
+  series.set(Metric::kSlowdownLimitRatio, rank.identity.max_slowdown);
+  series.set(Metric::kOverheadSecondsTotal, 1e-9 * static_cast<double>(rank.totals.hook_ns), "attention");
+  series.set(Metric::kOverheadSecondsTotal, 1e-9 * static_cast<double>(rank.totals.step_ns), "step");
+  series.set(Metric::kOverheadSecondsTotal, rank.agent_seconds, "agent");
+  series.set(Metric::kMonitorEnabled, uint64_t{rank.switched_on}, "trainer");
+  series.set(Metric::kMonitorEnabled, uint64_t{rank.identity.slots_given > 0}, "slices");
   // Exported only as 0, since the number of series is limited and this one would nearly always be 1.
   const bool has_given_up = rank.tensors_given_up_step >= 0;
-  to.set(Metric::kMonitorEnabled, has_given_up ? std::optional<double>(0) : std::nullopt, "tensors");
-  publish_alarms(rank, to);
-  publish_logged(rank, to);
+  series.set(Metric::kMonitorEnabled, has_given_up ? std::optional<double>(0) : std::nullopt, "tensors");
+  publish_alarms(rank, series);
+  publish_logged(rank, series);
   for (const auto& [label, layer] : rank.layers)
-    if (owners == nullptr || owners->shows(rank, label)) publish_layer(layer, to);
+    if (owners == nullptr || owners->shows(rank, label)) publish_layer(layer, series);
 }
 
 using Losses = std::optional<LossCount>;  // loss events of one kind; absent: unknown
@@ -376,7 +377,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"steps_lost", rank.steps_lost},
       {"step_restarts", rank.step_restarts},
       {"layers_mixed",
-       std::ranges::any_of(rank.layers, [](const auto& each) { return each.second.is_mixed; })},
+       std::ranges::any_of(rank.layers, [](const auto& entry) { return entry.second.is_mixed; })},
       {"taken_up_step", count_or_null(rank.taken_up_step)},
       {"step", rank.last_step.sequence != 0 ? json(rank.last_step.step) : json(nullptr)},
       {"step_source", segment::step_source_name(rank.last_step.step_source)},
@@ -489,11 +490,12 @@ bool has_graphs(const segment::Coverage& coverage) {
   return coverage.graph_launches + coverage.unknown_launches + sum(coverage.recorded_calls) > 0;
 }
 
+// State 0: the user has not requested a count of the launched kernels (--count-kernels).
 bool counts_kernels(const segment::Coverage& coverage) { return coverage.kernel_count_state != 0; }
 
-// Returns the ratio of the calls that the hooks saw to the attention kernels launched in the same steps.
-// Empty if there were more calls than kernels: some kernels then have names that foreshock does not
-// recognize.
+// Returns the ratio of the calls that the hooks saw to the calls that ran in the same steps: attention
+// kernels launched, and calls in CUDA graphs. Empty if more calls were seen than ran: some kernels then have
+// names that foreshock does not recognize.
 std::optional<double> ratio_of_kernels(const segment::Coverage& coverage) {
   const auto seen = static_cast<double>(sum(coverage.kernel_count_calls));
   const double ran =
@@ -503,8 +505,9 @@ std::optional<double> ratio_of_kernels(const segment::Coverage& coverage) {
 }
 
 // Returns the share of the calls that ran which the hooks saw. Without kernel counts, the share is known only
-// if CUDA graphs were launched and the content of all of them is known. seen: calls that the hooks counted,
-// without those that were only recorded into graphs. ran: the seen calls and those in launched graphs.
+// if CUDA graphs were launched and the content of all of them is known. A graph is a recorded sequence of
+// kernels; a launch runs its calls without the hooks. seen: calls that the hooks counted, without those that
+// were only recorded into graphs. ran: the seen calls and those in launched graphs.
 CoverageRatio ratio_of(const RankStatistics& rank) {
   const segment::Coverage& coverage = rank.coverage;
   if (const auto ratio = ratio_of_kernels(coverage)) return {ratio, "kernels"};
@@ -516,20 +519,20 @@ CoverageRatio ratio_of(const RankStatistics& rank) {
   return {seen / ran, "graphs"};
 }
 
-void publish_graphs(const segment::Coverage& coverage, RankWriter& to) {
+void publish_graphs(const segment::Coverage& coverage, RankWriter& series) {
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
-    to.set(Metric::kAttentionRecordedTotal, coverage.recorded_calls[pass], segment::kPassNames[pass]);
-    to.set(Metric::kAttentionGraphCallsTotal, coverage.launched_calls[pass], segment::kPassNames[pass]);
+    series.set(Metric::kAttentionRecordedTotal, coverage.recorded_calls[pass], segment::kPassNames[pass]);
+    series.set(Metric::kAttentionGraphCallsTotal, coverage.launched_calls[pass], segment::kPassNames[pass]);
   }
-  to.set(Metric::kGraphLaunchesTotal, coverage.graph_launches, "known");
-  to.set(Metric::kGraphLaunchesTotal, coverage.unknown_launches, "unknown");
+  series.set(Metric::kGraphLaunchesTotal, coverage.graph_launches, "known");
+  series.set(Metric::kGraphLaunchesTotal, coverage.unknown_launches, "unknown");
 }
 
-void publish_kernels(const segment::Coverage& coverage, RankWriter& to) {
-  to.clear(Metric::kKernelCountState);
-  to.set(Metric::kKernelCountState, 1.0, segment::kernel_count_state_name(coverage.kernel_count_state));
+void publish_kernels(const segment::Coverage& coverage, RankWriter& series) {
+  series.clear(Metric::kKernelCountState);
+  series.set(Metric::kKernelCountState, 1.0, segment::kernel_count_state_name(coverage.kernel_count_state));
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
-    to.set(Metric::kAttentionKernelsTotal, coverage.kernels[pass], segment::kPassNames[pass]);
+    series.set(Metric::kAttentionKernelsTotal, coverage.kernels[pass], segment::kPassNames[pass]);
 }
 
 json by_pass(const uint64_t (&n)[segment::kPasses]) { return {{"forward", n[0]}, {"backward", n[1]}}; }
@@ -537,13 +540,14 @@ json by_pass(const uint64_t (&n)[segment::kPasses]) { return {{"forward", n[0]},
 }  // namespace
 
 void publish_coverage(const RankStatistics& rank, Registry* registry) {
-  RankWriter to(rank, registry);
-  const CoverageRatio known = ratio_of(rank);
-  to.clear(Metric::kAttentionCoverageRatio);
+  RankWriter series(rank, registry);
+  const CoverageRatio coverage_ratio = ratio_of(rank);
+  series.clear(Metric::kAttentionCoverageRatio);
   // An unknown ratio is exported as NaN, with the source "none" (docs/metrics.md).
-  to.set(Metric::kAttentionCoverageRatio, known.ratio.value_or(std::nan("")), known.source);
-  if (has_graphs(rank.coverage)) publish_graphs(rank.coverage, to);
-  if (counts_kernels(rank.coverage)) publish_kernels(rank.coverage, to);
+  series.set(Metric::kAttentionCoverageRatio, coverage_ratio.ratio.value_or(std::nan("")),
+             coverage_ratio.source);
+  if (has_graphs(rank.coverage)) publish_graphs(rank.coverage, series);
+  if (counts_kernels(rank.coverage)) publish_kernels(rank.coverage, series);
 }
 
 json coverage_json(const RankStatistics& rank) {
@@ -638,8 +642,7 @@ json episode_json(const Episode& episode, int64_t onset) {
           {"level", name_of(episode.most)},
           {"since_step", episode.since_step},
           {"warn_step", count_or_null(episode.warn_step)},
-          // Steps may come from a record and be any number. A signed difference could overflow; an unsigned
-          // one wraps.
+          // Unsigned, since the steps of a record may be any numbers: a signed difference could overflow.
           {"lead_steps",
            static_cast<int64_t>(static_cast<uint64_t>(onset) - static_cast<uint64_t>(episode.since_step))}};
 }
@@ -661,22 +664,22 @@ json loss_events_json(const RankWatch& watch) {
 
 void publish_precursors(const RankStatistics& rank, Registry* registry) {
   if (rank.watch == nullptr) return;
-  RankWriter to(rank, registry);
+  RankWriter series(rank, registry);
   const auto states = rank.watch->states();
-  to.clear(Metric::kPrecursorLayerInfo);
+  series.clear(Metric::kPrecursorLayerInfo);
   for (size_t n = 0; n < kDetectors; ++n) {
     const DetectorState& state = states[n];
     if (state.values == 0) continue;
     const char* name = kDetectorTable[n].name;
-    to.set(Metric::kPrecursorLevel, static_cast<double>(state.level), name);
-    to.set(Metric::kPrecursorEventsTotal, static_cast<double>(state.warnings), name);
+    series.set(Metric::kPrecursorLevel, static_cast<double>(state.level), name);
+    series.set(Metric::kPrecursorEventsTotal, static_cast<double>(state.warnings), name);
     if (state.warnings > 0)
-      to.set(Metric::kPrecursorLastEventStep, static_cast<double>(state.last_warn_step), name);
+      series.set(Metric::kPrecursorLastEventStep, static_cast<double>(state.last_warn_step), name);
     // Not exported as 0, since the number of series is limited and this one would nearly always be 0.
     if (state.series_dropped > 0)
-      to.set(Metric::kPrecursorSeriesDropped, static_cast<double>(state.series_dropped), name);
+      series.set(Metric::kPrecursorSeriesDropped, static_cast<double>(state.series_dropped), name);
     if (state.level == Level::kWarn && !state.layer.empty())
-      to.set(Metric::kPrecursorLayerInfo, 1.0, name, state.layer);
+      series.set(Metric::kPrecursorLayerInfo, 1.0, name, state.layer);
   }
 }
 

@@ -17,8 +17,7 @@ namespace foreshock {
 
 History::History(std::span<const Column> columns, size_t points) : columns_(columns), most_points_(points) {}
 
-// Doubles the number of steps per point. Point p has the steps from p << shift_ on, so the points p with
-// equal p >> 1 become one point. cells_ begins with the cells of point first_point_.
+// Doubles the steps per point: points p with equal p >> 1 become one. cells_ begins with point first_point_.
 void History::merge_neighbours() {
   const size_t points = cells_.size() / columns_.size();
   std::vector<Cell> merged(cells_.size());
@@ -100,8 +99,7 @@ bool is_alarm(const std::optional<Bias>& bias, double limit) {
   return bias && bias->z && std::fabs(*bias->z) > kBiasZ && std::fabs(bias->ulp) > limit;
 }
 
-// Returns the last step that note_alarms() has stored for this kind of alarm; if none, that of the last
-// slice.
+// Returns the last step that note_alarms() has stored for this kind of alarm, or that of the last slice.
 int64_t last_alarm_step(const PassStatistics& pass, const char* kind) {
   const auto found = pass.past.find(kind);
   return found != pass.past.end() ? found->second.last_step : pass.last_step;
@@ -131,14 +129,12 @@ double alarm_nearness(const LayerStatistics& layer) {
   return nearness;
 }
 
-// Returns foreshock's time / the training time without foreshock. All times are in seconds. `own`: the part
-// of `train` that foreshock takes in the trainer; `agent`: CPU time of the agent.
+// Returns foreshock's time / the training's own time. `own`: foreshock's part of `train`; `agent`: CPU time.
 std::optional<double> slowdown_of(double train, double own, double agent, int cores_per_rank) {
   if (train <= own) return std::nullopt;
   return (own + agent / std::max(cores_per_rank, 1)) / (train - own);
 }
 
-// Whether at least `least_count` values exceed `limit`.
 bool several_beyond(const SampleWindow& values, double limit, int least_count = kSlicesBeyond) {
   const auto is_beyond = [&](double value) { return value > limit; };
   return std::count_if(values.data(), values.data() + values.size(), is_beyond) >= least_count;

@@ -66,27 +66,16 @@ class History {
 using SampleWindow = Window<BiasPool::kSlices>;
 using StepWindow = Window<64>;
 
-// figure_of(), mean_of(), min_of() and max_of() return nothing for an empty window.
-template <size_t n>
-std::optional<double> figure_of(const Window<n>& window, double WindowSummary::*figure) {
+// These functions return nothing for an empty window.
+std::optional<double> figure_of(const auto& window, double WindowSummary::*figure) {
   const auto summary = window.summary();
   return summary ? std::optional<double>((*summary).*figure) : std::nullopt;
 }
-template <size_t n>
-std::optional<double> mean_of(const Window<n>& window) {
-  return figure_of(window, &WindowSummary::mean);
-}
-template <size_t n>
-std::optional<double> min_of(const Window<n>& window) {
-  return figure_of(window, &WindowSummary::min);
-}
-template <size_t n>
-std::optional<double> max_of(const Window<n>& window) {
-  return figure_of(window, &WindowSummary::max);
-}
+std::optional<double> mean_of(const auto& window) { return figure_of(window, &WindowSummary::mean); }
+std::optional<double> min_of(const auto& window) { return figure_of(window, &WindowSummary::min); }
+std::optional<double> max_of(const auto& window) { return figure_of(window, &WindowSummary::max); }
 // The window must not be empty. With an even number of values, returns the larger of the middle two.
-template <size_t n>
-double median_of(const Window<n>& window) {
+double median_of(const auto& window) {
   std::vector<double> values(window.data(), window.data() + window.size());
   const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
@@ -203,8 +192,7 @@ inline constexpr size_t kRankPoints = 512, kLayerPoints = 64;  // limits of the 
 struct LayerStatistics {
   std::string label, name, source;  // as in LayerOfCall below
   // Set for a layer known only by its ordinal (the index of the call in its step) once its calls have
-  // different shapes or belong to different trainings. There is then no bias alarm, since a mean over such
-  // calls is meaningless.
+  // different shapes or belong to different trainings. A bias then gives no alarm, as a mean has no meaning.
   bool is_mixed = false;
   uint64_t kind[segment::kPasses] = {};  // hash of the properties that all calls share; 0: no call yet
   PassStatistics pass[segment::kPasses];
@@ -241,8 +229,7 @@ inline constexpr size_t kMostLayers = 2 * segment::kMaxLayers;
 // Returns whether `tensor` is grad_key or grad_value, which slices of key positions check.
 constexpr bool is_key_gradient(uint32_t tensor) { return tensor >= segment::kPasses; }
 
-// Returns the statistics of a layer or a rank for `tensor`. Null for grad_key and grad_value if no slice of
-// key positions was checked.
+// Returns the statistics of `tensor` in a layer or rank. Null: grad_key or grad_value before its first slice.
 template <class Holder>
 const PassStatistics* statistics_of(const Holder& holder, uint32_t tensor) {
   if (!is_key_gradient(tensor)) return &holder.pass[tensor];
@@ -312,8 +299,7 @@ struct RankStatistics {
   uint64_t layers_judged[segment::kPasses] = {};         // named layers with a checked slice
 
   uint64_t steps = 0, steps_lost = 0;  // steps read, and steps overwritten before they were read
-  // How often the step number fell or the optimizer was replaced, because another training began or a
-  // checkpoint was loaded.
+  // Number of new trainings and loaded checkpoints: how often the step number fell or the optimizer changed.
   uint64_t step_restarts = 0;
   segment::StepRecord last_step = {};  // its `sequence` is 0 before the first step
   // The step at which the trainer stopped reporting tensors, or -1 if it has not. The reason is the cost, or
@@ -329,8 +315,7 @@ struct RankStatistics {
   // The last step that an earlier agent has processed, if this agent has replaced it; else -1.
   int64_t taken_up_step = -1;
   bool loss_events_known = true;  // the loss events of steps up to taken_up_step are known too
-  // Returns the loss events over all attempts. Empty if an earlier agent may have seen some, or if a later
-  // process has replaced this one.
+  // Returns the loss events over all attempts; empty if an earlier agent may have seen some, or if !current.
   std::optional<LossCount> losses(WatchEventKind kind) const;
   StepWindow loss_window, gradient_window;
   Window<kLossWindow> gradient_before;    // norms of the last 128 steps, for gradient_zscore
@@ -368,8 +353,7 @@ struct RankStatistics {
   uint64_t nonfinite_loss = 0, nonfinite_gradient = 0;              // steps with a loss or norm of NaN or Inf
   uint64_t nonfinite_output = 0, nonfinite_attention_gradient = 0;  // values of NaN or Inf in slices
   // NaN and Inf in attention gradients of a step that has not ended. nonfinite_attention_gradient counts them
-  // when it ends, together with skipped_steps: the alert ignores those of a step that a gradient scaler
-  // skips.
+  // when the step ends, together with skipped_steps: an alert ignores those of skipped steps.
   struct PendingGradient {
     uint64_t values = 0, since_ns = 0;  // number of values; time of the first of them
     int64_t step = 0;
@@ -431,8 +415,7 @@ inline uint64_t key_slices_of(const RankStatistics& rank) {
   return grad_key != nullptr ? grad_key->judged : 0;
 }
 
-// Continues a rank whose steps up to `last` a replaced agent has processed. `watch` has the detectors' state
-// after `last`; null if unknown.
+// Continues a rank after `last`, the last step of an earlier agent. `watch`: the detectors after it, or null.
 void resume_from(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank);
 
 // Adds an ended step.

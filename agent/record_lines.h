@@ -1,4 +1,5 @@
-// Makes the lines of the record (JSON; see docs/record.md) from the state of ranks and tensors.
+// Makes the lines of the record, a file of JSON lines about one run (docs/record.md): one function for each
+// kind of line. `rank` gives the run, and the rank (the trainer process) that the line is about.
 #ifndef FORESHOCK_AGENT_RECORD_LINES_H_
 #define FORESHOCK_AGENT_RECORD_LINES_H_
 
@@ -12,22 +13,24 @@
 
 namespace foreshock {
 
-double seconds_since_1970();
+double seconds_since_1970();  // the present time
 
-// Returns the line of a checked tensor (out, dQ, dK, dV) of a slice. `judge_seconds`: CPU time of the check.
+// Returns the line of a checked tensor (out, dQ, dK, dV) of a slice, a copied part of one attention call with
+// the header `slot`. `deviation` is the result of the check, `judge_seconds` its CPU time.
 SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, const LayerOfCall& layer,
                        const SliceDeviation& deviation, double judge_seconds);
 StepLine step_line(const RankStatistics& rank, const segment::StepRecord& step);
 RunLine run_line(const RankStatistics& rank, const char* state);  // `state`: "started" or "ended"
-// Returns the line of a layer's spectrum, which needs the query and the key projection. `tensor` is the
-// record of the projection that arrived last, `rank` the rank that wrote it.
+// Returns the line of a layer's spectrum: singular values of the change of W_Q W_K^T, from the query and key
+// projections. `tensor` is the record of the projection that arrived last, `rank` the rank that wrote it.
 SpectrumLine spectrum_line(const RankStatistics& rank, const segment::TensorRecord& tensor,
                            const LayerSpectrum& spectrum);
+// `event`: its name in the record; `layer` "": the event belongs to no layer.
 EventLine event_line(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
                      std::optional<double> value);
 
-// Lines of tensors and of the model have scope "node": they cover the parts on this node. Lines of optimizers
-// have no scope.
+// A snapshot is one measurement of a weight tensor. Lines of tensors and of the model have scope "node": they
+// cover the parts on this node. Lines of optimizers have no scope.
 TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, bool with_histogram);
 // `snapshot.optimizer` must be present.
 OptimizerLine optimizer_line(const std::string& run, const TensorSnapshot& snapshot);

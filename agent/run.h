@@ -1,6 +1,6 @@
 // Follows one run (all processes with one run id) on this node: finds the segments of its trainers, reads
-// them, writes the record, and detects the end of the run. A segment is the shared-memory file of one trainer
-// process; a launcher is a `foreshock run` that starts such processes.
+// them, writes the record (JSON lines), and detects the end of the run. A segment is the shared-memory file
+// of one trainer process (a rank); a launcher is a `foreshock run` that starts such processes.
 #ifndef FORESHOCK_AGENT_RUN_H_
 #define FORESHOCK_AGENT_RUN_H_
 
@@ -33,7 +33,7 @@ class Followed {
   using Clock = std::chrono::steady_clock;
 
   Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run, Pipeline* pipeline);
-  // Processes new data. Returns false if there was none, or if the segment is finished.
+  // Processes new data of the segment. Returns false if there was none, or if the segment is finished.
   bool poll();
   // Reads the counters, and whether the trainer still holds the lock on its segment: a dead one does not.
   void look(Clock::time_point now);
@@ -48,7 +48,7 @@ class Followed {
   uint64_t launcher_id() const { return rank.identity.launcher_id; }
   segment::SegmentReader& segment() { return *segment_; }  // must not be called after finish()
 
-  const std::string name;  // of the segment
+  const std::string name;  // of the segment, without .seg
   RankStatistics rank;
   bool announced = false;              // the record has a line about the start of this rank
   std::set<std::string> shown_layers;  // layers whose series have been exported
@@ -67,14 +67,14 @@ struct LauncherExit {
   RunState state = RunState::kFailed;
 };
 
-// Returns the exits of launchers for which there is no summary yet.
+// Returns the exits of launchers to which the agent has not replied yet.
 std::vector<LauncherExit> unanswered_exits(const Directory& directory);
 
 // Returns how the command of this launcher ended, or nothing if its exit file cannot be read (yet).
 std::optional<RunState> exit_of(const Directory& directory, uint64_t launcher_id);
 
 std::string summary_name(uint64_t launcher_id);
-// Whether a launcher of this run is alive: it holds a shared lock on run.lock.
+// Whether a launcher of this run is alive. Every live launcher holds a shared lock on run.lock.
 bool has_launcher(const Directory& directory);
 
 struct RunOptions {
@@ -82,23 +82,23 @@ struct RunOptions {
   std::string label;        // <run id>, or <user>/<run id>: label of the run's series; unique in this agent
   std::string record;       // JSONL file; empty: no record is written
   double max_slowdown = 0;  // limit of the slowdown, as a ratio; 0: the limit in the trainers' environment
-  // Steps between two sampled ones. 0: the agent chooses them, unless the trainers' environment fixes them.
+  // Steps from one sampled step to the next. 0: the agent chooses, unless the trainers' environment fixes it.
   uint64_t every = 0;
   int cores = 1;                   // cores of the node
   uint64_t histogram_bytes = 0;    // limit of the bytes of weight histograms in the record
   AlertCommand* alerts = nullptr;  // must outlive the run; null: no command is run
-  std::string save_flagged;        // directory of flagged slices; empty: none is kept
+  std::string save_flagged;        // directory for flagged (unusual) slices; empty: none is kept
   uint64_t flagged_quota = 0;      // bytes
   uint64_t record_size = 0;        // bytes of the record that are kept; 0: all
 };
 
-// One run on this node: its segments, their ranks' state, launchers that wait for a summary. One thread.
+// One run on this node: its segments, their ranks' state, launchers that wait for a summary. Not thread-safe.
 class Run {
  public:
   using Clock = Followed::Clock;
 
-  // Opens the run in `directory`, <base>/<run id>, and locks it for the life of the Run. Returns null on
-  // failure: *error is then one line, or empty if another agent has the lock. errno has the lock's error.
+  // Opens the run in `directory`, <base>/<run id>, and holds agent.lock for the life of the Run. On failure
+  // returns null. *error is then one line, or "" if another agent holds the lock; errno is the lock's error.
   static std::unique_ptr<Run> open(const RunOptions& options, std::unique_ptr<Directory> directory,
                                    std::string* error);
   ~Run();
@@ -122,8 +122,7 @@ class Run {
   void write_summary(const LauncherExit& exit);
   void publish(Registry* registry);  // sets every series of the run
 
-  // Returns the JSON of a launcher's ranks, or of all (0): docs/summary.md. `for_page` adds to it for the
-  // page.
+  // Returns the JSON (docs/summary.md) of a launcher's ranks, or of all (0). `for_page` adds the page's data.
   nlohmann::json document(uint64_t launcher_id, bool for_page) const;
   // Adds the history tables (values by step, for the page) of every rank.
   void add_history(std::vector<HistoryTable>* tables) const;
@@ -132,8 +131,7 @@ class Run {
   // `agent_cpu_seconds` is the CPU time that the agent has spent on this run so far.
   void update_interval(double agent_cpu_seconds);
 
-  // Whether a launcher is alive, a segment is not finished, or a segment that had to wait for a file
-  // descriptor may now be followed.
+  // Whether a launcher is alive, or a segment is not finished or can now get the descriptor that it lacked.
   bool is_needed() const;
 
   const std::string& run_id() const { return options_.run_id; }
@@ -149,10 +147,11 @@ class Run {
 
  private:
   Run(const RunOptions& options, std::unique_ptr<Directory> directory, int lock);
-  void make_room();
+  void make_room();  // drops replaced processes if too many are kept
   void follow(std::unique_ptr<segment::SegmentReader> segment, Registry* registry);
+  // Reads the remaining data of a launcher's ranks. Returns whether all of it has been read.
   bool drain(const LauncherExit& exit, Clock::time_point now);
-  void announce(Followed& followed);
+  void announce(Followed& followed);  // writes the start of a rank into the record
   // Finishes a process that a later one has replaced, and removes its segment.
   void retire(Followed& followed);
   // Finishes a process. `command_end`: how its launcher's command has ended.
