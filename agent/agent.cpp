@@ -338,11 +338,11 @@ void Agent::bound_log() {
   if (!log_of_run || log_of_run->st_ino != log.st_ino || log_of_run->st_dev != log.st_dev) return;
   const int file = directory.open_file(kLogFile, O_RDONLY);
   if (file < 0) return;
-  std::string end(static_cast<size_t>(kMostLogBytes), '\0');
-  const ssize_t read = pread(file, end.data(), end.size(), log.st_size - kMostLogBytes);
+  std::string log_end(static_cast<size_t>(kMostLogBytes), '\0');
+  const ssize_t read = pread(file, log_end.data(), log_end.size(), log.st_size - kMostLogBytes);
   close(file);
-  end.resize(static_cast<size_t>(std::max<ssize_t>(read, 0)));
-  directory.write(std::string(kLogFile) + ".1", end);
+  log_end.resize(static_cast<size_t>(std::max<ssize_t>(read, 0)));
+  directory.write(std::string(kLogFile) + ".1", log_end);
   if (ftruncate(STDERR_FILENO, 0) != 0) return;
   spdlog::info("the log was longer than {} KiB: its end is in {}.1", kMostLogBytes >> 10, kLogFile);
 }

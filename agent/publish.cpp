@@ -17,6 +17,7 @@
 
 namespace foreshock {
 
+// Of data-parallel ranks, which have the same layers, the one with coordinate 0 owns (exports) their series.
 Ownership ownership_of(const segment::Identity& identity) {
   // As long as late_ready is not 1, the trainer has not written the coordinates in the job.
   if (identity.late_ready != 1 || identity.data_parallel < 0) return Ownership::kUnknown;
@@ -505,9 +506,8 @@ std::optional<double> ratio_of_kernels(const segment::Coverage& coverage) {
 }
 
 // Returns the share of the calls that ran which the hooks saw. Without kernel counts, the share is known only
-// if CUDA graphs were launched and the content of all of them is known. A graph is a recorded sequence of
-// kernels; a launch runs its calls without the hooks. seen: calls that the hooks counted, without those that
-// were only recorded into graphs. ran: the seen calls and those in launched graphs.
+// if CUDA graphs were launched and the content of all of them is known. seen: calls that the hooks counted,
+// without those that were only recorded into graphs. ran: the seen calls and those in graphs (without hooks).
 CoverageRatio ratio_of(const RankStatistics& rank) {
   const segment::Coverage& coverage = rank.coverage;
   if (const auto ratio = ratio_of_kernels(coverage)) return {ratio, "kernels"};

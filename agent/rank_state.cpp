@@ -154,24 +154,24 @@ std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor)
   std::vector<LayerAlarm> alarms;
   if (statistics_of(layer, tensor) == nullptr) return alarms;
   const PassStatistics& statistics = *statistics_of(layer, tensor);
-  const auto add = [&](const char* kind, const std::optional<double>& value) {
+  const auto add_alarm = [&](const char* kind, const std::optional<double>& value) {
     alarms.push_back({&layer, pass_of(tensor), kind, value, last_alarm_step(statistics, kind), tensor});
   };
-  if (max_of(statistics.nonfinite_slices).value_or(0) > 0) add("nonfinite", std::nullopt);
-  if (is_biased(statistics, tensor) && !layer.is_mixed) add("bias", statistics.bias.bias()->ulp);
+  if (max_of(statistics.nonfinite_slices).value_or(0) > 0) add_alarm("nonfinite", std::nullopt);
+  if (is_biased(statistics, tensor) && !layer.is_mixed) add_alarm("bias", statistics.bias.bias()->ulp);
   // One fault gives one alarm, so fused_ratio (error relative to fused attention) is used only without an
   // alarm of deviation_ratio (relative to unfused attention). fused_ratio shows faults at large scores, where
   // unfused attention may be as wrong as a faulty kernel. dK and dV use only fused_ratio: unfused attention
   // rounds its scores, and with the log-sum-exp of the forward pass these roundings do not cancel.
   if (!is_key_gradient(tensor) && several_beyond(statistics.deviation_ratio, ratio_limit(statistics, tensor)))
-    add("deviation_ratio", max_of(statistics.deviation_ratio));
+    add_alarm("deviation_ratio", max_of(statistics.deviation_ratio));
   else if (several_beyond(statistics.fused_ratio, ratio_limit(statistics, tensor),
                           is_key_gradient(tensor) ? kSlicesBeyondKeys : kSlicesBeyond))
-    add("fused_ratio", max_of(statistics.fused_ratio));
+    add_alarm("fused_ratio", max_of(statistics.fused_ratio));
   if (several_beyond(statistics.conservation_ratio, kConservationRatio))
-    add("conservation", max_of(statistics.conservation_ratio));
+    add_alarm("conservation", max_of(statistics.conservation_ratio));
   if (several_beyond(statistics.lse_error_ratio, kLseErrorRatio))
-    add("log_sum_exp", max_of(statistics.lse_error_ratio));
+    add_alarm("log_sum_exp", max_of(statistics.lse_error_ratio));
   return alarms;
 }
 
@@ -256,15 +256,15 @@ std::optional<double> RankStatistics::recent_slowdown(int cores_per_rank) const 
 
 const LayerStatistics* RankStatistics::worst_layer() const {
   const LayerStatistics* worst = nullptr;
-  double most = -1;
+  double worst_nearness = -1;
   for (const auto& [label, layer] : layers) {
     if (layer.pass[0].judged + layer.pass[1].judged == 0 && layer.keys.empty()) continue;
     // Until the first layer name was known, calls were counted by their ordinal (index in the step). Such
     // layers are skipped, since the later calls are counted under the names.
     if (layer.source == "ordinal" && layer_source != "ordinal") continue;
     const double nearness = alarm_nearness(layer);
-    if (nearness > most) {
-      most = nearness;
+    if (nearness > worst_nearness) {
+      worst_nearness = nearness;
       worst = &layer;
     }
   }
@@ -550,9 +550,9 @@ uint64_t kind_of(const segment::Slot& slot) {
 void note_kind(const segment::Slot& slot, LayerStatistics* layer) {
   if (slot.columns == 1) return;  // a slice of key positions has another shape than a slice of rows
   const uint64_t kind = kind_of(slot);
-  uint64_t& known = layer->kind[slot.pass];
-  if (layer->source == "ordinal" && known != 0 && known != kind) layer->is_mixed = true;
-  known = kind;
+  uint64_t& known_kind = layer->kind[slot.pass];
+  if (layer->source == "ordinal" && known_kind != 0 && known_kind != kind) layer->is_mixed = true;
+  known_kind = kind;
 }
 
 // Counts a restart of the step numbers, and marks layers known by ordinal as mixed, because another training

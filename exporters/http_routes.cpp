@@ -212,8 +212,8 @@ HttpReply HttpRoutes::history(const HttpRequest& request, const Published& publi
   if (history_source_ != published.history) history_texts_.clear();
   history_source_ = published.history;
   const std::string run = query_value(request.target, "run");
-  if (const auto known = history_texts_.find(run); known != history_texts_.end())
-    return {200, "application/json", known->second};
+  if (const auto cached = history_texts_.find(run); cached != history_texts_.end())
+    return {200, "application/json", cached->second};
   static const std::vector<HistoryTable> kNoTables;
   const std::vector<HistoryTable>& tables = history_source_ ? *history_source_ : kNoTables;
   auto text = shared(history_json(tables, run));

@@ -418,8 +418,8 @@ std::string exposition(const Snapshot& snapshot) {
   std::string text = std::move(out).str();
   // prometheus-cpp 1.0 writes "Nan", which Prometheus reads but the format does not define. No line of a help
   // text ends with " Nan", and labels do not end a line.
-  for (size_t at = text.find(" Nan\n"); at != std::string::npos; at = text.find(" Nan\n", at))
-    text[at + 3] = 'N';
+  for (size_t match = text.find(" Nan\n"); match != std::string::npos; match = text.find(" Nan\n", match))
+    text[match + 3] = 'N';
   return text;
 }
 

@@ -19,10 +19,10 @@ namespace {
 thread_local uint32_t t_quiet_state = ~0u;  // ~0: not set yet
 thread_local foreshock::segment::ThreadBlock* t_block = nullptr;
 
-// Whether the struct is present and has the layout of this version of hook.h. If not, it must not be read.
+// Whether the struct is present and has the layout of this hook.h. If not, only its first fields may be read.
 template <class T>
-bool is_known(const T* given) {
-  return given != nullptr && given->version == FORESHOCK_ABI_VERSION && given->size == sizeof(T);
+bool is_readable(const T* argument) {
+  return argument != nullptr && argument->version == FORESHOCK_ABI_VERSION && argument->size == sizeof(T);
 }
 
 // Returns whether the call is sampled. Prepares the fast path of this thread if the step is not. Not inlined,
@@ -54,7 +54,7 @@ int foreshock_enabled(void) {
 void foreshock_off(const char* reason) { g_process.off(reason != nullptr ? reason : "asked"); }
 
 int foreshock_read_advice(foreshock_advice* advice) {
-  if (!is_known(advice)) return 0;
+  if (!is_readable(advice)) return 0;
   if ((g_process.hot() & foreshock::kHotArmed) == 0) return 0;
   foreshock_advice latest = {};
   if (!foreshock::read_advice(*g_process.writer().control(), &latest)) return 0;
@@ -82,7 +82,7 @@ int foreshock_attention_enter(int32_t op, uint32_t flags) {
 }
 
 void foreshock_attention_leave(const foreshock_attention_call* call) {
-  if (!is_known(call)) return g_monitor.skip(call != nullptr ? call->op : -1, FORESHOCK_SKIP_UNKNOWN);
+  if (!is_readable(call)) return g_monitor.skip(call != nullptr ? call->op : -1, FORESHOCK_SKIP_UNKNOWN);
   g_monitor.leave(*call);
 }
 
@@ -93,7 +93,7 @@ void foreshock_note_unseen(const char* name, uint32_t evidence) {
 }
 
 void foreshock_step_end(const foreshock_step* step) {
-  if (is_known(step) && !g_process.is_off()) g_monitor.end_step(*step);
+  if (is_readable(step) && !g_process.is_off()) g_monitor.end_step(*step);
 }
 
 void foreshock_step_skipped(void) { g_monitor.skip_step(); }
@@ -138,25 +138,25 @@ void foreshock_fetched(uint64_t number, double value) {
 
 int foreshock_observe_scalars(const foreshock_scalar* scalars, size_t count) {
   if (scalars == nullptr || count == 0 || g_process.is_off()) return 0;
-  return is_known(scalars) ? g_monitor.observe_scalars(scalars, count) : 0;
+  return is_readable(scalars) ? g_monitor.observe_scalars(scalars, count) : 0;
 }
 
 int foreshock_step_is_sampled(void) { return g_monitor.step_is_sampled(); }
 
 int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count) {
   if (g_process.is_off()) return 0;
-  const bool is_valid = count == 0 || is_known(parameters);  // count 0 forgets all names
+  const bool is_valid = count == 0 || is_readable(parameters);  // count 0 forgets all names
   return is_valid ? g_monitor.name_parameters(parameters, count) : 0;
 }
 
 void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count) {
   if (gradients == nullptr || count == 0 || g_process.is_off()) return;
-  if (is_known(gradients)) g_monitor.observe_gradients(gradients, count);
+  if (is_readable(gradients)) g_monitor.observe_gradients(gradients, count);
 }
 
 int foreshock_name_weights(const foreshock_weight* weights, size_t count) {
   if (weights == nullptr || count == 0 || g_process.is_off()) return 0;
-  return is_known(weights) ? g_monitor.name_weights(weights, count) : 0;
+  return is_readable(weights) ? g_monitor.name_weights(weights, count) : 0;
 }
 
 size_t foreshock_weights_due(uint32_t* numbers, size_t room) {
@@ -167,11 +167,11 @@ void foreshock_observe_weights(const foreshock_weight_state* states, size_t coun
   if (states == nullptr || count == 0 || when > (FORESHOCK_AFTER_STEP | FORESHOCK_ENDED_STEP) ||
       !foreshock_enabled())
     return;
-  if (is_known(states)) g_monitor.observe_weights(states, count, when);
+  if (is_readable(states)) g_monitor.observe_weights(states, count, when);
 }
 
 void foreshock_describe(const foreshock_identity* given) {
-  if (!is_known(given) || g_process.is_off()) return;
+  if (!is_readable(given) || g_process.is_off()) return;
   foreshock::segment::Identity described = {};
   described.rank = given->rank;
   described.local_rank = given->local_rank;

@@ -402,21 +402,21 @@ void Monitor::add_columns(const ValidatedCall& checked, const segment::Slot& row
 // which the call's inputs were computed (`identity`), the order of calls in the step (the ordinal).
 void Monitor::name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot) {
   const void* identity = call.layer_identity;
-  const auto set = [&](int layer, segment::LayerSource source) {  // false: the layer is unknown (-1)
+  const auto assign = [&](int layer, segment::LayerSource source) {  // false: the layer is unknown (-1)
     slot->layer = layer;
     if (layer >= 0) slot->layer_source = static_cast<uint32_t>(source);
     return layer >= 0;
   };
   if (call.layer_name != nullptr) {
     TryLock lock(layer_busy_);
-    if (lock && set(layers_.index_of(call.layer_name, nullptr), segment::LayerSource::kAnnotation)) return;
+    if (lock && assign(layers_.index_of(call.layer_name, nullptr), segment::LayerSource::kAnnotation)) return;
   }
-  if (set(layers_.find(identity), segment::LayerSource::kParameter)) return;
+  if (assign(layers_.find(identity), segment::LayerSource::kParameter)) return;
   // An ordinal is used if the call has no parameter, or if the process named no parameters (e.g. in C++).
   const bool is_unnamed = identity != nullptr && layers_.has_names();
   slot->layer_source = static_cast<uint32_t>(is_unnamed ? segment::LayerSource::kUnnamedParameter
                                                         : segment::LayerSource::kUnknown);
-  if (!is_unnamed) set(open.ordinal, segment::LayerSource::kOrdinal);
+  if (!is_unnamed) assign(open.ordinal, segment::LayerSource::kOrdinal);
 }
 
 // Counts the thread's open call as skipped. If `op` is not the operation of this call, the reason is unknown.

@@ -259,8 +259,8 @@ std::vector<StepRecord> SegmentReader::new_steps(uint64_t now_ns) {
 StepRecord SegmentReader::last_step() const {
   const Region& region = header_.regions[kSteps];
   StepRecord record = {};
-  const uint64_t at = region.offset + region.record_size * (control_.step_cursor % region.count);
-  if (control_.step_cursor == 0 || !read_exactly(segment_file_, &record, sizeof record, at)) return {};
+  const uint64_t offset = region.offset + region.record_size * (control_.step_cursor % region.count);
+  if (control_.step_cursor == 0 || !read_exactly(segment_file_, &record, sizeof record, offset)) return {};
   return record.sequence == 2 * control_.step_cursor ? record : StepRecord{};
 }
 

@@ -109,8 +109,8 @@ constexpr AttentionOp kAttentionOps[] = {
     {"xformers_flash3", "flash_bwd", "", kBackward, &kFlash},
 };
 
-// Puts an AttentionHook, a kernel that reports the call and runs it, on an operation. Returns false if there
-// is no schema or the core's table is full. Leaks the Library, since its destructor removes the kernel.
+// Puts an AttentionHook, a kernel that reports the call and runs it, on an operation. Returns false if the
+// schema is missing or the core's table is full. Leaks the Library, since its destructor removes the kernel.
 bool hook_attention_op(const AttentionOp& op) {
   const std::string qualified = std::string(op.name_space) + "::" + op.name;
   if (!c10::Dispatcher::singleton().findSchema({qualified, op.overload})) return false;
