@@ -1,5 +1,5 @@
-// Computes the scores of detectors. A score is the smaller of statistic / info.warn and effect / info.least,
-// where `info` is the detector's row in the table of thresholds.h. A detector warns if its score reaches 1.
+// Computes the scores of detectors; `info` is the detector's row in the table of thresholds.h. A score is a
+// statistic / info.warn, in Drift, Shift and growth() at most effect / info.least. Detectors warn from 1 on.
 #include "detect/detector.h"
 
 #include <algorithm>
