@@ -89,7 +89,7 @@ struct PastAlarm {
 };
 
 // Statistics of one checked tensor of a rank or a layer: the output in the forward pass; dQ, dK or dV in the
-// backward pass. The windows and the pools (of signed errors) cover the last 64 slices, all else all slices.
+// backward pass. Windows and pools (of signed errors) cover the last 64 slices, `past` and the counts all.
 struct PassStatistics {
   uint64_t judged = 0;                    // checked slices
   uint64_t nonfinite = 0;                 // slices with NaN or Inf; for a layer's dQ also slices of keys

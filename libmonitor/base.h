@@ -74,8 +74,8 @@ class DeferredSteps {
  public:
   void add(int64_t step) {
     for (auto& entry : entries_) {
-      int64_t found = kNone;
-      if (entry.compare_exchange_strong(found, step + kOffset) || found == step + kOffset) return;
+      int64_t present = kNone;  // becomes the value of the entry if the entry is in use
+      if (entry.compare_exchange_strong(present, step + kOffset) || present == step + kOffset) return;
     }
   }
   // Removes every step, and calls handle(step) for each.
