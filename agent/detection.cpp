@@ -1,5 +1,5 @@
-// Passes the numbers in lines of the record to the detectors (a RankWatch for each rank), and returns their
-// events as lines of the record. Saves and restores the state of all detectors.
+// Passes the numbers in lines of the record to the detectors of the line's rank, and returns the detectors'
+// events as lines. Saves and restores the state of all detectors.
 #include "agent/detection.h"
 
 #include <algorithm>
@@ -10,11 +10,11 @@
 namespace foreshock {
 namespace {
 
-constexpr char kMagic[] = "foreshock detectors 3\n";  // begins a saved state
+constexpr char kMagic[] = "foreshock detectors 3\n";
 constexpr uint64_t kMostRanks = 4096;
 
 // Hash of the table of detectors. A state saved with another table cannot be restored.
-uint64_t table_hash() {
+uint64_t fingerprint() {
   uint64_t hash = fnv1a("");
   for (const DetectorInfo& info : kDetectorTable) {
     const double numbers[] = {static_cast<double>(info.look),
@@ -45,7 +45,7 @@ EventLine line_of(const WatchEvent& event, const std::string& run, int64_t rank)
   return line;
 }
 
-// Reads (StateReader) or writes (StateWriter) the detectors of all ranks; state(x) reads or writes x.
+// Reads (StateReader) or writes (StateWriter) the detectors of all ranks.
 template <class State, class Map>
 void watches_fields(State& state, Map& watches) {
   if constexpr (State::kReads) {
@@ -91,7 +91,7 @@ RankWatch* Watches::watch_for(const std::string& run, int64_t rank) {
     return nullptr;
   }
   RankWatch* watch = found != watches_.end() ? &found->second : &watches_[{run, rank}];
-  watch->collect(readings_);  // a new watch lacks this pointer to the list of values that detectors get
+  watch->collect(readings_);  // a new watch does not have the pointer yet
   ++lines_;
   last_rank_ = rank;
   return watch;
@@ -115,7 +115,6 @@ const std::vector<EventLine>& Watches::observe(const SampleLine& line) {
   RankWatch* watch = line.rank && line.step ? watch_for(line.run, *line.rank) : nullptr;
   // The detectors observe the output and dQ, but not dK and dV.
   if (watch == nullptr || line.tensor == "grad_key" || line.tensor == "grad_value") return lines_found_;
-  // Each layer is a series of its own, hence line.layer twice: as the name of the series and as the layer.
   // `control`: for kBias the bias of the reference rounded once, whose drift the detector subtracts; else 0.
   const auto give = [&](DetectorId detector, const std::optional<double>& value, double control = 0) {
     if (value) watch->observe(detector, line.layer, line.layer, *line.step, *value, control, &found_);
@@ -145,8 +144,6 @@ const std::vector<EventLine>& Watches::observe(const SpectrumLine& line) {
 
 const std::vector<EventLine>& Watches::observe(const TensorLine& line) {
   begin();
-  // The detectors follow the lines of single nodes. `foreshock merge` writes lines of scope "job" (all
-  // nodes).
   if (line.scope == "job" || !line.step || !line.wasserstein_previous) return lines_found_;
   return observe_of_run(line.run, DetectorId::kWeightShift, line.tensor, line.layer, *line.step,
                         *line.wasserstein_previous, static_cast<int64_t>(line.interval_steps.value_or(0)));
@@ -162,7 +159,7 @@ const std::vector<EventLine>& Watches::observe(const OptimizerLine& line) {
 const std::vector<EventLine>& Watches::observe_of_run(const std::string& run, DetectorId detector,
                                                       const std::string& place, const std::string& layer,
                                                       int64_t step, double value, int64_t span) {
-  const auto lowest = watches_.lower_bound({run, INT64_MIN});  // the run's first key, that of its lowest rank
+  const auto lowest = watches_.lower_bound({run, INT64_MIN});
   if (lowest == watches_.end() || lowest->first.first != run) return lines_found_;
   const int64_t rank = lowest->first.second;
   watch_for(run, rank)->observe(detector, place, layer, step, value, 0, &found_, span);
@@ -172,7 +169,7 @@ const std::vector<EventLine>& Watches::observe_of_run(const std::string& run, De
 const std::vector<EventLine>& Watches::observe(const EventLine& line) {
   begin();
   if (line.event == kDetectorsBeginAnew)
-    std::erase_if(watches_, [&](const auto& entry) { return entry.first.first == line.run; });
+    std::erase_if(watches_, [&](const auto& each) { return each.first.first == line.run; });
   return lines_found_;
 }
 
@@ -207,12 +204,12 @@ std::string Watches::save(uint64_t note) const {
   writer(note);
   // The const_cast is safe: fields() also serves StateReader, but a StateWriter does not change the members.
   watches_fields(writer, const_cast<Watches*>(this)->watches_);
-  const uint64_t table = table_hash();
+  const uint64_t table = fingerprint();
   return kMagic + std::string(reinterpret_cast<const char*>(&table), sizeof table) + writer.bytes();
 }
 
 bool Watches::restore(std::string_view bytes, uint64_t* note) {
-  const uint64_t table = table_hash();
+  const uint64_t table = fingerprint();
   const std::string head = kMagic + std::string(reinterpret_cast<const char*>(&table), sizeof table);
   if (!bytes.starts_with(head)) return false;
   StateReader reader(bytes.substr(head.size()));

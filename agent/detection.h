@@ -71,7 +71,7 @@ class Watches {
   const std::vector<EventLine>& end(const std::string& run, int64_t rank);  // to lines_found_
 
   std::map<std::pair<std::string, int64_t>, RankWatch> watches_;
-  std::vector<WatchEvent> found_;      // events of the present observe()
+  std::vector<WatchEvent> found_;       // events of the present observe()
   std::vector<EventLine> lines_found_;  // the same as lines of the record
   std::vector<WatchReading>* readings_ = nullptr;
   uint64_t lines_ = 0, lines_left_out_ = 0;
