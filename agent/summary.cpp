@@ -21,8 +21,8 @@ namespace {
 
 constexpr size_t kLabelColumns = 14;
 constexpr size_t kMostFindings = 3, kMostRankLines = 4, kMostNotes = 8;
-constexpr size_t kMostNamed = 3;  // names in one list; the others are counted
-constexpr int64_t kSameStep = 1;  // without a failure, the last steps of all ranks differ by at most this
+constexpr size_t kMostNamed = 3;        // names in one list; the others are counted
+constexpr int64_t kMostStepsApart = 1;  // of the last steps of all ranks, if none ended early
 // If a rank trained for less time, its seconds are printed beside the overhead, most of which is then set-up.
 constexpr double kShortSeconds = 10;
 // The limit of the slowdown holds over this many steps, or more. In fewer steps, the cost of the first
@@ -101,12 +101,12 @@ std::string listed(const std::map<std::string, uint64_t>& counts) {
 
 using Ranks = std::vector<const RankStatistics*>;
 
-// Sums over all ranks for one pass, forward (0) or backward (1). calls = unsampled + skipped + sampled.
-// Sampled calls are judged, lost, or still wait for the agent.
+// Sums over all ranks for one pass, forward (0) or backward (1). calls = unsampled (those in unsampled steps)
+// + skipped (not copied, for a reason) + sampled. Sampled calls are judged, lost, or wait for the agent.
 struct PassTotals {
   uint64_t calls = 0, unsampled = 0, sampled = 0, judged = 0, nonfinite = 0;
   std::map<std::string, uint64_t> skipped, lost;  // by reason
-  std::optional<double> ratio;  // mean error / error of unfused attention, in the last 64 slices of each rank
+  std::optional<double> ratio;  // mean error / error of unfused attention, in each rank's last 64 values
   bool is_compared = false;     // an output was compared (of calls with dropout only the scores are compared)
 };
 
@@ -152,7 +152,7 @@ uint64_t sum_over(const Ranks& ranks, const Value& value) {
 }
 
 template <class Value>
-uint64_t most_of(const Ranks& ranks, const Value& value) {
+uint64_t max_over(const Ranks& ranks, const Value& value) {
   uint64_t most = 0;
   for (const RankStatistics* rank : ranks) most = std::max<uint64_t>(most, value(*rank));
   return most;
@@ -162,18 +162,20 @@ std::string on_rank(const Ranks& ranks, const RankStatistics& rank) {
   return ranks.size() > 1 ? " on rank " + std::to_string(rank.identity.rank) : "";
 }
 
-// -- findings: what is wrong, in the order of FindingOrder --
+// -- findings: what is wrong --
 
 struct Finding {
-  int order;             // a FindingOrder; the headline of the finding with the lowest is the verdict
+  int severity;          // a Severity; the headline of the finding with the lowest is the verdict
   const char* headline;  // in the first line
   std::string text;
 };
-// kNow: a layer has an alarm now; kPast: a layer had one earlier. kOverall: a whole pass exceeds a limit.
-enum FindingOrder { kNonfinite, kReplicas, kNow, kLossNonfinite, kDiverged, kOverall, kPast, kSpike };
+// The most severe kind is first. kAlarm, kPastAlarm: an active or ended alarm of a layer.
+// kWholePass: a limit that all layers of a pass together exceed.
+enum Severity { kNonfinite, kReplicas, kAlarm, kLossNonfinite, kDiverged, kWholePass, kPastAlarm, kSpike };
 
 constexpr const char* kAttentionFault = "ATTENTION FAULT";
 
+// `tensor` is a JudgedTensor: the output in the forward pass; dQ, dK or dV in the backward pass.
 std::string place_of(const std::string& layer, uint32_t tensor) {
   constexpr const char* kNames[kJudgedTensors] = {"forward", "backward", "dK (grad_key)", "dV (grad_value)"};
   return (layer.empty() ? std::string("calls without a layer") : "layer " + printable(layer)) + ", " +
@@ -192,7 +194,7 @@ std::string fault_text(const std::string& kind, std::optional<double> value) {
 }
 
 // Returns " (last seen at step N)" if the alarm's last bad slice is long ago. An alarm holds until 64 later
-// slices have replaced that slice, which may never happen after a divergence.
+// slices have replaced that slice, which may never happen after a divergence: NaN slices do not replace it.
 std::string last_seen_text(const LayerAlarm& alarm, const RankStatistics& rank) {
   const auto interval = static_cast<int64_t>(std::max<uint64_t>(rank.last_step.interval, 1));
   if (alarm.last_step < 0 || rank.last_step.step - alarm.last_step <= kRecentIntervals * interval) return "";
@@ -211,7 +213,7 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
       const std::string since =
           past != statistics.past.end() ? ", since step " + std::to_string(past->second.first_step) : "";
       findings->push_back(
-          {std::string_view(alarm.kind) == "nonfinite" ? kNonfinite : kNow, kAttentionFault,
+          {std::string_view(alarm.kind) == "nonfinite" ? kNonfinite : kAlarm, kAttentionFault,
            place + since + ": " + fault_text(alarm.kind, alarm.value) + last_seen_text(alarm, *rank)});
     }
   }
@@ -220,7 +222,7 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
       for (const auto& [kind, past] : statistics.past) {
         const std::string place = place_of(layer.label, tensor) + on_rank(ranks, *rank);
         if (!seen.insert(place + kind).second) continue;
-        findings->push_back({kind == "nonfinite" ? kNonfinite : kPast, kAttentionFault,
+        findings->push_back({kind == "nonfinite" ? kNonfinite : kPastAlarm, kAttentionFault,
                              place + ", steps " + std::to_string(past.first_step) + " to " +
                                  std::to_string(past.last_step) +
                                  ", not since: " + fault_text(kind, past.most)});
@@ -234,7 +236,7 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
 const RankStatistics* biased_rank(const Ranks& ranks, uint32_t pass) {
   for (const RankStatistics* rank : ranks) {
     const bool is_mixed = std::any_of(rank->layers.begin(), rank->layers.end(),
-                                      [](const auto& each) { return each.second.is_mixed; });
+                                      [](const auto& layer) { return layer.second.is_mixed; });
     if (!is_mixed && is_biased(rank->pass[pass], pass)) return rank;
   }
   return nullptr;
@@ -251,11 +253,11 @@ void add_overall(const Ranks& ranks, const PassTotals (&passes)[2], std::vector<
                                grouped(passes[pass].nonfinite) + " of " +
                                counted(passes[pass].judged, "checked call", "checked calls")});
     if (passes[pass].ratio.value_or(0) > kLimits[pass])
-      findings->push_back({kOverall, kAttentionFault,
+      findings->push_back({kWholePass, kAttentionFault,
                            std::string(segment::kPassNames[pass]) +
                                " of all layers: " + fault_text("deviation_ratio", passes[pass].ratio)});
     else if (const RankStatistics* biased = biased_rank(ranks, pass))
-      findings->push_back({kOverall, kAttentionFault,
+      findings->push_back({kWholePass, kAttentionFault,
                            std::string(segment::kPassNames[pass]) + " of all layers" +
                                on_rank(ranks, *biased) + ": " +
                                fault_text("bias", biased->pass[pass].bias.bias()->ulp)});
@@ -318,7 +320,7 @@ std::vector<Finding> findings_of(const SummaryInput& input, const PassTotals (&p
   add_replicas(input, &findings);
   add_loss(input.ranks, &findings);
   std::stable_sort(findings.begin(), findings.end(),
-                   [](const Finding& a, const Finding& b) { return a.order < b.order; });
+                   [](const Finding& a, const Finding& b) { return a.severity < b.severity; });
   return findings;
 }
 
@@ -361,13 +363,14 @@ std::string duration_text(const Ranks& ranks) {
          (seconds < 7200 ? formatted("%.0f min", seconds / 60) : formatted("%.1f h", seconds / 3600));
 }
 
-// steps_lost: not read in time. step_restarts: the step number fell, or the optimizer was replaced.
+// steps_lost: steps that the agent did not read in time.
 uint64_t steps_of(const RankStatistics& rank) { return rank.steps + rank.steps_lost; }
+// step_restarts: how often the step number fell or the optimizer was replaced.
 uint64_t step_restarts_of(const RankStatistics& rank) { return rank.step_restarts; }
 
 // Returns the first line, with the verdict at the right edge, or two lines if it does not fit into one.
 std::string headline(const SummaryInput& input, const std::string& verdict) {
-  const uint64_t steps = most_of(input.ranks, steps_of);
+  const uint64_t steps = max_over(input.ranks, steps_of);
   std::string left = "foreshock  " + printable(input.run) + " " + name_of(input.state) + ", " +
                      processes_text(input.ranks) + counted(steps, "step", "steps") +
                      duration_text(input.ranks);
@@ -381,7 +384,7 @@ std::string ratio_text(const std::optional<double>& ratio) { return formatted("%
 
 struct LayerCounts {
   size_t judged[segment::kPasses] = {};  // layers with a checked call, by pass
-  size_t known = 0;                      // layers with attention, as far as layers_of() can find out
+  size_t known = 0;                      // estimated number of layers with attention
 };
 
 // Whether a component of the label is a number: true for "003" and "decoder.003", false for "linear1".
@@ -394,7 +397,8 @@ bool is_numbered(std::string_view label) {
   return is_number(label);
 }
 
-// Returns an upper limit of the number of layers with attention: forward calls per step, over all ranks.
+// Returns an upper limit of the number of layers with attention: forward calls per step, summed over all
+// ranks, because each rank may have layers of its own.
 uint64_t most_layers(const Ranks& ranks) {
   uint64_t most = 0;
   for (const RankStatistics* rank : ranks) {
@@ -433,7 +437,7 @@ std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
   if (layers.known > 0)
     text += ", in " + grouped(layers.judged[0]) + " of " + counted(layers.known, "layer", "layers");
   if (passes[1].judged == 0) return text + "; backward not checked";
-  const uint64_t key_slices = sum_over(ranks, key_slices_of);  // of key positions, which have dK and dV
+  const uint64_t key_slices = sum_over(ranks, key_slices_of);  // slices of keys: checked by dK and dV
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
     if (passes[pass].judged < kLeastJudged)
       text += std::string("; ") + segment::kPassNames[pass] + ": too few samples";
@@ -442,7 +446,7 @@ std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
   return text + "; " + grouped(key_slices) + " of the backward by dK and dV as well as dQ";
 }
 
-// Returns the mean error of dK or dV relative to fused attention. The weight of a rank is its checked slices.
+// Returns the mean error of dK or dV, divided by that of fused attention. A rank's weight is its slices.
 std::optional<double> key_ratio(const Ranks& ranks, JudgedTensor tensor) {
   WeightedMean ratio;
   for (const RankStatistics* rank : ranks)
@@ -518,7 +522,7 @@ std::string ended_early_text(const Ranks& ranks) {
   std::string text;
   size_t early = 0;
   for (const auto& [rank, step] : reached) {
-    if (step + kSameStep >= furthest || ++early > kMostNamed) continue;
+    if (step + kMostStepsApart >= furthest || ++early > kMostNamed) continue;
     text += (text.empty() ? "" : ", ") + ("rank " + std::to_string(rank)) +
             (step < 0 ? " before its first step" : " at step " + std::to_string(step));
   }
@@ -534,7 +538,7 @@ std::string process_text(const RankStatistics& rank) {
 
 // Reports the optimizer steps that a gradient scaler skipped, on the rank with the most.
 std::string skipped_entry(const Ranks& ranks) {
-  const uint64_t most = most_of(ranks, [](const RankStatistics& rank) {
+  const uint64_t most = max_over(ranks, [](const RankStatistics& rank) {
     return segment::knows_skips(rank.last_step) ? rank.last_step.skipped_steps : 0;
   });
   if (most == 0) return "";
@@ -547,11 +551,11 @@ std::string rank_entries(const Ranks& ranks) {
   std::string out;
   for (size_t n = 0; n < std::min(ranks.size(), kMostRankLines); ++n) {
     const RankStatistics& rank = *ranks[n];
-    // A process that executes another program leaves two segments of one rank.
-    const auto is_same = [&](const RankStatistics* other) {
+    // A restarted rank, or one whose process executed another program, has several processes.
+    const auto has_same_rank = [&](const RankStatistics* other) {
       return other != &rank && other->identity.rank == rank.identity.rank;
     };
-    const bool is_alone = std::none_of(ranks.begin(), ranks.end(), is_same);
+    const bool is_alone = std::none_of(ranks.begin(), ranks.end(), has_same_rank);
     out += entry("rank " + std::to_string(rank.identity.rank),
                  (is_alone ? "" : process_text(rank)) + "error " +
                      ratio_text(mean_of(rank.pass[0].deviation_ratio)) + ", " +
@@ -562,7 +566,8 @@ std::string rank_entries(const Ranks& ranks) {
   return out;
 }
 
-// The norm is that of the first rank: data-parallel ranks have equal norms. Layers are from all ranks.
+// The norm is that of the first rank, since data-parallel ranks have equal norms. Layers with NaN or Inf in
+// their gradients are listed from all ranks.
 std::string gradient_text(const Ranks& ranks) {
   std::string layers;
   size_t nonfinite = 0;  // number of layers with NaN or Inf
@@ -581,7 +586,7 @@ std::string gradient_text(const Ranks& ranks) {
 // Names the detectors that have warned, with the number of their warnings.
 std::string warnings_entry(const Ranks& ranks) {
   std::string text;
-  size_t warned = 0;  // number of these detectors
+  size_t warned = 0;  // detectors with a warning, summed over the ranks
   for (const RankStatistics* rank : ranks) {
     if (rank->watch == nullptr) continue;
     const auto states = rank->watch->states();  // by DetectorId
@@ -608,11 +613,11 @@ std::map<std::string, uint64_t> unfollowed_tensors(const Ranks& ranks) {
 
 std::string weights_entries(const SummaryInput& input) {
   const Ranks& ranks = input.ranks;
-  const uint64_t tensors = most_of(ranks, [](const RankStatistics& rank) { return rank.tensors.tensors; });
+  const uint64_t tensors = max_over(ranks, [](const RankStatistics& rank) { return rank.tensors.tensors; });
   const std::string unfollowed = listed(unfollowed_tensors(ranks));
   if (input.weights == nullptr || tensors == 0)
     return unfollowed.empty() ? "" : entry("weights", "not measured: " + unfollowed);
-  const PoolSnapshot& model = input.weights->model();  // the last snapshot of all tensors together
+  const PoolSnapshot& model = input.weights->model();  // the last snapshot of all tensors together, if any
   std::string text = counted(tensors, "tensor", "tensors") + " followed";
   if (model.previous) {  // the Wasserstein distance W1 to the snapshots one interval earlier
     text += ", W1 " + formatted("%.2e", model.previous->value) + " in " +
@@ -648,12 +653,13 @@ std::string weights_entries(const SummaryInput& input) {
 }
 
 // Formats "2 ranks agree bit for bit: 83 of 120 tensors compared (412 comparisons); never compared:
-// head.weight and 36 more". The 120 include tensors that no rank has reported yet.
+// head.weight and 36 more". The 120 are the tensors with replicas. They include tensors that no rank has
+// reported yet: those are only known from the number of tensors that a rank holds.
 std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& coverage, const Ranks& ranks) {
   const size_t compared = replicas.tensors_compared();
-  const size_t held = most_of(ranks, [](auto& rank) { return rank.tensors.tensors; });
-  const size_t alone = std::min(coverage.most_on_a_rank, held);  // tensors of one rank that have no replica
-  const size_t tensors = std::max(compared + coverage.never.size(), held - alone);
+  const size_t held = max_over(ranks, [](auto& rank) { return rank.tensors.tensors; });
+  const size_t unreplicated = std::min(coverage.most_on_a_rank, held);
+  const size_t tensors = std::max(compared + coverage.never.size(), held - unreplicated);
   std::string text = counted(replicas.most_ranks(), "rank", "ranks") +
                      " agree bit for bit: " + grouped(compared) + " of " +
                      counted(tensors, "tensor", "tensors") + " compared (" +
@@ -672,11 +678,13 @@ std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& co
 std::string replicas_entry(const SummaryInput& input) {
   if (input.weights == nullptr) return "";
   const Replicas& replicas = input.weights->replicas();
-  const char* known = nullptr;  // "here", "elsewhere" (on other nodes), "none", or null: unknown
+  // From the first rank for which it is known: "here", "elsewhere" (on other nodes) or "none"; else null.
+  const char* known_place = nullptr;
   for (const RankStatistics* rank : input.ranks)
-    if (known == nullptr) known = replicas_place(*input.weights, rank->identity.world_size, input.ranks_here);
-  if (known == nullptr) return "";
-  const std::string_view place = known;
+    if (known_place == nullptr)
+      known_place = replicas_place(*input.weights, rank->identity.world_size, input.ranks_here);
+  if (known_place == nullptr) return "";
+  const std::string_view place = known_place;
   const Replicas::Coverage coverage = replicas.coverage();
   if (place == "none" && coverage.maybe_replicas > 0)
     return entry("replicas", "not known: no framework keeps tensors equal; " +
@@ -697,7 +705,7 @@ std::string milliseconds(double seconds) {
 }
 
 // If the cost of unsampled steps (other_step_cost), which longer sampling intervals cannot reduce, exceeds
-// the limit, returns the step length at which it does not. `allowed`: the limit; 0: unknown; >= 1: not set.
+// the limit, names the step length at which it does not. `allowed`: the limit; 0: unknown; >= 1: not set.
 std::string short_steps_text(const RankStatistics& rank, double allowed) {
   if (allowed <= 0 || allowed >= 1 || rank.other_step_cost.size() == 0) return "";
   const double fixed = median_of(rank.other_step_cost), step = median_of(rank.step_seconds);
@@ -727,7 +735,7 @@ std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)
   double shortest = input.ranks[0]->cost.train_seconds;
   for (const RankStatistics* rank : input.ranks) shortest = std::min(shortest, rank->cost.train_seconds);
   std::string text = formatted("%.2f %%", *most * 100);
-  if (allowed >= 1)  // --every without --max-slowdown
+  if (allowed >= 1)  // the user gave --every without --max-slowdown
     text += ", no limit given";
   else if (allowed > 0 && *most > allowed && shortest < kShortSeconds &&
            steps_of(*input.ranks[0]) < kStepsOfLimit)
@@ -752,7 +760,7 @@ std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)
 
 using Notes = std::vector<std::pair<std::string, std::string>>;  // label and text of each entry
 
-// Returns the reason why a training had no step that could be sampled, or "" if it had one.
+// Returns why a training with steps was too short to be sampled, else "".
 std::string too_short_text(const RankStatistics& rank) {
   const uint64_t steps = steps_of(rank), interval = rank.identity.fixed_interval;  // --every; 0: not given
   const std::string ended = "the training ended after " + counted(steps, "step", "steps") + ", and ";
@@ -778,18 +786,19 @@ void add_attention_notes(const Ranks& ranks, const PassTotals (&passes)[2], Note
                         "any optimizer step, and nothing is sampled before the first: call "
                         "foreshock.report(step=) or foreshock_annotate_step()");
   // slots_given: slots of the segment. slots_wanted is 0 if the user switched slices off.
-  const bool has_slots = most_of(ranks, [](auto& rank) { return rank.identity.slots_given; }) > 0;
-  const bool wants_slots = most_of(ranks, [](auto& rank) { return rank.identity.slots_wanted; }) > 0;
-  uint64_t for_budget = 0, for_others = 0;
+  const bool has_slots = max_over(ranks, [](auto& rank) { return rank.identity.slots_given; }) > 0;
+  const bool wants_slots = max_over(ranks, [](auto& rank) { return rank.identity.slots_wanted; }) > 0;
+  uint64_t skipped_for_budget = 0, skipped_for_others = 0;
   for (const PassTotals& pass : passes)
-    for (const auto& [reason, calls] : pass.skipped) (reason == "budget" ? for_budget : for_others) += calls;
+    for (const auto& [reason, calls] : pass.skipped)
+      (reason == "budget" ? skipped_for_budget : skipped_for_others) += calls;
   if (!has_slots && !wants_slots)
     notes->emplace_back("not sampled", "--slices off: calls are counted, none is copied");
   else if (!has_slots)
     notes->emplace_back("not sampled",
                         "no shared memory left: raise --memory, the container's --shm-size or memory limit, "
                         "or set FORESHOCK_DIR to a tmpfs with room");
-  else if (passes[0].judged + passes[1].judged == 0 && for_budget > for_others)
+  else if (passes[0].judged + passes[1].judged == 0 && skipped_for_budget > skipped_for_others)
     notes->emplace_back("not sampled",
                         "one sample costs more than --max-slowdown allows for steps this short or so few: "
                         "train longer, or allow more, as in --max-slowdown 10%");
@@ -826,13 +835,13 @@ void add_graph_notes(const Ranks& ranks, Notes* notes) {
   notes->emplace_back("CUDA graphs", text);
 }
 
-// Reports the attention kernels that --count-kernels counted through CUPTI on the first rank with a count.
+// Reports what --count-kernels counted through CUPTI, on the first rank that was to count.
 void add_kernel_notes(const Ranks& ranks, Notes* notes) {
   for (const RankStatistics* rank : ranks) {
     const segment::Coverage& coverage = rank->coverage;
     if (coverage.kernel_count_state == 0) continue;  // no count was requested
     const std::string state = segment::kernel_count_state_name(coverage.kernel_count_state);
-    const std::string holder = printable(segment::text_of(coverage.kernel_count_holder));
+    const std::string other_tool = printable(segment::text_of(coverage.kernel_count_holder));
     if (state == "done" || state == "counting")
       notes->emplace_back("kernels",
                           grouped(coverage.kernels[0] + coverage.kernels[1]) + " attention kernels in " +
@@ -846,7 +855,7 @@ void add_kernel_notes(const Ranks& ranks, Notes* notes) {
                                           : state == "no_library" ? "the process has no CUPTI"
                                           : state == "refused"    ? "CUPTI refused"
                                                                   : "the run ended before") +
-                                         (holder.empty() ? "" : " (" + spaced(holder) + ")"));
+                                         (other_tool.empty() ? "" : " (" + spaced(other_tool) + ")"));
     return;
   }
 }
@@ -870,11 +879,11 @@ void add_coverage_notes(const Ranks& ranks, Notes* notes) {
     notes->emplace_back("not hooked", registered +
                                           ": registered operations; calls of them, if there are "
                                           "any, are not counted");
-  const uint64_t unnamed = most_of(ranks, [](auto& rank) { return rank.coverage.parameters_unnamed; });
+  const uint64_t unnamed = max_over(ranks, [](auto& rank) { return rank.coverage.parameters_unnamed; });
   if (unnamed > 0)
     notes->emplace_back(
         "not named", grouped(unnamed) + " parameters beyond the limit: their layers have no gradient norm");
-  const uint64_t norms = most_of(ranks, [](auto& rank) { return rank.coverage.norms_untold; });
+  const uint64_t norms = max_over(ranks, [](auto& rank) { return rank.coverage.norms_untold; });
   if (norms > 0)
     notes->emplace_back("no norm",
                         "in " + counted(norms, "step", "steps") + " with more gradients than the limit");
@@ -886,8 +895,8 @@ void add_coverage_notes(const Ranks& ranks, Notes* notes) {
     for (uint32_t n = 0; n < segment::kSkipReasons; ++n)
       missed[segment::kSkipReasonNames[n]] += rank->coverage.numbers_skipped[n];
   }
-  // A device is set up in its first steps, so "set_up" is normal as the reason for less than half of the
-  // numbers. All remaining reasons together are normal for up to 1 %.
+  // Numbers skipped with the reason "set_up" (the device is being set up, in its first steps) are normal if
+  // they are less than half. All other missed numbers together are normal up to 1 %.
   if (missed["set_up"] * 2 < fetched) missed.erase("set_up");
   for (const auto& [reason, times] : missed) all_missed += times;
   if (all_missed * 100 > fetched)
@@ -939,10 +948,10 @@ void add_agent_notes(const SummaryInput& input, Notes* notes) {
         "trainings",
         "the optimizer was replaced, or the step number fell, " + counted(restarts, "time", "times") +
             " in a process: losses, norms and layers without a name are pooled over these trainings");
-  int64_t restarted = -1;  // last step that an earlier agent has processed; -1: this agent is the first
-  for (const RankStatistics* rank : ranks) restarted = std::max(restarted, rank->taken_up_step);
-  if (restarted >= 0)
-    notes->emplace_back("restart", "the agent was restarted at step " + std::to_string(restarted) +
+  int64_t restart_step = -1;  // last step that an earlier agent has processed; -1: this agent is the first
+  for (const RankStatistics* rank : ranks) restart_step = std::max(restart_step, rank->taken_up_step);
+  if (restart_step >= 0)
+    notes->emplace_back("restart", "the agent was restarted at step " + std::to_string(restart_step) +
                                        ": errors are of later steps, faults of all steps");
   std::vector<int64_t> given_up;  // steps at which trainers stopped reporting names, norms and weights
   bool has_failed = false;
