@@ -1,5 +1,6 @@
-// Writes the state of the weights of a run on this node as metrics for Prometheus and as JSON. PoolSnapshot:
-// statistics of all tensors, each measured once in an interval of steps; step -1: no interval is complete.
+// Writes the state of the weights of a run on this node as Prometheus metrics and as JSON. PoolSnapshot:
+// statistics of all tensors, each measured once in an interval of steps (step -1: none is complete), and
+// distances to the previous and to the first ("initial") snapshot.
 #include <algorithm>
 
 #include "agent/publish.h"
@@ -23,6 +24,7 @@ nlohmann::json mean_max(const std::optional<double>& mean, const std::optional<d
 // snapshots to keep its budget, or may have made the interval longer.
 constexpr int64_t kMostIntervals = 3;
 
+// `now`: the newest step of any rank, and the longest interval.
 bool is_stale(const PoolSnapshot& model, const RunPosition& now) {
   const auto interval = static_cast<int64_t>(std::max(model.interval, now.interval));
   return now.step - model.step > kMostIntervals * interval;
@@ -49,8 +51,8 @@ void publish_weights(const std::string& run, const Weights& weights, const RunPo
   if (model.step < 0 || is_stale(model, now)) return;
   registry->set(Metric::kWeightSnapshotStep, {run}, static_cast<double>(model.step));
   const std::string interval = std::to_string(model.interval);
-  const auto set = [&](const char* ref, const char* stat, const std::optional<double>& value) {
-    set_if_known(Metric::kWeightWassersteinDistance, {run, ref, "node", stat, interval}, value, registry);
+  const auto set = [&](const char* reference, const char* stat, const std::optional<double>& value) {
+    set_if_known(Metric::kWeightWassersteinDistance, {run, reference, "node", stat, interval}, value, registry);
   };
   set("previous", "pooled", value_of(model.previous));
   set("previous", "max", model.previous_max);
@@ -119,7 +121,8 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
   registry->set(Metric::kWeightChecksumStep, {rank.run, number, own->group}, static_cast<double>(own->step));
 }
 
-// "here": replicas on this node were compared. "none": each value is held once in the job. Null: unknown.
+// "here": replicas on this node were compared. "elsewhere": replicas are on other nodes. "none": each value
+// is held once in the job. Null: unknown.
 const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here) {
   if (weights.replicas().compared() > 0) return "here";
   const Weights::Held held = weights.held();

@@ -21,7 +21,7 @@ using nlohmann::json;
 // entries are ignored. Texts must be shorter than kNameLimit.
 constexpr size_t kNameLimit = 64;
 
-// Returns "" if the text is missing or null, and nothing if it is malformed or too long.
+// Returns "" if the text is missing or null, and nullopt if it is malformed or too long.
 std::optional<std::string> text_in(const json& from, const char* name) {
   const auto found = from.find(name);
   if (found == from.end() || found->is_null()) return "";
@@ -40,7 +40,7 @@ std::optional<double> number_in(const json& from, const char* name) {
   return found->get<double>();
 }
 
-// Returns the index of an alarm's tensor in kJudgedTensorNames (out, grad_query, ...), or nothing if invalid.
+// Returns the index of an alarm's tensor in kJudgedTensorNames (out, grad_query, ...), or nullopt if invalid.
 std::optional<uint32_t> tensor_in(const json& from) {
   const std::optional<std::string> name = text_in(from, "tensor"), pass = text_in(from, "pass");
   for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor)
@@ -81,8 +81,10 @@ void restore_event(const json& event, RankStatistics* rank) {
       {*what, *layer, *first, *last, static_cast<uint64_t>(*count), number_in(event, "value")});
 }
 
-// Whether a rank has an alarm or event to save. If no rank ever had one, the file is not written.
-bool has_any(const json& facts) { return !facts["past_alarms"].empty() || !facts["events"].empty(); }
+// If no rank ever had an alarm or event, the file is not written.
+bool has_alarm_or_event(const json& facts) {
+  return !facts["past_alarms"].empty() || !facts["events"].empty();
+}
 
 json facts_of(const RankStatistics& rank) {
   json facts = {{"past_alarms", past_alarms_json(rank)}, {"events", events_json(rank)}};
@@ -170,7 +172,7 @@ void RankFacts::note(const std::string& segment, const RankStatistics& rank) {
   const auto known = known_.find(segment);
   const bool is_known = known != known_.end();
   if (is_known && *known == facts) return;
-  if (!is_known && !has_any(facts)) return;
+  if (!is_known && !has_alarm_or_event(facts)) return;
   known_[segment] = std::move(facts);
   has_unsaved_changes_ = true;
 }

@@ -17,11 +17,12 @@
 namespace foreshock {
 
 // Identifies a tensor of the job. Ranks with different model-parallel coordinates may hold different tensors
-// of one name, so the coordinates are part of the key. If one is unknown (-1), the rank is part of the key.
+// of one name, so the coordinates are part of the key. If one is unknown (-1) and the job has several ranks,
+// the rank is part of the key.
 struct TensorKey {
   std::string name;
   int32_t tensor_parallel = -1, pipeline_parallel = -1, expert_parallel = -1;
-  int32_t rank = -1;  // -1: not part of the key, since all ranks at these coordinates hold the same tensor
+  int32_t rank = -1;  // -1: not part of the key; ranks at these coordinates hold the same tensor
   auto operator<=>(const TensorKey&) const = default;
 };
 

@@ -51,7 +51,8 @@ def verdict(high: float, low: float, goal: float, sets: int, rounds: int) -> str
 def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]) -> None:
     """Compares processes of the three kinds. `steps`: steps of a turn. `warm_up`: first steps, which do not count."""
     slowdowns: dict[str, list[list[float]]] = {kind: [] for kind in GOALS}  # by kind, set and round
-    reported, agent, sampled = [], [], 0  # of the default training: its own figure and the agent's, by set; slices
+    # Of the default training: the slowdown that the monitor reports and the agent's share of a core, by set; slices.
+    reported, agent, sampled = [], [], 0
     for number in range(sets):
         with one_of_each("gpt", tuple(KINDS), cores) as trainers:
             for trainer in trainers.values():

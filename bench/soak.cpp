@@ -30,7 +30,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kLayers = 4, kLength = 8, kDim = 8, kWeights = 6;
-constexpr long kNames = 100000;  // at most this many different names of layers and of scalars
+constexpr long kNames = 100000;  // the names of layers and scalars change at most about so often
 
 // Returns a struct of the C interface with its size and version; all other members are zero.
 template <class Struct>
@@ -41,8 +41,8 @@ Struct sized() {
   return record;
 }
 
-// Makes training steps, with new names of layers and scalars from time to time: in `steps` steps, which is
-// the planned number, with about kNames different ones at most.
+// Makes training steps. The names of layers and scalars change from time to time, about kNames times at most
+// in the planned number of steps, `steps`.
 class Trainer {
  public:
   explicit Trainer(long steps) : steps_per_name_(std::max(steps / kNames, 1L)) {
@@ -195,6 +195,7 @@ int drive(long count, long parts, double rate) {
   return 0;
 }
 
+// Does the work of "restarts". `self`: the path of this program.
 int restart(const char* self, long count, long parts) {
   for (long part = 1; part <= parts; ++part) {
     const long first = count * (part - 1) / parts, last = count * part / parts;
@@ -211,7 +212,7 @@ int restart(const char* self, long count, long parts) {
   return 0;
 }
 
-int train_shortly() {
+int train_five_steps() {
   Trainer trainer(5);
   for (int n = 0; n < 5; ++n) trainer.step();
   return 0;
@@ -221,7 +222,7 @@ int train_shortly() {
 
 int main(int words, char** word) {
   const std::string mode = words > 1 ? word[1] : "";
-  if (mode == "short") return train_shortly();
+  if (mode == "short") return train_five_steps();
   if (mode == "steps" && words == 5) return drive(std::atol(word[2]), std::atol(word[3]), std::atof(word[4]));
   if (mode == "restarts" && words == 4) return restart(word[0], std::atol(word[2]), std::atol(word[3]));
   std::fputs("bench_soak steps COUNT PARTS RATE | restarts COUNT PARTS; started by bench/soak.py\n", stderr);

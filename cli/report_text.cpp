@@ -30,7 +30,7 @@ constexpr const char* kNoWeights =
 
 struct DetectorText {
   DetectorId id;
-  ReportText text;             // in plain words; consistent with; not excluded; to try
+  ReportText text;             // in order: plain, consistent_with, not_excluded, to_try
   const char* without_values;  // why the detector may have had no value
 };
 
@@ -205,9 +205,9 @@ constexpr ClueText kClueTexts[] = {
 };
 static_assert(std::size(kClueTexts) == kClues, "a clue needs a row here");
 
-constexpr int kBackFor = 3;          // a loss is back (has recovered) after so many consecutive low losses
-constexpr double kBackWithin = 0.1;  // a slow rise is back if at most this share of it remains
-constexpr int kUsual = 32;  // steps before the onset whose mean is the usual loss; few, since losses fall
+constexpr int kLossesOfRecovery = 3;       // a loss has recovered after so many consecutive low losses
+constexpr double kUnrecoveredShare = 0.1;  // a slow rise has recovered if at most this share remains
+constexpr int kUsualSteps = 32;  // the mean of so many losses before the onset is usual; few: losses fall
 
 std::string number(double value) { return formatted("%.4g", value); }
 std::string step_text(int64_t step) { return count(static_cast<double>(step)); }
@@ -218,7 +218,7 @@ const char* name_of_event(WatchEventKind kind) {
                                                : "Loss spike";
 }
 
-struct Usual {  // mean and highest value of the losses in the kUsual steps before the onset
+struct Usual {  // mean and highest value of the losses in the kUsualSteps steps before the onset
   double mean = 0, highest = 0;
   size_t count = 0;  // number of known and finite losses; 0: mean and highest are not set
 };
@@ -226,7 +226,7 @@ Usual usual_of(const ReportEvent& event) {
   Usual usual;
   for (const TrailStep& step : event.steps) {  // the steps around the event
     const int64_t lead = steps_between(step.step, event.onset_step);
-    if (lead <= 0 || lead > kUsual || !step.loss || !std::isfinite(*step.loss)) continue;
+    if (lead <= 0 || lead > kUsualSteps || !step.loss || !std::isfinite(*step.loss)) continue;
     usual.highest = usual.count == 0 ? *step.loss : std::max(usual.highest, *step.loss);
     usual.mean += *step.loss;
     ++usual.count;
@@ -235,47 +235,48 @@ Usual usual_of(const ReportEvent& event) {
   return usual;
 }
 
-// Returns the step at which the loss has recovered: the first of kBackFor consecutive losses after the peak
-// that are at most `highest`, the highest loss before the onset. -1: the loss has not recovered yet. Must not
-// be used for slow rises: their first losses are below `highest`, so they would count as recovered at once.
-int64_t back_at(const ReportEvent& event, int64_t peak_at, double highest) {
-  int in_row = 0;
+// Returns the step at which the loss has recovered: the first of kLossesOfRecovery consecutive losses after
+// the peak that are at most `highest`, the highest loss before the onset. -1: not recovered. Must not be used
+// for slow rises: their first losses are below `highest`, so they would count as recovered at once.
+int64_t recovered_at(const ReportEvent& event, int64_t peak_at, double highest) {
+  int consecutive = 0;
   int64_t first = -1;
   for (const TrailStep& step : event.steps) {
     if (step.step < peak_at || !step.loss) continue;
     if (!(*step.loss <= highest)) {  // also for NaN
-      in_row = 0;
+      consecutive = 0;
       continue;
     }
-    if (in_row++ == 0) first = step.step;
-    if (in_row == kBackFor) return first;
+    if (consecutive++ == 0) first = step.step;
+    if (consecutive == kLossesOfRecovery) return first;
   }
   return -1;
 }
 
-// Moving means of kUsual losses from the onset on, since single losses vary too much to show a slow rise. The
-// rise is the highest mean minus the usual loss. The loss has recovered in the first mean after the highest
-// one that is at most kBackWithin times the rise above the usual loss.
+// Moving means of kUsualSteps losses from the onset on, since single losses vary too much to show a slow
+// rise. The rise is the highest mean minus the usual loss. The loss has recovered in the first mean after the
+// highest one that is at most kUnrecoveredShare times the rise above the usual loss.
 struct Means {
-  double highest = -INFINITY;  // until there are kUsual losses
-  int64_t highest_from = 0;    // first step of the highest mean
-  int64_t back_from = -1;      // first step of the mean in which the loss has recovered; -1: not yet
+  double highest = -INFINITY;   // until there are kUsualSteps losses
+  int64_t highest_from = 0;     // first step of the highest mean
+  int64_t recovered_from = -1;  // first step of the mean in which the loss has recovered; -1: not yet
 };
 Means means_of(const ReportEvent& event, double usual) {
   Means found;
-  std::vector<const TrailStep*> row;  // steps with a finite loss
-  constexpr size_t kLong = kUsual;    // unsigned, as sizes are
-  double sum = 0;                     // of the last kLong losses
+  std::vector<const TrailStep*> finite_steps;  // steps with a finite loss
+  constexpr size_t kWindow = kUsualSteps;      // unsigned, as sizes are
+  double sum = 0;                              // of the last kWindow losses
   for (const TrailStep& step : event.steps) {
     if (step.step < event.onset_step || !step.loss || !std::isfinite(*step.loss)) continue;
-    row.push_back(&step);
+    finite_steps.push_back(&step);
     sum += *step.loss;
-    if (row.size() > kLong) sum -= *row[row.size() - kLong - 1]->loss;
-    if (row.size() < kLong) continue;
-    const double mean = sum / kUsual;
-    const int64_t from = row[row.size() - kLong]->step;
+    if (finite_steps.size() > kWindow) sum -= *finite_steps[finite_steps.size() - kWindow - 1]->loss;
+    if (finite_steps.size() < kWindow) continue;
+    const double mean = sum / kUsualSteps;
+    const int64_t from = finite_steps[finite_steps.size() - kWindow]->step;
     if (mean > found.highest) found = {mean, from, -1};
-    if (mean <= usual + kBackWithin * (found.highest - usual) && found.back_from < 0) found.back_from = from;
+    if (mean <= usual + kUnrecoveredShare * (found.highest - usual) && found.recovered_from < 0)
+      found.recovered_from = from;
   }
   return found;
 }
@@ -299,13 +300,13 @@ double median(std::vector<int64_t> values) {
 std::string most_frequent_sign(const Report& report) {
   std::map<DetectorId, std::vector<int64_t>> leads;  // a lead for each event before which the detector warned
   for (const ReportEvent& event : report.events) {
-    std::map<DetectorId, int64_t> earliest;  // the longest lead over all layers
+    std::map<DetectorId, int64_t> longest;  // longest lead of each detector over all layers
     for (const ReportSign& sign : event.before)
-      if (sign.warn_step >= 0) {
-        int64_t& lead = earliest.emplace(sign.detector, 0).first->second;
+      if (sign.warn_step >= 0) {  // -1: the detector did not warn
+        int64_t& lead = longest.emplace(sign.detector, 0).first->second;
         lead = std::max(lead, steps_between(sign.warn_step, event.onset_step));
       }
-    for (const auto& [detector, lead] : earliest) leads[detector].push_back(lead);
+    for (const auto& [detector, lead] : longest) leads[detector].push_back(lead);
   }
   const auto most = std::max_element(leads.begin(), leads.end(), [](const auto& a, const auto& b) {
     return std::pair(a.second.size(), median(a.second)) < std::pair(b.second.size(), median(b.second));
@@ -360,18 +361,18 @@ std::string verdict_without_events(const Report& report, const RunCounts& counts
 
 // Returns the text of course_of() for a slow rise. `usual`: the mean loss before the onset.
 std::string course_of_rise(const ReportEvent& event, double usual) {
-  const std::string window = "mean of " + step_text(kUsual) + " steps";
+  const std::string window = "mean of " + step_text(kUsualSteps) + " steps";
   std::string text = "The loss was " + number(usual) + " in the " + window + " just before";
   const Means means = means_of(event, usual);
   if (!std::isfinite(means.highest)) return text + "; what came after is not in the record.";
   text += "; the highest such mean since was " + number(means.highest) + ", from step " +
           step_text(means.highest_from) + " on. ";
-  const bool is_back = means.back_from >= 0;
-  text += is_back ? "It was back " + steps_text(steps_between(event.onset_step, means.back_from)) +
-                        " after the onset."
-                  : "It had not come back " +
-                        steps_text(steps_between(event.onset_step, event.steps.back().step)) +
-                        " after the onset.";
+  const bool has_recovered = means.recovered_from >= 0;
+  text += has_recovered ? "It was back " + steps_text(steps_between(event.onset_step, means.recovered_from)) +
+                              " after the onset."
+                        : "It had not come back " +
+                              steps_text(steps_between(event.onset_step, event.steps.back().step)) +
+                              " after the onset.";
   return text + " Such a rise is seen late: here at step " + step_text(event.declared_step) + ".";
 }
 
@@ -462,6 +463,7 @@ std::string title_of(const ReportEvent& event) {
 }
 
 std::string course_of(const ReportEvent& event) {
+  // Only the first events of a run keep the steps around them.
   if (event.steps.empty()) return "The run has more events than are listed one by one.";
   const Usual usual = usual_of(event);
   double highest = -INFINITY;  // of the losses from the onset to the first one that is not finite
@@ -491,7 +493,7 @@ std::string course_of(const ReportEvent& event) {
     return text + (has_peak || usual.count > 0 ? "; from step " : ", from step ") +
            step_text(first_nonfinite->step) + " on it was NaN or infinite.";
   text += ".";
-  const int64_t back = usual.count > 0 ? back_at(event, highest_at, usual.highest) : -1;
+  const int64_t back = usual.count > 0 ? recovered_at(event, highest_at, usual.highest) : -1;
   if (back >= 0)
     return text + " It was back " + steps_text(steps_between(event.onset_step, back)) + " after the onset.";
   return text + " It had not come back " +
@@ -543,8 +545,8 @@ std::string attention_text(const std::vector<AttentionFault>& faults, const Atte
   return text;
 }
 
-// Mentions loss events before an attention fault, since an event may not be due to the fault. Drops the last
-// character of a text about the fault at the end, a blank.
+// Mentions loss events before an attention fault, since an event may not be due to the fault. The text about
+// the fault ends with a blank, which is dropped if nothing follows.
 std::string verdict_of(const Report& report, const RunCounts& counts) {
   const std::string loss = loss_verdict_of(report, counts), attention = attention_fault_of(report);
   if (attention.empty()) return loss;

@@ -11,22 +11,22 @@ namespace foreshock::cli {
 namespace {
 
 // Returns the Damerau-Levenshtein distance: the least number of insertions, deletions, replacements and swaps
-// of neighbours that turn a into b. rows[i][j]: distance of the first i letters of a and the first j of b.
+// of neighbours that turn a into b. distance[i][j] is that of the first i letters of a and the first j of b.
 size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<std::vector<size_t>> rows(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  std::vector<std::vector<size_t>> distance(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i) {
     for (size_t j = 0; j <= b.size(); ++j) {
       if (i == 0 || j == 0) {
-        rows[i][j] = i + j;
+        distance[i][j] = i + j;
         continue;
       }
-      const size_t changed = rows[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
-      rows[i][j] = std::min({rows[i - 1][j] + 1, rows[i][j - 1] + 1, changed});
+      const size_t changed = distance[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      distance[i][j] = std::min({distance[i - 1][j] + 1, distance[i][j - 1] + 1, changed});
       if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-        rows[i][j] = std::min(rows[i][j], rows[i - 2][j - 2] + 1);
+        distance[i][j] = std::min(distance[i][j], distance[i - 2][j - 2] + 1);
     }
   }
-  return rows[a.size()][b.size()];
+  return distance[a.size()][b.size()];
 }
 
 }  // namespace

@@ -7,7 +7,7 @@ from rule import AT_STEP, RUN, RUN_KEY, UNLESS_ENDED, VALUE, Alert, Group, Recor
 from standing import Default, alerting, remark, severity
 
 # Series of detector_records(): the level of a detector (0 quiet, 1 watch, 2 warn), and its number of warnings.
-LEVEL, EVENTS = "run:foreshock_precursor_level:max", "run:foreshock_precursor_events:increase"
+LEVEL, WARNINGS = "run:foreshock_precursor_level:max", "run:foreshock_precursor_events:increase"
 
 RESTART_FOR_LOGITS = (
     "Saturated attention learns slowly and can make the loss diverge. First see whether the loss rises. If it does,"
@@ -71,8 +71,8 @@ TABLE: list[tuple[str, str, str, str, dict[str, str], str]] = [
 
 def warned(detectors: str, level: float) -> str:
     """A PromQL expression with one series for each detector whose level is at least `level` now, or that began to warn
-    within the window of EVENTS. `detectors`: a regular expression of names."""
-    return f'({LEVEL}{{detector=~"{detectors}"}} >= {level}) or ({EVENTS}{{detector=~"{detectors}"}} > 0)'
+    within the window of WARNINGS. `detectors`: a regular expression of names."""
+    return f'({LEVEL}{{detector=~"{detectors}"}} >= {level}) or ({WARNINGS}{{detector=~"{detectors}"}} > 0)'
 
 
 def detector_records(detectors: list[str], window: str) -> list[Record]:
@@ -81,7 +81,8 @@ def detector_records(detectors: list[str], window: str) -> list[Record]:
     return [
         Record(LEVEL, f"max by ({RUN_KEY}, detector) (foreshock_precursor_level{{{matcher}}} {UNLESS_ENDED})"),
         Record(
-            EVENTS, f"sum by ({RUN_KEY}, detector) (increase(foreshock_precursor_events_total{{{matcher}}}[{window}]))"
+            WARNINGS,
+            f"sum by ({RUN_KEY}, detector) (increase(foreshock_precursor_events_total{{{matcher}}}[{window}]))",
         ),
     ]
 

@@ -19,7 +19,7 @@ def increase(metric: str, window: str) -> str:
 
 def call_rates() -> list[Record]:
     """Records the rates of skipped and sampled calls, summed over ranks: coverage() reads half an hour of the rates,
-    which would be expensive for every rank. Counts only forward calls, since every backward call has one. Excludes
+    which would be expensive for every rank. Counts only forward calls, since every backward call follows one. Excludes
     calls skipped for the budget ("budget") or by --slices ("off"), which the user intended."""
     skipped, sampled = (f"foreshock_attention_{what}_total" for what in ("skipped", "samples"))
     return [

@@ -175,9 +175,9 @@ def layers(
     builder = begin(heatmap.Panel(), title, description, [Query(f"max by (layer) ({expression})", "{{layer}}")])
     colours = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Turbo").steps(64)
     colours.scale(HeatmapColorScale.EXPONENTIAL).exponent(0.5)  # more colours for small values
-    for end, value in ((colours.min, least), (colours.max, most)):
+    for set_end, value in ((colours.min, least), (colours.max, most)):
         if value is not None:
-            end(value)
+            set_end(value)
     builder.calculate(False).color(colours).cell_gap(0).max_data_points(MOST_POINTS)
     return builder.unit(unit).span(12).height(10)
 

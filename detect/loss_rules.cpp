@@ -137,7 +137,7 @@ std::optional<int64_t> LossRiseRule::end_block(double mean, double within) {
   return onset_step_;
 }
 
-// The level, best_, is the lowest mean of kLevel successive blocks, of blocks that were not above the level.
+// best_ is the level: the lowest mean over kLevel blocks in a row. Blocks that is_above() are skipped.
 void LossRiseRule::learn(double mean, double within) {
   within_.add(within);
   if (has_previous_) differences_.add(mean - previous_);
@@ -166,7 +166,9 @@ bool LossRiseRule::is_above(double mean) const {
   return margin > 0 && mean > best_ + margin;
 }
 
-std::optional<double> LossRiseRule::noise() const {  // the standard deviation of a block's mean
+// Returns the standard deviation of a block's mean, from two estimates. sqrt(2): differences_ holds
+// differences of two block means, which have twice the variance of a mean.
+std::optional<double> LossRiseRule::noise() const {
   if (differences_.size() < kLearning) return std::nullopt;
   const double between = robust_spread(differences_.data(), differences_.size()) / std::sqrt(2.0);
   return std::max(between, within_.summary()->mean);

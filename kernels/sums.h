@@ -52,8 +52,8 @@ void for_each_joint_block(const TensorView& a, const TensorView& b, const Visit&
 }
 
 // The sum of the squares of a dense array, in fp64. `type` must be floating. A NaN or an infinity in the
-// array makes the result NaN or infinite. It is formed in eight chains (partial sums), so its relative error
-// is at most count / 8 * 2^-53, far below the rounding of any gradient.
+// array makes the result NaN or infinite. The elements are added in eight chains (partial sums), so the
+// relative error is at most count / 8 * 2^-53, far below the rounding of any gradient.
 double sum_of_squares(const void* data, DType type, size_t count);
 
 // Sums, in fp64, over the changes d = after - before that a step made in an array, and over the values after
@@ -144,7 +144,7 @@ void add_adam_sums(const TensorView& gradient, const TensorView& second_moment, 
 
 // The functions below handle one element of a gradient and its second moment, on host and device.
 
-// Whether an element is counted. Without a branch, so that the loop is vectorized.
+// Whether an element is counted; x * 0 is 0 only if x is finite. Has no branch, so that loops are vectorized.
 constexpr bool is_usable(double g, double v) { return int{g * 0 + v * 0 == 0} & int{v >= 0}; }
 
 struct AdamElement {

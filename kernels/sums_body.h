@@ -2,7 +2,7 @@
 // kChecksum is the checksum of one tensor; kScalars copies single numbers to the host. The formulas are in
 // sums.h, the jobs (a kernel's parameters) in device_jobs.h. Block is the interface of block.h: the threads
 // of one device block. each(f) calls f(thread) for each thread, then waits for all. A lane of the first two
-// kernels is a thread with its sums in shared memory; a block has kSumLanes = 256. Shared code comes first.
+// kernels is a thread with its sums in shared memory; a block has kSumLanes = 256 lanes.
 #ifndef FORESHOCK_KERNELS_SUMS_BODY_H_
 #define FORESHOCK_KERNELS_SUMS_BODY_H_
 
@@ -91,7 +91,8 @@ FORESHOCK_DEVICE void sum_chunk(const Tensor& tensor, uint64_t chunk, Sums* lane
   fold_lanes(lane, block);
 }
 
-// Adds the sums of a tensor's chunks, which other blocks wrote. Lane l adds chunks l, l + 256, ..., in order.
+// Adds the sums of a tensor's chunks, which other blocks wrote (fresh() reads such values). Lane l adds
+// chunks l, l + 256, ..., in order.
 template <class Sums, class Block>
 FORESHOCK_DEVICE void sum_partials(const Sums* partial, uint64_t chunks, Sums* lane, Block& block) {
   block.each([&](uint32_t thread) {
@@ -109,7 +110,7 @@ template <class Sums, class Job, class Block>
 FORESHOCK_DEVICE void sum_tensors(const Job& job, Block& block) {
   Sums* results = reinterpret_cast<Sums*>(job.results);
   Sums* partials = reinterpret_cast<Sums*>(job.partials);
-  uint32_t* is_last = block.template shared<uint32_t>(0);
+  uint32_t* is_last = block.template shared<uint32_t>(0);  // shared<T>(offset in bytes, number of T)
   Sums* lane = block.template shared<Sums>(sizeof(Bytes16), kSumLanes);
   for (uint64_t chunk = block.index(); chunk < job.chunks; chunk += block.blocks()) {
     uint32_t owner = 0;  // the tensor to which the chunk belongs

@@ -108,7 +108,7 @@ constexpr uint64_t kUnit = uint64_t{1} << 24, kBlock = uint64_t{1} << 17;
 // unpaired in a part if the value at the same index of the other side is not finite.
 struct Counted {
   Histogram histogram;
-  double rounding = 0;  // sum of |x - x rounded to fp32|; without() leaves the share of removed values in it
+  double rounding = 0;  // sum of |x - x rounded to fp32|; without() does not reduce it
 
   Counted without(const Histogram& unpaired) const { return {lab::without(unpaired, histogram), rounding}; }
   double mean_rounding() const {
@@ -150,7 +150,7 @@ Distance distance_of(const Counted& a, const Counted& b, const Difference& diffe
   Distance distance;
   distance.wasserstein = wasserstein(a.histogram, b.histogram);
   // Rounding changes the values by `rounding` on average, and so W1 by at most `rounding`. W1 lies between
-  // low and high. All are NaN if unknown, and std::max keeps a NaN that is its first argument.
+  // low and high. Both are NaN if unknown; std::max returns its first argument if that is NaN.
   const double rounding = a.mean_rounding() + b.mean_rounding();
   distance.wasserstein.low = std::max(distance.wasserstein.low - rounding, 0.0);
   distance.wasserstein.high += rounding;
@@ -369,7 +369,7 @@ bool comparable(const std::string& name, const Checkpoint::Place* a, const Check
   if (!a) return result->only_in_b.push_back(name), false;
   const StoredTensor &in_a = *a->tensor, &in_b = *b->tensor;
   if (in_a.dtype == DType::kNone || in_b.dtype == DType::kNone)
-    return result->untouched.push_back({name, in_a.type, in_b.type}), false;
+    return result->not_floating.push_back({name, in_a.type, in_b.type}), false;
   if (in_a.shape != in_b.shape)
     return result->shapes.push_back({name, shape_text(in_a.shape), shape_text(in_b.shape)}), false;
   if (in_a.dtype != in_b.dtype) result->types.push_back({name, in_a.type, in_b.type});

@@ -66,7 +66,7 @@ struct PairOfCheckpoints {
   size_t a = 0, b = 0;  // indexes in the list of checkpoints
 };
 
-// The distance between one tensor, or all compared tensors pooled, in the checkpoints a and b. NaN: unknown.
+// The distance between checkpoints a and b, of one tensor or of all compared tensors pooled. NaN: unknown.
 struct Distance {
   uint64_t elements = 0;
   Wasserstein wasserstein;  // W1 between the distributions of the values of a and of b, with bounds
@@ -76,14 +76,14 @@ struct Distance {
   uint64_t non_finite_a = 0, non_finite_b = 0;
 
   // W1 / mean |a - b|, 0 to 1. Near 1: the values moved in one direction. Near 0: their distribution did not.
-  double drift() const { return wasserstein.value / difference.mean_magnitude(); }
+  double w1_over_mean_abs() const { return wasserstein.value / difference.mean_magnitude(); }
 };
 
 struct TensorDistance {
   std::string name, type_a, type_b;
   std::vector<int64_t> shape;
   Distance distance;
-  double rounding_a = 0, rounding_b = 0;  // TensorCounter::take_rounding() of a and b
+  double rounding_a = 0, rounding_b = 0;  // sums of TensorCounter::take_rounding() over a and b
 };
 
 // A tensor whose shapes or types differ: `a` and `b` are its shape, or type, in the two checkpoints.
@@ -96,9 +96,9 @@ struct PairResult {
   std::vector<TensorDistance> tensors;  // in the order of natural_less() (checkpoint.h)
   Distance pooled;
   std::vector<std::string> only_in_a, only_in_b;
-  std::vector<Unlike> shapes;     // tensors whose shapes differ: not compared
-  std::vector<Unlike> types;      // tensors whose types differ: compared nevertheless
-  std::vector<Unlike> untouched;  // not compared, since one type or both are not fp64, fp32, bf16 or fp16
+  std::vector<Unlike> shapes;        // tensors whose shapes differ: not compared
+  std::vector<Unlike> types;         // tensors whose types differ: compared nevertheless
+  std::vector<Unlike> not_floating;  // not compared, since one type or both are not fp64, fp32, bf16 or fp16
 };
 
 struct Comparison {

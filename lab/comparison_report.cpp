@@ -26,7 +26,7 @@ void add_figures(const Distance& d, ordered_json* object) {
   json["w1_noise_floor"] = number(d.noise_floor);
   json["mean_abs"] = number(d.difference.mean_magnitude());
   json["max_abs"] = has_pairs ? number(d.difference.max_magnitude) : ordered_json(nullptr);
-  json["w1_over_mean_abs"] = number(d.drift());
+  json["w1_over_mean_abs"] = number(d.w1_over_mean_abs());
   json["relative_l2"] = number(d.difference.relative_l2());
   json["magnitude"] = number(d.magnitude);
   json["non_finite_a"] = d.non_finite_a;
@@ -55,7 +55,7 @@ ordered_json to_json(const PairResult& result) {
   json["only_in_b"] = result.only_in_b;
   json["shapes_differ"] = to_json(result.shapes);
   json["types_differ"] = to_json(result.types);
-  json["not_compared"] = to_json(result.untouched);
+  json["not_compared"] = to_json(result.not_floating);
   return json;
 }
 
@@ -118,7 +118,7 @@ Row figures(const Distance& d) {  // the columns with the headings kFigures
           distance(d.wasserstein),
           written("%.1e", d.noise_floor),
           written("%.3e", d.difference.mean_magnitude()),
-          written("%.3f", d.drift()),
+          written("%.3f", d.w1_over_mean_abs()),
           d.difference.pairs > 0 ? written("%.2e", d.difference.max_magnitude) : "-",
           written("%.3e", d.difference.relative_l2()) + (bad ? "  (" + counted(bad) + " not finite)" : "")};
 }
@@ -201,7 +201,7 @@ std::string unlike_of(const Comparison& comparison, const PairResult& pair) {
   const std::string text =
       listed("only in " + a, lines_of(pair.only_in_a)) + listed("only in " + b, lines_of(pair.only_in_b)) +
       listed("not compared, shapes differ", lines_of(pair.shapes)) +
-      listed("not compared, no floating type of 16 bits or more", lines_of(pair.untouched)) +
+      listed("not compared, no floating type of 16 bits or more", lines_of(pair.not_floating)) +
       listed("compared, though types differ", lines_of(pair.types));
   return text.empty() ? "" : printable(pair.pair.name) + ": not alike\n" + text + "\n";
 }

@@ -58,9 +58,9 @@ Tensor visible_keys(const StoredCall& call) {
   return visible;
 }
 
-struct Part {                     // the contribution of one slice to one verdict
-  Deviation own, plain, rounded;  // of the result, of plain attention, and of the rounded reference
-  double squares = 0;             // sum over the reference; for a zero gradient, over the terms that cancel
+struct Part {                             // the contribution of one slice to one verdict
+  Deviation own, plain, rounded;          // of the result, of plain attention, and of the rounded reference
+  double squares = 0;                     // of the reference; for a zero gradient, of the terms that cancel
   uint64_t values = 0, not_compared = 0;  // not_compared: values for which the reference is not finite
 };
 
@@ -88,7 +88,7 @@ void zero_where_undefined(const Tensor& reference, Tensor* result) {
 }
 
 // Compares the results of one slice with the reference. Elements without a finite reference (rows without
-// keys) are set to 0 in all tensors, so that they are ignored. The reference is last, since it decides.
+// keys) are set to 0 in all tensors, and so ignored: in the reference last, since it shows which they are.
 Part part_of(Tensor own, Tensor plain, Tensor reference, const NumberFormat& format) {
   zero_where_undefined(reference, &own);
   zero_where_undefined(reference, &plain);
@@ -109,6 +109,7 @@ struct Pooled {            // errors over all slices
   double bias = 0, z = 0;  // the bias in ulp, and as a standard score over the slices
 };
 
+// Deviation::outward: sum of the errors, positive away from zero. Deviation::ulps: sum of the values' ulps.
 Pooled pooled(const std::vector<Part>& parts, Deviation Part::*deviation) {
   double error = 0, norm = 0, outward = 0, ulps = 0;
   std::vector<double> slices;
@@ -153,6 +154,7 @@ Verdict verdict_of(const StoredCall& call, const std::string& name, const std::v
   v.judged = judged;
   v.relative_l2 = own.l2;
   v.floor_l2 = std::max({plain.l2, rounded.l2, is_fp64 ? kReferenceError : 0});
+  // A correct kernel may subtract the rounded terms, although plain attention has no error here.
   if (is_zero_gradient(call, name))
     v.floor_l2 = std::max(v.floor_l2, parse_format(name_of(call.dtype))->unit_roundoff());
   v.ratio = v.relative_l2 == 0 ? 0 : v.relative_l2 / v.floor_l2;

@@ -10,7 +10,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lab/rounding.cpp"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)  // like SSE2, which is compiled, they have no FMA
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -79,17 +79,17 @@ void round_all(const NumberFormat& format, double* values, size_t count, uint64_
   HWY_ALIGN double block[hn::MaxLanes(D())];
   HWY_ALIGN double u[hn::MaxLanes(D())] = {};
   for (size_t i = 0; i < count; i += lanes) {
-    const size_t live = std::min(lanes, count - i);
+    const size_t filled = std::min(lanes, count - i);
     if constexpr (kRounding == Rounding::kStochastic)
-      for (size_t k = 0; k < live; ++k) u[k] = uniform(key, i + k);
-    if (live == lanes) {  // otherwise the last values do not fill a vector, and are rounded in `block`
+      for (size_t k = 0; k < filled; ++k) u[k] = uniform(key, i + k);
+    if (filled == lanes) {  // otherwise the last values do not fill a vector, and are rounded in `block`
       hn::StoreU(rounded<kRounding>(bounds, hn::LoadU(d, values + i), hn::Load(d, u)), d, values + i);
       continue;
     }
     std::fill(block, block + lanes, 0.0);
     std::copy(values + i, values + count, block);
     hn::Store(rounded<kRounding>(bounds, hn::Load(d, block), hn::Load(d, u)), d, block);
-    std::copy(block, block + live, values + i);
+    std::copy(block, block + filled, values + i);
   }
 }
 

@@ -117,13 +117,13 @@ uintptr_t stream_of(const Interposed& called, Word handle) {
   return is_of_thread ? static_cast<uintptr_t>(pthread_self()) : handle;
 }
 
-// Counts a call that has returned `error`, if it is not a destruction. a, b: the arguments listed at each
-// case.
+// Counts a call that has returned `error`, if it is not a destruction. a, b: see the comment of each case.
 void count_call(const Interposed& called, int error, Word a, Word b) {
   CudaGraphCounter& graphs = g_monitor.graphs();
   const bool succeeded = error == 0;
   PassCalls so_far;  // attention calls counted by the hooks; used only when a recording begins or ends
-  if (called.kind <= kEndCapture) g_process.add_calls_to(so_far.of);
+  const bool begins_or_ends = called.kind <= kEndCapture;  // the first three kinds
+  if (begins_or_ends) g_process.add_calls_to(so_far.of);
   switch (called.kind) {
     case kBeginCapture:  // (stream, mode)
       if (succeeded) graphs.begin_recording(stream_of(called, a), so_far);
@@ -138,7 +138,7 @@ void count_call(const Interposed& called, int error, Word a, Word b) {
     case kInstantiate:  // (*executable, graph, ...)
       if (succeeded) graphs.instantiate(b, handle_at(a));
       return;
-    case kUpdate:  // (executable, graph, ...)
+    case kUpdate:  // (executable, graph, ...); the executable runs this graph from now on
       if (succeeded) graphs.instantiate(b, a);
       return;
     case kClone:  // (*clone, graph)

@@ -6,9 +6,9 @@
 // An untested torch must keep working too. So no function here declares the arguments of torch's function:
 // all words that the caller put into registers and onto the stack are forwarded unchanged
 // (FORESHOCK_PARAMETERS in base.h: w0, ... for integers, d0, ... for doubles, s0, ... for the stack). Words
-// are read as arguments only if an adapter for exactly this torch is loaded. Read are the query of every
-// function, and all arguments of the two CPU functions (numbers 0 and 1 of FORESHOCK_SHIMS in adapter.h;
-// tests/abi compares the arguments with torch's headers). If torch's function is missing, a function here
+// are read as arguments only if an adapter for exactly this torch is loaded: the query of every function, and
+// all arguments of the two CPU functions (numbers 0 and 1 of FORESHOCK_SHIMS in adapter.h; tests/abi compares
+// the arguments with torch's headers). If torch's function is missing, a function here
 // returns kFailure.
 #include <dlfcn.h>
 
@@ -44,7 +44,7 @@ constinit Shim g_shims[FORESHOCK_SHIM_COUNT] = {FORESHOCK_SHIMS(FORESHOCK_SHIM_R
 #undef FORESHOCK_SHIM_ROW
 
 // Functions of the adapter (adapter.h), called before and after torch's function. Null without an adapter;
-// calls are then only forwarded. g_begins returns whether the call is to be sampled, which g_ended gets too.
+// calls are then only forwarded. g_begins returns whether to sample the call; g_ended gets this result.
 std::atomic<int (*)(const foreshock_shim_call*)> g_begins{nullptr};
 std::atomic<void (*)(const foreshock_shim_call*, int)> g_ended{nullptr};
 

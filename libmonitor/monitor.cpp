@@ -97,7 +97,7 @@ uint32_t Monitor::plan_slices() {
 
 // No sample is refused for its cost with --max-slowdown 100%, or with --every and without --max-slowdown.
 bool Monitor::samples_without_limit() const {
-  return budget_.is_unlimited() || g_process.settings().every_is_promised;
+  return budget_.is_unlimited() || g_process.settings().every_ignores_cost;
 }
 
 // Returns the time that the agent has spent on this rank since the last call, from totals that the agent

@@ -137,13 +137,13 @@ bool parse_switch(const char* text, bool* result) {
 
 namespace {
 
-// Most variables that are copied. No program starts with more: the kernel accepts 6 MiB of arguments,
+// At most so many variables are copied. No program starts with more: the kernel accepts 6 MiB of arguments,
 // environment and pointers to both. Thousands are common, since Kubernetes sets some for every service.
 constexpr size_t kMostEntries = size_t{1} << 19;
-constexpr size_t kText = size_t{8} << 20;  // bytes for the copies of all variables
-constexpr size_t kEntriesAtOnce = 512;     // pointers copied by one system call
-constexpr size_t kLongest = 4096;          // bytes of one variable: name, '=', value, NUL
-constexpr int kTries = 100;                // attempts to copy the array twice with the same result
+constexpr size_t kTextBytes = size_t{8} << 20;  // bytes for the copies of all variables
+constexpr size_t kEntriesAtOnce = 512;          // pointers copied by one system call
+constexpr size_t kMostVariableBytes = 4096;     // bytes of one variable: name, '=', value, NUL
+constexpr int kTries = 100;                     // attempts to copy the array twice with the same result
 
 // Copies memory of this process through the file descriptor `memory` of /proc/self/mem. Returns the number of
 // bytes copied: all, or those before the first unreadable one. The descriptor is used for reading only: if
@@ -159,7 +159,7 @@ size_t copy_memory(int memory, void* to, const void* from, size_t bytes) {
 struct SafeEnvironment::Buffers {
   const char* entries[kMostEntries];  // a copy of `environ`, the array of pointers to variables
   const char* earlier[kMostEntries];  // an earlier copy of `environ`, for comparison
-  char text[kText];                   // "NAME=value\0NAME=value\0\0"
+  char text[kTextBytes];              // "NAME=value\0NAME=value\0\0"
 };
 
 SafeEnvironment::SafeEnvironment(const char* memory) {
@@ -190,7 +190,7 @@ bool SafeEnvironment::copy_array(int memory, const char** entries, size_t* count
     const char** const end = std::find(piece, piece + got, nullptr);
     *count += static_cast<size_t>(end - piece);
     if (end != piece + got) return true;
-    if (got < kEntriesAtOnce) return false;
+    if (got < kEntriesAtOnce) return false;  // unreadable memory before the null pointer at the end
   }
   return true;
 }
@@ -208,9 +208,9 @@ bool SafeEnvironment::copy(int memory) {
                 std::equal(buffers_->entries, buffers_->entries + count, buffers_->earlier);
   }
   if (!has_copy) return false;
-  char *to = buffers_->text, *const last_begin = buffers_->text + kText - kLongest;
+  char *to = buffers_->text, *const last_begin = buffers_->text + kTextBytes - kMostVariableBytes;
   for (size_t n = 0; n < count && to < last_begin; ++n) {
-    const size_t got = copy_memory(memory, to, buffers_->entries[n], kLongest);
+    const size_t got = copy_memory(memory, to, buffers_->entries[n], kMostVariableBytes);
     const size_t length = strnlen(to, got);
     // If there is no NUL within `got` bytes, the variable is too long or already freed, and is left out.
     if (length > 0 && length < got) to += length + 1;
@@ -296,7 +296,7 @@ bool read_environment(const SafeEnvironment& variables, Settings* settings) {
   parse_count(value(OptionId::kEvery), &s.every);
   // `foreshock run` sets an empty FORESHOCK_MAX_SLOWDOWN if the user gave --every without --max-slowdown.
   const char* limit = variables.find(option(OptionId::kMaxSlowdown).variable);
-  s.every_is_promised = s.every != 0 && (limit == nullptr || *limit == '\0');
+  s.every_ignores_cost = s.every != 0 && (limit == nullptr || *limit == '\0');
   parse_ratio(value(OptionId::kMaxSlowdown), &s.max_slowdown);
   parse_bytes(value(OptionId::kMemory), &s.memory);
   parse_switch(value(OptionId::kSlices), &s.slices);

@@ -82,7 +82,7 @@ struct Option {
 inline constexpr size_t kOptionCount = static_cast<size_t>(OptionId::kCount);
 
 inline constexpr uint64_t kMiB = 1 << 20;
-inline constexpr uint64_t kMostSteps = 1 << 20;    // between two samples, or two measurements of a weight
+inline constexpr uint64_t kMostSteps = 1 << 20;    // from a sample, or measurement of a weight, to the next
 inline constexpr uint64_t kMostCountedSteps = 64;  // steps in which --count-kernels counts
 
 inline constexpr Option kOptions[kOptionCount] = {
@@ -255,17 +255,18 @@ const char* option_value(const SafeEnvironment& variables, OptionId id);
 struct Settings {
   char directory[400];  // <base>/<run id>
   char run_id[64];
-  uint64_t launcher_id;    // number of the `foreshock run` that started the trainer; 0: none
-  uint64_t every;          // sampling interval in steps; 0: chosen by the agent
-  bool every_is_promised;  // `every` was given without --max-slowdown: the cost never prevents a sample
-  double max_slowdown;     // ratio of the training time; 1: no limit
-  uint64_t memory;         // most shared memory of this rank, in bytes
-  bool slices;             // whether attention calls are sampled
-  bool weights;            // whether weight tensors are measured
-  uint64_t weights_every;  // steps between two measurements; 0: as often as the budget allows
-  uint64_t count_kernels;  // number of steps in which kernels are counted; 0: none
-  uint64_t seed;           // of the choice of samples
-  int rank, local_rank, world_size, local_ranks, attempt;  // local_ranks: of this node; attempt: restarts
+  uint64_t launcher_id;     // number of the `foreshock run` that started the trainer; 0: none
+  uint64_t every;           // sampling interval in steps; 0: chosen by the agent
+  bool every_ignores_cost;  // `every` was given without --max-slowdown: no sample is left out for its cost
+  double max_slowdown;      // ratio of the training time; 1: no limit
+  uint64_t memory;          // most shared memory of this rank, in bytes
+  bool slices;              // whether attention calls are sampled
+  bool weights;             // whether weight tensors are measured
+  uint64_t weights_every;   // steps between two measurements; 0: as often as the budget allows
+  uint64_t count_kernels;   // number of steps in which kernels are counted; 0: none
+  uint64_t seed;            // of the choice of samples
+  int rank, local_rank, world_size;  // local_rank: index of this rank on its node; -1: unknown
+  int local_ranks, attempt;          // local_ranks: ranks of this node; attempt: number of restarts
 };
 
 // Reads this process's rank in the job and the settings of the run from the environment. Returns false if the

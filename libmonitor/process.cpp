@@ -357,7 +357,7 @@ segment::Identity ProcessState::identity_of(const segment::SegmentRequest& given
   identity.slots_given = given.slots;
   identity.slot_bytes = given.slot_bytes;
   // If --every was given without --max-slowdown, the cost never prevents a sample: the limit is 100 %.
-  identity.max_slowdown = settings_.every_is_promised ? 1 : settings_.max_slowdown;
+  identity.max_slowdown = settings_.every_ignores_cost ? 1 : settings_.max_slowdown;
   identity.fixed_interval = settings_.every;
   identity.local_ranks = static_cast<uint32_t>(settings_.local_ranks);
   return identity;

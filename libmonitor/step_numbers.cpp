@@ -50,7 +50,8 @@ void LossTracker::choose_source(double root) {
 // targets) if they are shares, and to k times this mean if each is a whole loss. The limit is sqrt(k).
 void LossTracker::choose_root_meaning() {
   const Mean &roots = mean_[FORESHOCK_LOSS_BACKWARD_ROOT], &summed = mean_[kSummed];
-  if (roots_ != Roots::kUnknown || roots.weight < 2 || mean_[FORESHOCK_LOSS_NLL].weight > 0) return;
+  const bool has_unsummed_nll = mean_[FORESHOCK_LOSS_NLL].weight > 0;  // `summed` then lacks targets
+  if (roots_ != Roots::kUnknown || roots.weight < 2 || has_unsummed_nll) return;
   const double ratio = roots.sum / (summed.sum / summed.weight);
   if (!(ratio > 0) || std::isinf(ratio)) return;
   roots_ = ratio < std::sqrt(roots.weight) ? Roots::kShares : Roots::kWhole;
@@ -90,7 +91,7 @@ void LossTracker::forget_step() {
 }
 
 bool LossTracker::take(double* loss, uint32_t* source) {
-  // If the step has no root (autograd.grad was called instead of backward), an nll is the loss.
+  // If there was no finite root (autograd.grad may have been called instead of backward), an nll is the loss.
   const bool has_root = mean_[FORESHOCK_LOSS_BACKWARD_ROOT].weight > 0;
   if (chosen_source_ == 0 && mean_[FORESHOCK_LOSS_NLL].weight > 0) chosen_source_ = FORESHOCK_LOSS_NLL;
   if (chosen_source_ == 0 && mean_[kSummed].weight > 0 && !has_root) chosen_source_ = kSummed;
@@ -197,10 +198,10 @@ bool TrainerReadbacks::find(uint64_t number, double* value) const {
   return false;
 }
 
-// `names`: the segment's table, which the agent reads. given_: bit n is set if name n has a value to take().
+// `names`: the segment's table, which the agent reads.
 void Scalars::attach(segment::ScalarName* names) {
   names_ = names;
-  known_ = given_ = 0;
+  known_ = given_bits_ = 0;
 }
 
 bool Scalars::is_taken(const char* cut) const {
@@ -237,16 +238,16 @@ bool Scalars::observe(const char* name, double value, int64_t step) {
   if (index < 0) return false;
   value_[index] = value;
   step_[index] = std::max<int64_t>(step, -1);  // -1: none
-  given_ |= 1u << index;
+  given_bits_ |= 1u << index;
   return true;
 }
 
 void Scalars::take(segment::StepRecord* record) {
-  record->scalars_given = given_;
-  if (given_ == 0) return;
+  record->scalars_given = given_bits_;
+  if (given_bits_ == 0) return;
   std::copy_n(value_, segment::kMaxScalars, record->scalars);
   std::copy_n(step_, segment::kMaxScalars, record->scalar_step);
-  given_ = 0;
+  given_bits_ = 0;
 }
 
 namespace {

@@ -59,8 +59,8 @@ class LossTracker {
   Divided divided_;                // the roots of this step that were divided
   Roots roots_ = Roots::kUnknown;  // decided by the cross-entropies summed over targets
   Mean mean_[kSummed + 1];         // by source
-  double last_nll_ = 0;            // the last cross-entropy
-  uint64_t nll_since_root_ = 0;    // number of cross-entropies since the last root
+  double last_nll_ = 0;            // the last cross-entropy (nll: negative log likelihood)
+  uint64_t nll_since_root_ = 0;    // cross-entropies since the last root
 };
 
 // A loss or norm. While it is on the device, only `number` is known, a ticket for finding it later.
@@ -120,13 +120,13 @@ struct PendingStep {
     return all_found;
   }
 
-  // Returns how many missing values satisfy counts(number). Equal numbers in a row count once: a
+  // Returns how many missing values satisfy is_counted(number). Equal numbers in a row count once: a
   // cross-entropy that is also the root of its backward pass is observed twice, and a scale once per use.
-  uint32_t missing(const auto& counts) const {
+  uint32_t missing(const auto& is_counted) const {
     uint32_t count = 0;
     uint64_t last_value = 0, last_scale = 0, last_norm = 0;
     const auto see = [&](const PendingNumber& pending, uint64_t* last) {
-      count += pending.number != 0 && pending.number != *last && counts(pending.number);
+      count += pending.number != 0 && pending.number != *last && is_counted(pending.number);
       *last = pending.number;
     };
     for (uint32_t n = 0; n < events; ++n) see(event[n].value, &last_value), see(event[n].scale, &last_scale);
@@ -204,7 +204,7 @@ class Scalars {
   segment::ScalarName* names_ = nullptr;
   uint64_t hash_[segment::kMaxScalars] = {};  // hashes of the uncut names
   uint32_t known_ = 0;                        // number of names
-  uint32_t given_ = 0;                        // bit n: value_[n] was observed since the last take()
+  uint32_t given_bits_ = 0;                   // bit n: value_[n] was observed since the last take()
   double value_[segment::kMaxScalars] = {};
   int64_t step_[segment::kMaxScalars] = {};
 };

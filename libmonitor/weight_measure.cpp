@@ -221,10 +221,12 @@ uint64_t scratch_bytes(const WeightWork& work) {
   return std::max((of_values + of_gradient) * sizeof(GradientSums), of_moment * sizeof(AdamSums));
 }
 
-// Returns its address. `at`, also below: device address of WeightResults, at which the work's memory begins.
+// Returns the address of the scratch memory. `at`, here and below: the device address of the work's memory,
+// which begins with a WeightResults.
 uint64_t scratch_of(const WeightWork& work, uint64_t at) { return at + round_up(work.result_bytes()); }
 
-// Plans the sums over gradient and second moment, or over the gradient alone, or none: what kernels can read.
+// Plans the sums over gradient and second moment; over the gradient alone if kernels cannot read the moment;
+// none if they cannot read the gradient.
 void plan_optimizer(const foreshock_tensor& values, const OptimizerState& optimizer, WeightWork* work) {
   const foreshock_tensor &gradient = optimizer.gradient, &moment = optimizer.second_moment;
   if (!is_readable_on_device(gradient, values)) return;
@@ -269,7 +271,7 @@ bool plan_weight(const foreshock_tensor& values, uint64_t elements, const Optimi
 }
 
 GatherJob look_at_clock(uint64_t times, uint64_t clock) {
-  GatherJob job = {};
+  GatherJob job = {};  // without pieces to copy, the kernel only stores its times
   job.times = times;
   job.clock = clock;
   return job;
@@ -359,7 +361,7 @@ bool WeightStaging::load(std::span<const std::byte> code) {
 // Returns -1, or the FORESHOCK_SKIP_ reason why weights on this device cannot be measured.
 int WeightStaging::try_set_up(std::span<const std::byte> code) {
   const DriverApi& driver = *driver_;
-  const CaptureGuard relaxed(driver);
+  const CaptureGuard relaxed(driver);  // without it, set-up calls would invalidate graph captures
   cuda::Device device = 0;
   int can_write = 0, processors = 0, shared_bytes = 0;
   if (!relaxed || code.empty() || !ok(driver.ctx_get_device(&device)) ||
@@ -428,7 +430,7 @@ int WeightStaging::send(const WeightWork& work, cuda::Stream stream, SentWork* s
       !ok(driver_->event_record(event_, stream)) || !copy(work, *sent))
     return fail();
   ++ticket_;
-  ring_.commit(&released_[place.number], sent->ticket);
+  ring_.commit(&released_[place.number], sent->ticket);  // until release() stores this ticket
   return -1;
 }
 

@@ -67,7 +67,7 @@ class Training:
 
 def recovered(losses: dict[int, float], onset: int, last: int) -> int:
     """The step at which the loss has recovered: the first of three steps in a row whose losses are at most the largest
-    loss of the 128 steps before the onset. `last` + 1 if the loss does not recover until the step `last`."""
+    loss of the 128 steps before the onset. `last` + 1 if the loss has not recovered by the step `last`."""
     before = [losses[s] for s in range(onset - 128, onset) if math.isfinite(losses.get(s, math.nan))]
     usual, in_row = max(before, default=-math.inf), 0
     for step in range(onset + 1, last + 1):
@@ -96,13 +96,14 @@ def excess(means: list[float | None], twin: list[float | None]) -> tuple[int, in
     Both trainings are given by their means of BLOCK losses, from step 1 on; None stands for a mean that is not finite,
     which counts as excess. A failure is EXCESS_LASTS or more means in a row that exceed those of the twin by the share
     EXCESS. `from` is the first step of the first of these means; the failure begins there or later, so leads are not
-    overestimated. `to` is AFTERMATH steps after the last of them. Before the fault, both trainings have equal losses.
+    overestimated. `to` is AFTERMATH steps after the last of them. Before the fault, both trainings have equal losses,
+    so no mean exceeds there.
     """
     above = [
         mean is None or (other is not None and mean > (1 + EXCESS) * other)
         for mean, other in zip(means, twin, strict=False)
     ]
-    first = -(-FIRST_STEP // BLOCK)
+    first = -(-FIRST_STEP // BLOCK)  # index of the first mean that begins after FIRST_STEP
     for n in range(first, len(above) - EXCESS_LASTS + 1):
         if all(above[n : n + EXCESS_LASTS]):
             end = next((m for m in range(n, len(above)) if not above[m]), None)
@@ -126,7 +127,7 @@ def most_expected(count: int) -> float:
     or fewer events have the probability 5 %."""
 
     def at_most(mean: float) -> float:
-        # Terms are computed by logarithms, since exp(-mean) underflows to 0 from a mean of 746 on.
+        # Probability of `count` or fewer events. By logarithms, since exp(-mean) underflows to 0 above a mean of 746.
         return sum(math.exp(n * math.log(mean) - mean - math.lgamma(n + 1)) for n in range(count + 1))
 
     low, high = 0.0, 10.0 + 3.0 * count  # the bound is between these; bisection

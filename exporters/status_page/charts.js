@@ -163,7 +163,7 @@ class StepChart {
     this.frame.hidden = !this.waits.hidden;
     if (this.frame.hidden) return;
     if (!this.chart) this.make();
-    const positive = sets.every((set) => set.data.every((p) => !(p.y <= 0)));
+    const positive = sets.every((set) => set.data.every((p) => !(p.y <= 0))); // NaN, which marks a gap, is allowed
     this.chart.options.scales.y.type = this.kind.logarithmic && logarithmic && positive ? "logarithmic" : "linear";
     const isNamed = Boolean(this.kind.isWide), lines = this.kind.lines?.(limits).filter((line) => finite(line.value)) ?? [];
     this.chart.options.plugins.guides = { lines, warnings: isNamed ? [] : warningSteps(lanes), lossEvents, isNamed, cursor };
@@ -178,7 +178,7 @@ class StepChart {
   makeRoomForLanes(lanes) {
     this.chart.options.plugins.laneMarks = { lanes };
     this.chart.options.layout = { padding: { bottom: LANE * lanes.length + (lanes.length ? 4 : 0) } };
-    const height = `${230 + LANE * lanes.length}px`;
+    const height = `${230 + LANE * lanes.length}px`; // 230: without lanes
     if (this.frame.style.height !== height) {
       this.frame.style.height = height;
       this.chart.resize();

@@ -49,7 +49,7 @@ class HeatMap {
   constructor() {
     this.canvas = byId("heat-map");
     this.signal = byId("heat-signal"); // the <select>, whose value is an index of SIGNALS
-    this.cursor = null; // the selected cell, {row, column}
+    this.cursor = null; // the selected cell, {row, column}, counted from the first row and column that are shown
     for (const [value, { name }] of SIGNALS.entries()) add(this.signal, "option", "", name).value = value;
     this.signal.addEventListener("change", () => {
       this.isChosen = true; // by the user
@@ -129,6 +129,7 @@ class HeatMap {
     if (!this.tables?.length || this.canvas.offsetParent === null) return; // without offsetParent: not visible
     const kind = SIGNALS[this.signal.value], map = (this.map = this.build(kind));
     const values = map.labels.flatMap((label) => [...map.rows.get(label).values()].map((cell) => Math.abs(cell.value)));
+    // this.top, this.bottom: the values at the two ends of the colours. Rows share 640 pixels and have 6 to 26 each.
     this.top = kind.limit ? this.limits[kind.limit] ?? largest(values) : largest(values);
     this.bottom = kind.logarithmic ? smallest(values.filter((v) => v > 0)) : 0;
     const height = Math.min(Math.max(640 / Math.max(map.labels.length, 1), 6), 26);
@@ -197,6 +198,7 @@ class HeatMap {
       const column = Math.round((tick * map.columns) / ticks), x = left + column * cell.width;
       ctx.textAlign = tick === 0 ? "left" : tick === ticks ? "right" : "center";
       ctx.fillRect(Math.min(x, left + wide - 1), bottom, 1, 4);
+      // The last tick names the last step of the last column, each other tick the first step of its column.
       ctx.fillText((tick === 0 ? "step " : "") + count((map.first + column) * map.width - (tick === ticks ? 1 : 0)), x, bottom + 16);
     }
     for (const { step } of this.lossEvents) {

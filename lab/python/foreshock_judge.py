@@ -163,7 +163,7 @@ def gradients_from_rounded_out(x, case: Case, mask, dtype: torch.dtype) -> dict[
     """The best gradients that a kernel can compute if it stores its output in `dtype`: computed in fp64, except that
     delta (the row sums of grad_out * out, which are subtracted from grad_p) uses the rounded output."""
     leaves = [x[name].double().requires_grad_() for name in ("q", "k", "v")]
-    kept = {}
+    kept = {}  # the scores, and the probabilities p
 
     def softmax_and_keep(scores, dim):
         kept["scores"], kept["p"] = scores, torch.softmax(scores, dim=dim)
@@ -284,7 +284,7 @@ class Sweep:
         ratio = 0.0
         if error != 0:
             ratio = error / noise if noise > 0 else math.inf
-        if not ratio <= self.report.worst.get(tensor, (0.0, ""))[0]:
+        if not ratio <= self.report.worst.get(tensor, (0.0, ""))[0]:  # true for NaN too
             self.report.worst[tensor] = (ratio, str(case))
         gate = FORWARD_GATE if tensor == "out" else BACKWARD_GATE
         if not ratio <= gate:
@@ -294,7 +294,7 @@ class Sweep:
             self.check_bias(case, result, reference)
 
     def check_bias(self, case, result, reference) -> None:
-        """Reports a bias if the reference, rounded to the dtype, has none."""
+        """Reports a biased output, unless the reference is biased too after it was rounded to the dtype."""
         own, z = bias(result, reference, self.dtype, case.kv_heads)
         rounded, rounded_z = bias(reference.to(self.dtype), reference, self.dtype, case.kv_heads)
         reference_is_unbiased = abs(rounded) <= BIAS_GATE or abs(rounded_z) <= BIAS_Z
@@ -310,6 +310,7 @@ class Sweep:
             again = run_all(call, x, self.grad)
             names = results if self.device == "cpu" else ["out"]
             changed = [name for name in names if not torch.equal(again[name], results[name])]
+            # Results with NaN never compare equal. check() reports them.
             if changed and all(bool(torch.isfinite(results[name]).all()) for name in changed):
                 self.report.findings.append(Finding(case, ", ".join(changed), "bits change from call to call: a race"))
                 return

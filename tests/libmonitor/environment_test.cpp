@@ -63,7 +63,7 @@ TEST(Environment, IntervalIsAPromiseUnlessALimitIsGiven) {
     const Settings s = settings_of({{"FORESHOCK_EVERY", every}, {"FORESHOCK_MAX_SLOWDOWN", limit}});
     EXPECT_EQ(s.max_slowdown, *limit == '\0' ? 0.01 : 0.02);
     for (const char* name : {"FORESHOCK_EVERY", "FORESHOCK_MAX_SLOWDOWN"}) unsetenv(name);
-    return s.every_is_promised;
+    return s.every_ignores_cost;
   };
   EXPECT_TRUE(is_promised("1", ""));
   EXPECT_FALSE(is_promised("1", "2%"));

@@ -1,7 +1,7 @@
 """Detects training steps from optimizer hooks, and reports step numbers, learning rate, names, gradients and weights.
 
-Class Core (core.py) passes these reports to "the core", libforeshock.so (Core.core), and to the adapter, a library with
-hooks in torch (Core.adapter). "The helper" is this Python package.
+"The helper" is this Python package. "The core" is libforeshock.so (in class Core: Core.core). "The adapter" is a
+library with hooks in torch (Core.adapter).
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Monitor:
         limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
         self._naming_limit = RateLimit(free=16, share=min(limit, DEFAULT))
         self._overhead_guard = OverheadGuard(limit)  # detects, once, that the helper takes several times its limit
-        self._off_bits = 0  # GIVEN_UP bits once names, gradients and weights are off for the rest of the process
-        self._next_step_bits = 0  # GIVEN_ bits that are reported with the next step only
+        self._off_bits = 0  # GIVEN_UP bits; not 0: names, gradients and weights are off for good
+        self._next_step_bits = 0  # GIVEN_ bits of the next step's report only
         self._failures = 0  # failed attempts to name the tensors
         self._calls_of_others: dict[int, int] = {}  # {id of another optimizer: its calls since the last tick}
         self._calls_without_backward = 0
@@ -208,6 +208,7 @@ class Monitor:
             return
         clock, *others = optimizers
         self._quiet_others = [id(o) for o in others]
+        # look() gives the optimizers to quiet_steps.h. It returns False if a step of them cannot be quiet.
         self._is_settled = self.core.look(clock, [(o, self._other_optimizers.number_of(o)) for o in others])
 
     def _stop_quiet_steps(self) -> None:
@@ -221,20 +222,20 @@ class Monitor:
         """Lets quiet steps follow the step that has just ended."""
         if not self._is_settled or self._off_bits or self._next_step_bits or self._owners.has_lost:
             return  # has_lost: a module with named parameters was destroyed; other tensors may get their addresses
-        # Whether the end of the next step has work that only Python can do.
+        # If the end of the next step has work that only Python can do, only its beginning may be quiet.
         needs_python = self.reported or self._losses or self.batch_id is not None or self.weights.is_any_due
         needs_python = needs_python or self.core.logs.has_news()
         self._is_step_counted = source == COUNTED
         address, step = (0, self._last_step or 0) if self._is_step_counted else self._last_state or (0, 0)
         # The next tick whose end must run in Python, to search for attention that no hook sees.
-        check_at = min((at for at in UNSEEN_CHECK_TICKS if at > self._ticks), default=self._ticks + 2 * self.LOOK_EVERY)
+        check_at = min((t for t in UNSEEN_CHECK_TICKS if t > self._ticks), default=self._ticks + 2 * self.LOOK_EVERY)
         self.core.arm(
             may_end_quietly=not needs_python,
             is_counted=self._is_step_counted,
             step=step,
             address=address,
-            begins_left=-self._ticks % self.LOOK_EVERY,
-            ends_left=check_at - self._ticks - 1,
+            begins_left=-self._ticks % self.LOOK_EVERY,  # this many beginnings, and
+            ends_left=check_at - self._ticks - 1,  # this many ends of steps may be quiet
             has_weights=self.weights.is_any_held,
         )
 
@@ -242,8 +243,9 @@ class Monitor:
         """Adds the counts of the quiet steps. The end of the next step then runs in Python and may allow more."""
         if not self._is_settled:
             return
-        # steps: quiet steps since the last call, of which the other values are. own_ns: time in hooks; unreported_ns:
-        # its unreported part; address, step: as in _last_state; others: bit n is set if _quiet_others[n] stepped.
+        # steps: number of quiet steps since the last call; the other values are about these steps. own_ns: time in
+        # hooks; unreported_ns: its unreported part; max_step_ns: the most in one step; address, step: as in
+        # _last_state; others: bit n is set if _quiet_others[n] stepped.
         steps, own_ns, unreported_ns, ended_at_ns, max_step_ns, step, address, others = self.core.quiet.take()
         for n, other in enumerate(self._quiet_others):
             if others >> n & 1:
@@ -291,7 +293,7 @@ class Monitor:
         source, step = self._state_step(optimizer, param_groups)
         if step is None:  # the optimizer has skipped this step
             self.weights.forget_due()
-            self.core.adapter.foreshock_adapter_step_ended()
+            self.core.adapter.foreshock_adapter_step_ended()  # the adapter counts backward passes from 0 again
             self._add_time(begin)
             return
         self.weights.end_step()
@@ -315,12 +317,13 @@ class Monitor:
         self._total_ns += own
 
     def spend_around(self, nanoseconds: int) -> None:
-        """Adds time that the caller of the other methods spent outside of them. Each method counts its own time."""
+        """Adds time that the helper has spent outside of this class. Each method here counts its own time."""
         self._unreported_ns += nanoseconds
         self._total_ns += nanoseconds
 
     def _check_overhead(self, now_ns: int, steps: int = 1, max_step_ns: int | None = None) -> None:
-        """Switches names, gradients and weights off for the rest of the process if they cost too much time."""
+        """Switches names, gradients and weights off for the rest of the process if they cost too much time. `steps`:
+        steps since the last call. `max_step_ns`: the helper's time in the most expensive of them; None: one step."""
         if self._overhead_guard.trips(self._total_ns, now_ns, steps, max_step_ns):
             self._off_bits = GIVEN_UP
             self.weights.forget_due()
@@ -357,7 +360,7 @@ class Monitor:
 
     def _observe_late(self, optimizer: Any, observe: Any) -> int:
         """Reports the due weights of an optimizer that steps after the clock. They belong to the step that the clock
-        has already reported. `observe`: Weights.before or Weights.after."""
+        has ended (flag ENDED), unless the training reports its steps itself. `observe`: Weights.before or .after."""
         if not self.weights.is_any_due:
             return 0
         if self.core.adapter.foreshock_adapter_backwards() > 0 and not self._other_optimizers.is_partner(optimizer):
@@ -420,6 +423,7 @@ class Monitor:
         try:
             state = state_of(optimizer, parameter) if parameter is not None else {}
             value = state.get("step")
+            # core.number() is the fast way for a plain tensor in host memory.
             if type(value) is self._torch.Tensor and (on_host := self.core.number(value)) is not None:
                 return int(on_host) if 0 <= on_host < 2**53 else None
             of_parameter = step_number(self._torch, value)
@@ -533,7 +537,7 @@ class Monitor:
         self._collect_quiet_steps()
         number = step_number(self._torch, step)  # None: no step number was given
         if number is not None and number == self._last_step and not self.reported:
-            # The clock has already reported this step. The step's loss and batch id would count for the next step.
+            # The clock has already reported this step. Loss and batch id are dropped: they would count for the next.
             self.reported = True
             self._losses.clear()
             self.batch_id = None

@@ -1,5 +1,6 @@
 """Finds the place of this process in its job: rank, world size, and coordinates, its index in each kind of parallelism
-(data, tensor, pipeline, expert). -1 means unknown."""
+(data, tensor, pipeline, expert). -1 means unknown. suppress_ours() suppresses exceptions, except those that a signal
+handler of the training has raised here."""
 
 from __future__ import annotations
 
