@@ -51,8 +51,8 @@ void publish_weights(const std::string& run, const Weights& weights, const RunPo
   if (model.step < 0 || is_stale(model, now)) return;
   registry->set(Metric::kWeightSnapshotStep, {run}, static_cast<double>(model.step));
   const std::string interval = std::to_string(model.interval);
-  const auto set = [&](const char* reference, const char* stat, const std::optional<double>& value) {
-    set_if_known(Metric::kWeightWassersteinDistance, {run, reference, "node", stat, interval}, value, registry);
+  const auto set = [&](const char* ref, const char* stat, const std::optional<double>& value) {
+    set_if_known(Metric::kWeightWassersteinDistance, {run, ref, "node", stat, interval}, value, registry);
   };
   set("previous", "pooled", value_of(model.previous));
   set("previous", "max", model.previous_max);

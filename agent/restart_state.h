@@ -95,7 +95,7 @@ class WatchState {
   // The lines that the earlier agent wrote to the record after its last save are passed to the detectors and
   // added to `already_written`. If these lines cause events that the record lacks, the events are written to
   // the record. If there is a record but no readable state, writes the event kDetectorsBeginAnew. `record`
-  // may be null (the run has no record); `path` is its file.
+  // may be null (the run has no record). `path`: the record's file.
   void restore(const Directory& directory, const std::string& run, const std::string& path,
                RecordWriter* record, Watches* watches, WrittenLines* already_written);
 

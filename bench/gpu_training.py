@@ -36,7 +36,7 @@ def train(device: str, windows: int, steps: int) -> None:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")  # TF32, as usual for trainings on CUDA devices
     on_device = device != "cpu"
-    model = TinyGpt(*((12, 1024, 16) if on_device else (2, 32, 4))).to(device)
+    model = TinyGpt(*((12, 1024, 16) if on_device else (2, 32, 4))).to(device)  # layers, width, heads
     batches = Batches(batch=8 if on_device else 2, length=1024 if on_device else 32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 

@@ -220,11 +220,11 @@ int train_five_steps() {
 
 }  // namespace
 
-int main(int words, char** word) {
-  const std::string mode = words > 1 ? word[1] : "";
+int main(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "";
   if (mode == "short") return train_five_steps();
-  if (mode == "steps" && words == 5) return drive(std::atol(word[2]), std::atol(word[3]), std::atof(word[4]));
-  if (mode == "restarts" && words == 4) return restart(word[0], std::atol(word[2]), std::atol(word[3]));
+  if (mode == "steps" && argc == 5) return drive(std::atol(argv[2]), std::atol(argv[3]), std::atof(argv[4]));
+  if (mode == "restarts" && argc == 4) return restart(argv[0], std::atol(argv[2]), std::atol(argv[3]));
   std::fputs("bench_soak steps COUNT PARTS RATE | restarts COUNT PARTS; started by bench/soak.py\n", stderr);
   return 2;
 }

@@ -1,6 +1,7 @@
 // Implements foreshock run and foreshock agent. run() starts the agent, which follows the run, then the
 // user's command with libforeshock.so preloaded, and prints the agent's summary at the end. If monitoring is
-// not possible, it prints one line and runs the command alone. ..._problem() return "" or an error.
+// not possible, it prints one line and runs the command alone. ..._problem() return "" or an error. The
+// values of Arguments are checked already, so the parsers of values do not fail here.
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -79,7 +80,8 @@ std::string length_problem(const Monitored& monitored) {
          std::to_string(kMost - 1 - monitored.run_id.size()) + " characters at most";
 }
 
-// Checks whether options contradict each other or have unusable values.
+// Checks whether options contradict each other or have unusable values; if the run has an agent of its own,
+// also whether that agent can listen (--bind) and read --token-file.
 std::string run_problem(const Arguments& arguments) {
   const bool service = is_followed_by_service(arguments);
   for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kOnAlert,
@@ -224,12 +226,13 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   if (const std::string problem = directory.enter(monitored.base, monitored.run_id, has_service);
       !problem.empty())
     return run_unmonitored(arguments.command(), problem);
-  ExitExchange exchange;
+  ExitExchange exchange;  // gives the exit status to the agent and gets the summary
   if (const std::string problem = exchange.reserve(directory.path()); !problem.empty()) {
     directory.leave();
     return run_unmonitored(arguments.command(), problem);
   }
-  const OffFiles earlier = off_files(directory.path());  // left by earlier trainers that were not monitored
+  // A trainer that is not monitored leaves an off file with the reason. These are from earlier trainers.
+  const OffFiles earlier_off_files = off_files(directory.path());
   SignalPasser signals;  // from here on, signals stay pending until they are passed to the command
   AgentKeeper keeper(directory.path(),
                      agent_command(installation, arguments, directory.path(), monitored.run_id));
@@ -287,10 +290,10 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   signals.interrupted_within(0);
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
   print_summary(answer, absolute(arguments.text(OptionId::kSummary)), record,
-                off_lines(directory.path(), earlier, launcher_id()), directory.path());
+                off_lines(directory.path(), earlier_off_files, launcher_id()), directory.path());
   if (read_summary(answer.summary).has_ranks)
     print_known_defects_once(arguments.command(), monitored.adapters);
-  directory.leave([&keeper] { keeper.kill_own_agent(); });
+  directory.leave([&keeper] { keeper.kill_own_agent(); });  // kills it only if it does not end by itself
   end_like(status);
 }
 

@@ -13,7 +13,7 @@ Arithmetic::Arithmetic(NumberFormat format, Accumulator accumulator, Rounding ro
       accumulator_(accumulator),
       rounding_(rounding),
       seed_(seed),
-      wide_(format_.precision > 24) {}
+      wide_(format_.precision > 24) {}  // 24: the precision of fp32
 
 // round_to() makes the random number of an element from its index and the last argument, a hash of the call.
 void Arithmetic::cast(Tensor& x) {
@@ -38,7 +38,7 @@ void Arithmetic::multiply_add(const Tensor& a, const Tensor& b, Tensor& c) const
 }
 
 double Arithmetic::row_sum(const Tensor& x, int row) const {
-  constexpr int kChains = 16;
+  constexpr int kChains = 16;  // partial sums, as in vector units and warps
   double chain[kChains] = {};
   for (int j = 0; j < x.cols; ++j) chain[j % kChains] = in_register(chain[j % kChains] + x.at(row, j));
   for (int width = kChains / 2; width > 0; width /= 2)

@@ -1,5 +1,5 @@
 // Checks claims of papers and of this lab about the sweeps of study.h. claims_of_X() takes the measurements
-// of sweep X and returns the claims about it. The sweeps fig3 to fig6 repeat figures of kStability.
+// of sweep X and returns the claims about it. The sweeps fig3 to fig6 repeat figures of arXiv 2405.02803.
 #ifndef FORESHOCK_LAB_CLAIMS_H_
 #define FORESHOCK_LAB_CLAIMS_H_
 

@@ -138,7 +138,7 @@ bool PendingStep::knows_losses() const {
   bool all = has_events;
   for (uint32_t n = 0; n < events; ++n) {
     const PendingEvent& e = event[n];
-    // A gradient scaler's scale of 1 is invalid: the optimizer itself divides.
+    // If a gradient scaler gives 1, the optimizer itself divides by the scale, which is unknown here.
     const bool has_scale = e.scale.number == 0 && !(e.is_scaled && e.scale.value == 1);
     all &= e.source == PendingEvent::kSkip || (e.value.number == 0 && has_scale);
   }

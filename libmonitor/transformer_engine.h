@@ -1,7 +1,7 @@
-// Reads the arguments of NVIDIA's TransformerEngine's fused attention (functions nvte_fused_attn_fwd and
-// _bwd) from machine words, whose types this library must derive. The order of the arguments changes between
-// minor versions, so only the released versions in a table are supported. A tensor is passed as a handle, an
-// opaque word that functions of libtransformer_engine.so can read. Finds the installed version, too.
+// Reads the arguments of the fused attention of NVIDIA's TransformerEngine (functions nvte_fused_attn_fwd and
+// _bwd of "the library", libtransformer_engine.so) from machine words. Their order changes between minor
+// versions, so only the released versions in a table are supported. A tensor is passed as a handle, an opaque
+// word that functions of the library can read. Finds the installed version, too.
 #ifndef FORESHOCK_LIBMONITOR_TRANSFORMER_ENGINE_H_
 #define FORESHOCK_LIBMONITOR_TRANSFORMER_ENGINE_H_
 
@@ -32,8 +32,9 @@ enum class NvteKind : uint8_t {
 };
 
 // The indices of the arguments among the integer and pointer words of a function. -1: the function does not
-// have the argument in this version. `aux`: the auxiliary tensors. `returns_max`: whether the call returns
-// the largest score. The floating-point arguments (scale, then dropout) are not among these words.
+// have the argument in this version. `aux`: the auxiliary tensors. `bottom_right`: whether a causal mask is
+// aligned to the last query and key. `returns_max`: whether the call returns the largest score. The
+// floating-point arguments (scale, then dropout) are not among these words.
 struct NvteWords {
   int8_t query, key, value, out, grad_out, grad_query, grad_key, grad_value, aux;
   int8_t is_training, returns_max;

@@ -23,9 +23,9 @@ HOME = pathlib.Path.home()
 TRAINING = [str(HERE / "newcomer_training.py")]
 
 
-def must(holds, text):
-    """Ends the program unless the check holds."""
-    if not holds:
+def must(condition, text):
+    """Ends the program with `text` if the condition is false."""
+    if not condition:
         sys.exit("FAILED: " + text)
 
 
@@ -190,7 +190,7 @@ def task_environment(tree, base):
     slurm.update(FORESHOCK_PREFIX=str(tree), FORESHOCK_TREE=str(base))
     script = tree / "share" / "foreshock" / "deploy" / "slurm" / "task_prolog.sh"
     lines = call(script, **slurm).splitlines()
-    must(len(lines) == 5, f"the task prolog says {lines}")
+    must(len(lines) == 5, f"the task prolog says {lines}")  # one for each variable
     return dict(line[len("export ") :].split("=", 1) for line in lines)
 
 

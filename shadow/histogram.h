@@ -72,7 +72,7 @@ class HistogramReader {
 // previous bin's, its count and its residual.
 std::string store(const Histogram& histogram);
 
-// Reads the output of store(). Returns false for any other bytes. Their length bounds the memory used.
+// Reads the output of store(). Returns false for any other bytes. Needs memory in proportion to their number.
 bool restore(std::string_view bytes, Histogram* histogram);
 
 // The Wasserstein distance W1 of two histograms: the integral of |F - G| over the number line, where F and G

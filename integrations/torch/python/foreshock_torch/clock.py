@@ -160,7 +160,7 @@ class Monitor:
         if self._is_other_than_clock(optimizer):
             in_core = self._observe_late(optimizer, self.weights.before)
         elif not self._off_bits and not is_profiled():
-            self.weights.due()
+            self.weights.due()  # gets the numbers of the weights to measure in this step
             in_core = self.weights.before(optimizer)
         self._add_time(begin, in_core)
 
@@ -191,7 +191,7 @@ class Monitor:
         in_core = self.core.step_begins(
             addresses if publish else [], 1 / (scale or 1), self.modules.copies, writes_untracked
         )
-        self.weights.due()  # gets the numbers of the weights to measure in this step
+        self.weights.due()
         if not has_stepped:
             in_core += self.weights.before(optimizer)
         self._settle([*with_companions, *partners, *rare_partners])
