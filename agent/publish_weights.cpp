@@ -1,6 +1,5 @@
-// Writes the state of the weights of a run on this node as Prometheus metrics and as JSON. PoolSnapshot:
-// statistics of all tensors, each measured once in an interval of steps (step -1: none is complete), and
-// distances to the previous and to the first ("initial") snapshot.
+// Writes the state of the weights of a run on this node as metrics for Prometheus and as JSON. PoolSnapshot:
+// statistics of all tensors, each measured once in an interval of steps; step -1: no interval is complete.
 #include <algorithm>
 
 #include "agent/publish.h"
@@ -24,8 +23,7 @@ nlohmann::json mean_max(const std::optional<double>& mean, const std::optional<d
 // snapshots to keep its budget, or may have made the interval longer.
 constexpr int64_t kMostIntervals = 3;
 
-// `now`: the newest step of any rank, and the longest interval.
-bool is_stale(const PoolSnapshot& model, const RunPosition& now) {
+bool is_stale(const PoolSnapshot& model, const RunPosition& now) {  // `now`: newest step, longest interval
   const auto interval = static_cast<int64_t>(std::max(model.interval, now.interval));
   return now.step - model.step > kMostIntervals * interval;
 }
@@ -43,7 +41,7 @@ void publish_weights(const std::string& run, const Weights& weights, const RunPo
   if (model.step >= 0 || weights.snapshots_dropped() > 0)
     registry->set(Metric::kWeightSnapshotsDroppedTotal, {run},
                   static_cast<double>(weights.snapshots_dropped()));
-  // Removes the series of the last call: their values may be unknown now, their label `interval` another one.
+  // Removes the series of the last call: their values may be unknown, and their label `interval` may differ.
   for (Metric metric : {Metric::kWeightWassersteinDistance, Metric::kLayerWeightWassersteinDistance,
                         Metric::kWeightUpdateMeanAbs, Metric::kWeightUpdateCoverageRatio, Metric::kWeightRms,
                         Metric::kWeightSnapshotStep})
@@ -121,8 +119,7 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
   registry->set(Metric::kWeightChecksumStep, {rank.run, number, own->group}, static_cast<double>(own->step));
 }
 
-// "here": replicas on this node were compared. "elsewhere": replicas are on other nodes. "none": each value
-// is held once in the job. Null: unknown.
+// "here": compared on this node. "elsewhere": on other nodes. "none": each value is held once. Null: unknown.
 const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here) {
   if (weights.replicas().compared() > 0) return "here";
   const Weights::Held held = weights.held();

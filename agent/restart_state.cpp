@@ -81,10 +81,8 @@ void restore_event(const json& event, RankStatistics* rank) {
       {*what, *layer, *first, *last, static_cast<uint64_t>(*count), number_in(event, "value")});
 }
 
-// If no rank ever had an alarm or event, the file is not written.
-bool has_alarm_or_event(const json& facts) {
-  return !facts["past_alarms"].empty() || !facts["events"].empty();
-}
+// Whether a rank has an alarm or event to save. If no rank ever had one, the file is not written.
+bool has_entries(const json& facts) { return !facts["past_alarms"].empty() || !facts["events"].empty(); }
 
 json facts_of(const RankStatistics& rank) {
   json facts = {{"past_alarms", past_alarms_json(rank)}, {"events", events_json(rank)}};
@@ -172,7 +170,7 @@ void RankFacts::note(const std::string& segment, const RankStatistics& rank) {
   const auto known = known_.find(segment);
   const bool is_known = known != known_.end();
   if (is_known && *known == facts) return;
-  if (!is_known && !has_alarm_or_event(facts)) return;
+  if (!is_known && !has_entries(facts)) return;
   known_[segment] = std::move(facts);
   has_unsaved_changes_ = true;
 }

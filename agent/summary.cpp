@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kLabelColumns = 14;
 constexpr size_t kMostFindings = 3, kMostRankLines = 4, kMostNotes = 8;
 constexpr size_t kMostNamed = 3;        // names in one list; the others are counted
-constexpr int64_t kMostStepsApart = 1;  // of the last steps of all ranks, if none ended early
+constexpr int64_t kMostStepsApart = 1;  // largest distance of the ranks' last steps if none ended early
 // If a rank trained for less time, its seconds are printed beside the overhead, most of which is then set-up.
 constexpr double kShortSeconds = 10;
 // The limit of the slowdown holds over this many steps, or more. In fewer steps, the cost of the first
@@ -169,8 +169,7 @@ struct Finding {
   const char* headline;  // in the first line
   std::string text;
 };
-// The most severe kind is first. kAlarm, kPastAlarm: an active or ended alarm of a layer.
-// kWholePass: a limit that all layers of a pass together exceed.
+// Most severe first. kAlarm, kPastAlarm: active or ended alarms of a layer; kWholePass: of all layers.
 enum Severity { kNonfinite, kReplicas, kAlarm, kLossNonfinite, kDiverged, kWholePass, kPastAlarm, kSpike };
 
 constexpr const char* kAttentionFault = "ATTENTION FAULT";
@@ -363,9 +362,8 @@ std::string duration_text(const Ranks& ranks) {
          (seconds < 7200 ? formatted("%.0f min", seconds / 60) : formatted("%.1f h", seconds / 3600));
 }
 
-// steps_lost: steps that the agent did not read in time.
+// steps_lost: not read in time. step_restarts: how often the step number fell or the optimizer was replaced.
 uint64_t steps_of(const RankStatistics& rank) { return rank.steps + rank.steps_lost; }
-// step_restarts: how often the step number fell or the optimizer was replaced.
 uint64_t step_restarts_of(const RankStatistics& rank) { return rank.step_restarts; }
 
 // Returns the first line, with the verdict at the right edge, or two lines if it does not fit into one.
@@ -397,8 +395,7 @@ bool is_numbered(std::string_view label) {
   return is_number(label);
 }
 
-// Returns an upper limit of the number of layers with attention: forward calls per step, summed over all
-// ranks, because each rank may have layers of its own.
+// Returns an upper limit of the number of layers with attention: the sum over all ranks of calls per step.
 uint64_t most_layers(const Ranks& ranks) {
   uint64_t most = 0;
   for (const RankStatistics* rank : ranks) {
@@ -566,8 +563,7 @@ std::string rank_entries(const Ranks& ranks) {
   return out;
 }
 
-// The norm is that of the first rank, since data-parallel ranks have equal norms. Layers with NaN or Inf in
-// their gradients are listed from all ranks.
+// The norm is that of the first rank: data-parallel ranks have equal norms. Layers are of all ranks.
 std::string gradient_text(const Ranks& ranks) {
   std::string layers;
   size_t nonfinite = 0;  // number of layers with NaN or Inf
@@ -653,8 +649,7 @@ std::string weights_entries(const SummaryInput& input) {
 }
 
 // Formats "2 ranks agree bit for bit: 83 of 120 tensors compared (412 comparisons); never compared:
-// head.weight and 36 more". The 120 are the tensors with replicas. They include tensors that no rank has
-// reported yet: those are only known from the number of tensors that a rank holds.
+// head.weight and 36 more". The 120 have replicas; they include tensors that no rank has reported yet.
 std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& coverage, const Ranks& ranks) {
   const size_t compared = replicas.tensors_compared();
   const size_t held = max_over(ranks, [](auto& rank) { return rank.tensors.tensors; });
@@ -678,13 +673,11 @@ std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& co
 std::string replicas_entry(const SummaryInput& input) {
   if (input.weights == nullptr) return "";
   const Replicas& replicas = input.weights->replicas();
-  // From the first rank for which it is known: "here", "elsewhere" (on other nodes) or "none"; else null.
-  const char* known_place = nullptr;
+  const char* found = nullptr;  // "here", "elsewhere" (on other nodes), "none", or null: unknown
   for (const RankStatistics* rank : input.ranks)
-    if (known_place == nullptr)
-      known_place = replicas_place(*input.weights, rank->identity.world_size, input.ranks_here);
-  if (known_place == nullptr) return "";
-  const std::string_view place = known_place;
+    if (found == nullptr) found = replicas_place(*input.weights, rank->identity.world_size, input.ranks_here);
+  if (found == nullptr) return "";
+  const std::string_view place = found;
   const Replicas::Coverage coverage = replicas.coverage();
   if (place == "none" && coverage.maybe_replicas > 0)
     return entry("replicas", "not known: no framework keeps tensors equal; " +
@@ -788,17 +781,16 @@ void add_attention_notes(const Ranks& ranks, const PassTotals (&passes)[2], Note
   // slots_given: slots of the segment. slots_wanted is 0 if the user switched slices off.
   const bool has_slots = max_over(ranks, [](auto& rank) { return rank.identity.slots_given; }) > 0;
   const bool wants_slots = max_over(ranks, [](auto& rank) { return rank.identity.slots_wanted; }) > 0;
-  uint64_t skipped_for_budget = 0, skipped_for_others = 0;
+  uint64_t for_budget = 0, for_others = 0;  // skipped calls, by reason
   for (const PassTotals& pass : passes)
-    for (const auto& [reason, calls] : pass.skipped)
-      (reason == "budget" ? skipped_for_budget : skipped_for_others) += calls;
+    for (const auto& [reason, calls] : pass.skipped) (reason == "budget" ? for_budget : for_others) += calls;
   if (!has_slots && !wants_slots)
     notes->emplace_back("not sampled", "--slices off: calls are counted, none is copied");
   else if (!has_slots)
     notes->emplace_back("not sampled",
                         "no shared memory left: raise --memory, the container's --shm-size or memory limit, "
                         "or set FORESHOCK_DIR to a tmpfs with room");
-  else if (passes[0].judged + passes[1].judged == 0 && skipped_for_budget > skipped_for_others)
+  else if (passes[0].judged + passes[1].judged == 0 && for_budget > for_others)
     notes->emplace_back("not sampled",
                         "one sample costs more than --max-slowdown allows for steps this short or so few: "
                         "train longer, or allow more, as in --max-slowdown 10%");

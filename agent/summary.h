@@ -16,8 +16,8 @@ namespace foreshock {
 
 inline constexpr size_t kSummaryColumns = 80;
 inline constexpr size_t kSummaryLines = 30;
-// A pass (forward or backward) with fewer checked calls has too few samples; if both have, no verdict is
-// given. An error of 5 % in one layer is found within 8 sampled calls of the layer (docs/verdicts.md).
+// If both passes (forward, backward) have fewer checked calls, no verdict is given. An error of 5 % in one
+// layer is found within 8 sampled calls of the layer (docs/verdicts.md).
 inline constexpr uint64_t kLeastJudged = 8;
 
 // The input of a summary. Pointers are borrowed; `weights` may be null.

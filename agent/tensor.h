@@ -1,5 +1,4 @@
-// Data types for weight tensors: identity, optimizer statistics, and snapshots of tensors, layers and the
-// model at one step.
+// Data types for weight tensors: identity, optimizer statistics, snapshots of tensors, layers and the model.
 #ifndef FORESHOCK_AGENT_TENSOR_H_
 #define FORESHOCK_AGENT_TENSOR_H_
 

@@ -1,7 +1,6 @@
 // Measures the lab's emulation of number formats and tensor cores in one thread: the time to round an
 // element, and the time of one multiply-add in the model of a tensor core, for each unit of the lab. The
-// fastest of 15 passes counts, since other work on the machine can only add time. Prints BEYOND beside a time
-// above its bound.
+// fastest of 15 passes counts, since other work on the machine can only add time.
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -28,7 +27,6 @@ double best_seconds(const std::function<void()>& pass) {
   return best;
 }
 
-// `nanoseconds`: time of one rounding or multiply-add.
 void report(const char* what, const char* detail, double nanoseconds, double bound) {
   std::printf("  %-12s %-22s %6.3f ns  bound %.1f  %s\n", what, detail, nanoseconds, bound,
               nanoseconds <= bound ? "ok" : "BEYOND");

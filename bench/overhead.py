@@ -51,8 +51,7 @@ def verdict(high: float, low: float, goal: float, sets: int, rounds: int) -> str
 def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]) -> None:
     """Compares processes of the three kinds. `steps`: steps of a turn. `warm_up`: first steps, which do not count."""
     slowdowns: dict[str, list[list[float]]] = {kind: [] for kind in GOALS}  # by kind, set and round
-    # Of the default training: the slowdown that the monitor reports and the agent's share of a core, by set; slices.
-    reported, agent, sampled = [], [], 0
+    reported, shares, slices = [], [], 0  # of the default training: reported slowdowns and the agent's shares, by set
     for number in range(sets):
         with one_of_each("gpt", tuple(KINDS), cores) as trainers:
             for trainer in trainers.values():
@@ -67,12 +66,12 @@ def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str,
                 for kind in GOALS:
                     in_set[kind].append(took[kind][clock] / took["plain"][clock] - 1)
                 default_seconds += took["default"]["wall"]
-            agent.append((trainers["default"].agent_cpu_seconds() - agent_begin) / default_seconds)
+            shares.append((trainers["default"].agent_cpu_seconds() - agent_begin) / default_seconds)
             for kind in GOALS:
                 slowdowns[kind].append(in_set[kind])
             rank = trainers["default"].finish()
             reported.append(rank["slowdown_ratio"])
-            sampled += slices_of(rank)
+            slices += slices_of(rank)
     count = f"{sets} sets x {len(slowdowns['default'][-1])} rounds of {steps} steps, {clock} time"
     for kind, goal in GOALS.items():
         middle, low, high = interval(slowdowns[kind])
@@ -80,10 +79,10 @@ def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str,
         print(f"{kind:<10} {middle:+.2%}  [{low:+.2%}, {high:+.2%}]  goal {goal:.1%}: {word}   ({count})", flush=True)
     print(
         f"{'ours':<10} {statistics.median(reported):+.2%}  as the monitor accounts for it, its agent's CPU included; "
-        f"{sampled} slices",
+        f"{slices} slices",
         flush=True,
     )
-    print(f"{'agent':<10} {statistics.median(agent):+.2%}  of one core, while the default training ran", flush=True)
+    print(f"{'agent':<10} {statistics.median(shares):+.2%}  of one core, while the default training ran", flush=True)
 
 
 class Switched(NamedTuple):

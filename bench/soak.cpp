@@ -195,16 +195,15 @@ int drive(long count, long parts, double rate) {
   return 0;
 }
 
-// Does the work of "restarts". `self`: the path of this program.
-int restart(const char* self, long count, long parts) {
+int restart(const char* own_path, long count, long parts) {
   for (long part = 1; part <= parts; ++part) {
     const long first = count * (part - 1) / parts, last = count * part / parts;
     for (long n = first; n < last; ++n) {
       char mode[] = "short";
-      char* const words[] = {const_cast<char*>(self), mode, nullptr};
+      char* const words[] = {const_cast<char*>(own_path), mode, nullptr};
       pid_t child = 0;
       int status = 0;
-      if (posix_spawn(&child, self, nullptr, nullptr, words, environ) != 0) return 1;
+      if (posix_spawn(&child, own_path, nullptr, nullptr, words, environ) != 0) return 1;
       if (waitpid(child, &status, 0) != child || status != 0) return 1;
     }
     if (!end_part(last)) return 1;

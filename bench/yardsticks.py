@@ -30,8 +30,8 @@ import page  # noqa: E402
 import slopes  # noqa: E402
 import twins  # noqa: E402
 
-# The two arms (keys of twins.ARMS) of each compared pair. base: default attention kernel in bf16; math: unfused
-# attention; init: other initial weights; again: the same as base.
+# The two arms (keys of twins.ARMS) of each compared pair. base: fused attention in bf16; math: unfused; init: other
+# initial weights; again: the same as base.
 PAIRS = {
     "kernel": ("base", "math"),
     "precision": ("base", "fp32"),

@@ -33,8 +33,7 @@ constexpr WordsHelp kHelp = {
     "W1 is the Wasserstein distance of the values, d the difference of each value. W1/mean |d| is near 1 for "
     "a drift and near 0 for noise."};
 
-// Prints the problem and returns the exit status for it.
-int failed(const std::string& problem) {
+int failed(const std::string& problem) {  // returns the exit status
   std::fprintf(stderr, "foreshock compare: %s\n", problem.c_str());
   return 2;
 }

@@ -384,13 +384,13 @@ std::string what_and_suspect(const ReportEvent& event) {
   return title_of(event) + (suspect == nullptr ? "" : ", " + suspect->suspect);
 }
 
+std::string name_of_tensor(const std::string& tensor) {
+  return tensor == "out" ? "output" : tensor == "grad_query" ? "dQ" : tensor == "grad_key" ? "dK" : "dV";
+}
+
 // Returns "attention's output in layer 003" or "attention's dQ in layer 003", for example.
 std::string tensor_of(const AttentionFault& fault) {
-  const std::string what = fault.tensor == "out"          ? "attention's output"
-                           : fault.tensor == "grad_query" ? "attention's dQ"
-                           : fault.tensor == "grad_key"   ? "attention's dK"
-                                                          : "attention's dV";
-  return what + in_layer(fault.layer);
+  return "attention's " + name_of_tensor(fault.tensor) + in_layer(fault.layer);
 }
 
 // Returns "Attention fault in layer 003 from step 64 on: ... ", ending with a blank; "" without a fault.
@@ -399,11 +399,7 @@ std::string attention_fault_of(const Report& report) {
   const AttentionFault& worst = report.attention_faults.front();  // the largest error comes first
   const size_t more = report.attention_faults.size() - 1;
   return "Attention fault" + in_layer(worst.layer) + " from step " + step_text(worst.first_step) +
-         " on: the error of " +
-         (worst.tensor == "out"          ? "its output"
-          : worst.tensor == "grad_query" ? "dQ"
-          : worst.tensor == "grad_key"   ? "dK"
-                                         : "dV") +
+         " on: the error of " + (worst.tensor == "out" ? "its output" : name_of_tensor(worst.tensor)) +
          " was up to " + formatted("%.3g", worst.largest_error) + " times its alarm limit" +
          (more == 0   ? ""
           : more == 1 ? "; one more limit was exceeded"

@@ -1,7 +1,7 @@
 // Implements foreshock run and foreshock agent. run() starts the agent, which follows the run, then the
 // user's command with libforeshock.so preloaded, and prints the agent's summary at the end. If monitoring is
-// not possible, it prints one line and runs the command alone. ..._problem() return "" or an error. The
-// values of Arguments are checked already, so the parsers of values do not fail here.
+// not possible, it prints one line and runs the command alone. ..._problem() return "" or an error.
+// Arguments has checked all values, so their parsers do not fail here.
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -80,8 +80,7 @@ std::string length_problem(const Monitored& monitored) {
          std::to_string(kMost - 1 - monitored.run_id.size()) + " characters at most";
 }
 
-// Checks whether options contradict each other or have unusable values; if the run has an agent of its own,
-// also whether that agent can listen (--bind) and read --token-file.
+// Checks options: contradictions, unusable values, and whether an own agent can listen at --bind.
 std::string run_problem(const Arguments& arguments) {
   const bool service = is_followed_by_service(arguments);
   for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kOnAlert,
@@ -231,8 +230,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     directory.leave();
     return run_unmonitored(arguments.command(), problem);
   }
-  // A trainer that is not monitored leaves an off file with the reason. These are from earlier trainers.
-  const OffFiles earlier_off_files = off_files(directory.path());
+  const OffFiles earlier = off_files(directory.path());  // reasons why earlier trainers were not monitored
   SignalPasser signals;  // from here on, signals stay pending until they are passed to the command
   AgentKeeper keeper(directory.path(),
                      agent_command(installation, arguments, directory.path(), monitored.run_id));
@@ -290,7 +288,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   signals.interrupted_within(0);
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
   print_summary(answer, absolute(arguments.text(OptionId::kSummary)), record,
-                off_lines(directory.path(), earlier_off_files, launcher_id()), directory.path());
+                off_lines(directory.path(), earlier, launcher_id()), directory.path());
   if (read_summary(answer.summary).has_ranks)
     print_known_defects_once(arguments.command(), monitored.adapters);
   directory.leave([&keeper] { keeper.kill_own_agent(); });  // kills it only if it does not end by itself

@@ -166,8 +166,7 @@ bool LossRiseRule::is_above(double mean) const {
   return margin > 0 && mean > best_ + margin;
 }
 
-// Returns the standard deviation of a block's mean, from two estimates. sqrt(2): differences_ holds
-// differences of two block means, which have twice the variance of a mean.
+// The standard deviation of a block's mean. sqrt(2): a difference of two means has twice the variance of one.
 std::optional<double> LossRiseRule::noise() const {
   if (differences_.size() < kLearning) return std::nullopt;
   const double between = robust_spread(differences_.data(), differences_.size()) / std::sqrt(2.0);

@@ -91,8 +91,7 @@ FORESHOCK_DEVICE void sum_chunk(const Tensor& tensor, uint64_t chunk, Sums* lane
   fold_lanes(lane, block);
 }
 
-// Adds the sums of a tensor's chunks, which other blocks wrote (fresh() reads such values). Lane l adds
-// chunks l, l + 256, ..., in order.
+// Adds the sums of a tensor's chunks; fresh() reads those of other blocks. Lane l adds chunks l, l + 256, ...
 template <class Sums, class Block>
 FORESHOCK_DEVICE void sum_partials(const Sums* partial, uint64_t chunks, Sums* lane, Block& block) {
   block.each([&](uint32_t thread) {
@@ -180,8 +179,8 @@ FORESHOCK_DEVICE void adam_sums_body(const AdamSumsJob& job, Block& block) {
   sum_tensors<AdamSums>(job, block);
 }
 
-// Returns the value at address `from` in the format `dtype`. If `dtype` is kSumOfSquares, a GradientSums is
-// there, and the value is its sum of squares, or NaN if an element was not finite.
+// Returns the value at address `from` in the format `dtype`. If `dtype` is kSumOfSquares, `from` is the
+// address of a GradientSums, and the value is its sum of squares, or NaN if an element was not finite.
 template <class Block>
 FORESHOCK_DEVICE double scalar_at(uint64_t from, uint32_t dtype, const Block& block) {
   if (dtype != kSumOfSquares) {
@@ -223,8 +222,7 @@ FORESHOCK_DEVICE uint32_t checksum_word(const ChecksumJob& job, uint64_t n, cons
   }
 }
 
-// Adds word n times checksum_factor(n), for all n, to *job.to, modulo 2^64, so that the order does not
-// matter.
+// Adds word n times checksum_factor(n), for all n, to *job.to, modulo 2^64, in any order.
 template <class Unit, class Block>
 FORESHOCK_DEVICE void checksum_words(const ChecksumJob& job, Block& block) {
   const uint64_t words = (job.bytes + 3) / 4;

@@ -21,9 +21,8 @@ enum class Accumulation {
 struct Accumulator {
   std::string_view name;
   Accumulation kind;
-  // The rest is for kTensorCore only. One step adds `step` products to the running sum. These terms are
-  // truncated to `fraction_bits` bits below the largest exponent among them, the new sum to `output_bits`
-  // fraction bits.
+  // For kTensorCore only. A step adds `step` products to the running sum. These terms are truncated to
+  // `fraction_bits` bits below the largest exponent among them, the new sum to `output_bits` fraction bits.
   int step = 0;
   int fraction_bits = 0;
   int output_bits = 0;

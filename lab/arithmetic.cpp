@@ -15,7 +15,7 @@ Arithmetic::Arithmetic(NumberFormat format, Accumulator accumulator, Rounding ro
       seed_(seed),
       wide_(format_.precision > 24) {}  // 24: the precision of fp32
 
-// round_to() makes the random number of an element from its index and the last argument, a hash of the call.
+// round_to() makes the random number of an element from its index and the last argument, new in each call.
 void Arithmetic::cast(Tensor& x) {
   round_to(format_, rounding_, x.data.data(), x.data.size(), mix(seed_ + ++roundings_));
 }

@@ -312,7 +312,7 @@ class Comparer {
     state->unpaired.clear();
   }
 
-  // Computes the distance between all tensors of one checkpoint and of the other, for each pair.
+  // Computes, for each pair of checkpoints, the distance of all compared tensors pooled.
   void compute_pooled_distances() {
     for (size_t p = 0; p < results_.size(); ++p) {
       Counted a{std::move(pools_[p].a), 0}, b{std::move(pools_[p].b), 0};
@@ -361,7 +361,7 @@ const Checkpoint::Place* find(const Checkpoint& checkpoint, const std::string& n
 }
 
 // Whether a tensor can be compared: it exists in both checkpoints (not null) with supported types (not kNone)
-// and the same shape. If not, adds the reason to the result. Adds also types that differ, but are supported.
+// and the same shape. Adds the reason to the result if not, and supported types that differ in any case.
 bool comparable(const std::string& name, const Checkpoint::Place* a, const Checkpoint::Place* b,
                 PairResult* result) {
   if (!a && !b) return false;

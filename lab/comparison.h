@@ -16,8 +16,7 @@
 
 namespace foreshock::lab {
 
-// Counts how often each value occurs in a stored tensor, piece by piece (kernels/histogram.h). Use one object
-// per thread and tensor.
+// Counts how often each value occurs in a stored tensor, piece by piece. One object per thread and tensor.
 class TensorCounter {
  public:
   // Adds `count` packed elements. At most 2^26 - 1 elements may be added between two calls of take().
@@ -43,7 +42,7 @@ class TensorCounter {
 };
 
 // Counts the unpaired values of a tensor: finite values whose partner, the value at the same index of the
-// other tensor, is not finite. Difference leaves such pairs out, so histograms compared with it do so too.
+// other tensor, is not finite. Difference leaves these pairs out, so histograms must leave them out too.
 class UnpairedCounter {
  public:
   // Adds the unpaired values among `count` packed elements. The limit of TensorCounter::count() applies.

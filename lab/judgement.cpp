@@ -65,7 +65,7 @@ struct Part {                             // the contribution of one slice to on
 };
 
 // With a single key the softmax weight is 1 for every score, so the gradients of query and key are exactly
-// zero: the difference of two equal values dout . v.
+// zero: the difference of two equal values dout . v. A correct kernel may subtract rounded values.
 bool is_zero_gradient(const StoredCall& call, const std::string& name) {
   return call.keys == 1 && (name == "dq" || name == "dk");
 }
@@ -109,7 +109,6 @@ struct Pooled {            // errors over all slices
   double bias = 0, z = 0;  // the bias in ulp, and as a standard score over the slices
 };
 
-// Deviation::outward: sum of the errors, positive away from zero. Deviation::ulps: sum of the values' ulps.
 Pooled pooled(const std::vector<Part>& parts, Deviation Part::*deviation) {
   double error = 0, norm = 0, outward = 0, ulps = 0;
   std::vector<double> slices;
@@ -117,8 +116,8 @@ Pooled pooled(const std::vector<Part>& parts, Deviation Part::*deviation) {
     const Deviation& d = part.*deviation;
     error += d.squares;
     norm += part.squares;
-    outward += d.outward;
-    ulps += d.ulps;
+    outward += d.outward;  // the sum of the errors, positive away from zero
+    ulps += d.ulps;        // the sum of the ulps of the reference
     slices.push_back(d.outward);
   }
   return {norm > 0 ? std::sqrt(error / norm) : std::sqrt(error), ulps > 0 ? outward / ulps : 0, z_of(slices)};
@@ -154,7 +153,6 @@ Verdict verdict_of(const StoredCall& call, const std::string& name, const std::v
   v.judged = judged;
   v.relative_l2 = own.l2;
   v.floor_l2 = std::max({plain.l2, rounded.l2, is_fp64 ? kReferenceError : 0});
-  // A correct kernel may subtract the rounded terms, although plain attention has no error here.
   if (is_zero_gradient(call, name))
     v.floor_l2 = std::max(v.floor_l2, parse_format(name_of(call.dtype))->unit_roundoff());
   v.ratio = v.relative_l2 == 0 ? 0 : v.relative_l2 / v.floor_l2;

@@ -8,8 +8,7 @@
 // (FORESHOCK_PARAMETERS in base.h: w0, ... for integers, d0, ... for doubles, s0, ... for the stack). Words
 // are read as arguments only if an adapter for exactly this torch is loaded: the query of every function, and
 // all arguments of the two CPU functions (numbers 0 and 1 of FORESHOCK_SHIMS in adapter.h; tests/abi compares
-// the arguments with torch's headers). If torch's function is missing, a function here
-// returns kFailure.
+// the arguments with torch's headers). Without torch's function, a function here returns kFailure.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -82,8 +81,7 @@ void read_forward(const Word* words, foreshock_shim_call* call) {
   call->scale = pointed_to<double>(words[5]);
 }
 
-// ..._backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale, ret0,
-// ret1, ret2)
+// ..._backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale, ret0...)
 void read_backward(const Word* words, foreshock_shim_call* call) {
   call->grad_out = handle(words[0]);
   call->key = handle(words[2]);

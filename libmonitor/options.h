@@ -265,8 +265,8 @@ struct Settings {
   uint64_t weights_every;   // steps between two measurements; 0: as often as the budget allows
   uint64_t count_kernels;   // number of steps in which kernels are counted; 0: none
   uint64_t seed;            // of the choice of samples
-  int rank, local_rank, world_size;  // local_rank: index of this rank on its node; -1: unknown
-  int local_ranks, attempt;          // local_ranks: ranks of this node; attempt: number of restarts
+  int rank, local_rank, world_size;  // local_rank -1: unknown
+  int local_ranks, attempt;          // ranks of this node; restarts of the job
 };
 
 // Reads this process's rank in the job and the settings of the run from the environment. Returns false if the

@@ -138,7 +138,7 @@ bool PendingStep::knows_losses() const {
   bool all = has_events;
   for (uint32_t n = 0; n < events; ++n) {
     const PendingEvent& e = event[n];
-    // If a gradient scaler gives 1, the optimizer itself divides by the scale, which is unknown here.
+    // From a gradient scaler, 1 means that the scale is unknown: the optimizer itself divides.
     const bool has_scale = e.scale.number == 0 && !(e.is_scaled && e.scale.value == 1);
     all &= e.source == PendingEvent::kSkip || (e.value.number == 0 && has_scale);
   }
@@ -211,7 +211,7 @@ bool Scalars::is_taken(const char* cut) const {
 }
 
 // Returns the index of a name (compared by hash), which is added if it is new, or -1 if the table is full.
-// A name is cut to the segment's field. If another name was cut to the same text, "~2", "~3", ... end it.
+// A name is cut to the segment's field. If another name was cut to the same text, it ends in "~2", "~3", ...
 int Scalars::index_of(const char* name) {
   const uint64_t hash = fnv1a(name);
   for (uint32_t n = 0; n < known_; ++n)

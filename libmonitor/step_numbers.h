@@ -77,8 +77,7 @@ struct PendingEvent {
   uint32_t source;  // one of the constants above, or FORESHOCK_LOSS_...: a loss
   PendingNumber value;
   PendingNumber scale;  // the loss is value times scale; kSum: total weight of the targets
-  // Whether `scale` comes from a gradient scaler. If it then is 1, the optimizer itself divides by the scale,
-  // which is unknown here, and so is the loss.
+  // Whether `scale` comes from a gradient scaler. A scale of 1 is then unknown: the optimizer divides.
   bool is_scaled;
 };
 

@@ -221,12 +221,10 @@ uint64_t scratch_bytes(const WeightWork& work) {
   return std::max((of_values + of_gradient) * sizeof(GradientSums), of_moment * sizeof(AdamSums));
 }
 
-// Returns the address of the scratch memory. `at`, here and below: the device address of the work's memory,
-// which begins with a WeightResults.
+// Returns the address of that scratch memory. `at`, also below: the device address of the WeightResults.
 uint64_t scratch_of(const WeightWork& work, uint64_t at) { return at + round_up(work.result_bytes()); }
 
-// Plans the sums over gradient and second moment; over the gradient alone if kernels cannot read the moment;
-// none if they cannot read the gradient.
+// Plans sums over gradient and second moment, over the gradient alone, or none: what kernels can read.
 void plan_optimizer(const foreshock_tensor& values, const OptimizerState& optimizer, WeightWork* work) {
   const foreshock_tensor &gradient = optimizer.gradient, &moment = optimizer.second_moment;
   if (!is_readable_on_device(gradient, values)) return;
@@ -261,7 +259,7 @@ bool plan_weight(const foreshock_tensor& values, uint64_t elements, const Optimi
   const uint64_t counter_bytes = is_fp32 ? kBinWords * sizeof(uint64_t) : kPatterns * sizeof(uint32_t);
   const uint64_t bytes = elements * size_of(work->type);
   // If the values take at most half the bytes of the counters, the values are copied to the host and counted
-  // there. This copy is faster than one of the counters, and counting takes no longer than reading counters.
+  // there. Copying them is faster than copying counters, and counting takes no longer than reading counters.
   work->is_counted = 2 * bytes > counter_bytes;
   if (work->is_counted && elements > (is_fp32 ? kMostBinned : kMostPatterns)) return false;
   work->payload_bytes = work->is_counted ? counter_bytes : bytes;

@@ -45,8 +45,7 @@ def wheels_for(chroot: Chroot, release: str) -> Path:
     command += ["--only-binary=:all:", "--python-version", python, "--implementation", "cp"]
     if python == "3.9":  # pip omits this requirement, since it evaluates the condition for its own, newer Python
         command.append("importlib-metadata")
-    # Wheels for glibc 2.17 (manylinux2014) to 2.31, that of Debian 11.
-    for policy in ("2014", *(f"_2_{minor}" for minor in range(17, 32))):
+    for policy in ("2014", *(f"_2_{minor}" for minor in range(17, 32))):  # for glibc 2.17 to 2.31, that of Debian 11
         command += ["--platform", f"manylinux{policy}_x86_64"]
     subprocess.run(command, check=True)
     (folder / "ready").touch()  # last, so that an interrupted download is repeated

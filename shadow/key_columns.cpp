@@ -26,8 +26,7 @@ constexpr int kColumnTile = 48;  // query rows of a tile
 // Working arrays, 64-byte aligned. The sampled columns (key positions) are in the lanes. Query rows are
 // processed in tiles and broadcast. Arrays per column are indexed [n][column] with row length `stride` (the
 // padded number of columns); n is an element of the head, or a row of the tile. Arrays per tile (query,
-// grad_out, out) are [row][element]. `partial` is working memory of add_product(). A key is seen by the
-// queries from position first_query on.
+// grad_out, out) are [row][element]. `partial`: for add_product(). first_query: the first that sees the key.
 template <class T>
 struct ColumnArrays {
   int stride;
@@ -72,10 +71,9 @@ void load_columns(const KeyColumns& c, T factor, const ColumnArrays<T>& a) {
   }
 }
 
-// Computes delta = grad_out . out of each row, from the first element to the last, or in reverse if
-// `from_last`. The floors are computed in reverse: if a key has all weight, out is its value, so delta in the
-// same order would equal grad_out . value exactly, without the rounding error that a kernel has. Eight rows
-// are interleaved, because each multiply-add waits for the previous one of its row.
+// Computes delta = grad_out . out of each row. Floors sum in reverse (`from_last`): if a key has all weight,
+// out is its value, so in equal order delta would equal grad_out . value exactly, unlike in a kernel. Eight
+// rows are interleaved, because each multiply-add waits for the previous one of its row.
 template <class T>
 HWY_INLINE void compute_deltas(const ColumnArrays<T>& a, int count, int width, bool from_last) {
   constexpr int kAtOnce = 8;
@@ -194,7 +192,8 @@ void store_rounded_columns(const KeyColumns& c, const ColumnArrays<T>& a, int n,
   store_rows(a.grad_value[n], a.stride, c.columns, c.value_dim, 1, &to->grad_value);
 }
 
-// Computes the floors in T (float; double for fp64 storage): in each tile plain ([0]), then fused ([1]).
+// Computes the floors in T (float; double for fp64 storage): in each tile plain ([0]), which rounds after
+// each operation, then fused ([1]), which rounds only the factors of the products.
 template <class T>
 void compute_rounded_as(const KeyColumns& c, ColumnReference* result) {
   using V = hn::Vec<LanesTag<T>>;
@@ -207,7 +206,6 @@ void compute_rounded_as(const KeyColumns& c, ColumnReference* result) {
   for (size_t first = 0; first < rows; first += kColumnTile) {
     const int count = static_cast<int>(std::min<size_t>(kColumnTile, rows - first));
     load_rows_tile(c, a, first, count, true);
-    // Plain attention rounds after each operation.
     for_scores(c, a, first, count, [&](V score, V grad_weight, V lse, V delta, V* weight, V* grad) HWY_ATTR {
       const V rounded = round_lanes(dtype, hn::Mul(score, scale));
       *weight = round_lanes(dtype, hn::Exp(d, hn::Sub(rounded, lse)));
@@ -215,7 +213,6 @@ void compute_rounded_as(const KeyColumns& c, ColumnReference* result) {
     });
     add_product(a.weight, a.stride, a.grad_out, count, c.value_dim, a.partial, a.grad_value[0]);
     add_product(a.grad_score, a.stride, a.query, count, c.head_dim, a.partial, a.grad_key[0]);
-    // Fused attention rounds only the factors of the two products that follow.
     for_scores(c, a, first, count, [&](V score, V grad_weight, V lse, V delta, V* weight, V* grad) HWY_ATTR {
       const V exact = hn::Exp(d, hn::Sub(hn::Mul(score, scale), lse));
       *weight = round_lanes(dtype, exact);

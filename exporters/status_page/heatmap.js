@@ -198,7 +198,6 @@ class HeatMap {
       const column = Math.round((tick * map.columns) / ticks), x = left + column * cell.width;
       ctx.textAlign = tick === 0 ? "left" : tick === ticks ? "right" : "center";
       ctx.fillRect(Math.min(x, left + wide - 1), bottom, 1, 4);
-      // The last tick names the last step of the last column, each other tick the first step of its column.
       ctx.fillText((tick === 0 ? "step " : "") + count((map.first + column) * map.width - (tick === ticks ? 1 : 0)), x, bottom + 16);
     }
     for (const { step } of this.lossEvents) {
@@ -230,7 +229,6 @@ class HeatMap {
     return box;
   }
 
-  // The legend: the colours between the values at their ends, and the patterns.
   showLegend(kind) {
     const parent = byId("heat-scale"), bar = element("canvas");
     [bar.width, bar.height] = [128, 1];

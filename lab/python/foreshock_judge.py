@@ -305,12 +305,11 @@ class Sweep:
 
     def check_repeats(self, case, call, x, results) -> None:
         """Checks that equal inputs give equal bits. On a GPU only the output is compared, since kernels may sum
-        gradients by atomic operations in any order."""
+        gradients by atomic operations in any order. NaN, which never equals NaN, is reported by check() instead."""
         for _ in range(self.repeats - 1):
             again = run_all(call, x, self.grad)
             names = results if self.device == "cpu" else ["out"]
             changed = [name for name in names if not torch.equal(again[name], results[name])]
-            # Results with NaN never compare equal. check() reports them.
             if changed and all(bool(torch.isfinite(results[name]).all()) for name in changed):
                 self.report.findings.append(Finding(case, ", ".join(changed), "bits change from call to call: a race"))
                 return

@@ -243,9 +243,8 @@ class Monitor:
         """Adds the counts of the quiet steps. The end of the next step then runs in Python and may allow more."""
         if not self._is_settled:
             return
-        # steps: number of quiet steps since the last call; the other values are about these steps. own_ns: time in
-        # hooks; unreported_ns: its unreported part; max_step_ns: the most in one step; address, step: as in
-        # _last_state; others: bit n is set if _quiet_others[n] stepped.
+        # The values are about the quiet steps since the last call. own_ns: time in hooks; unreported_ns: its unreported
+        # part; max_step_ns: most in a step; address, step: as in _last_state; others: bit n: _quiet_others[n] stepped.
         steps, own_ns, unreported_ns, ended_at_ns, max_step_ns, step, address, others = self.core.quiet.take()
         for n, other in enumerate(self._quiet_others):
             if others >> n & 1:

@@ -65,9 +65,8 @@ class Watch:
                     self._stepped(optimizer)
             finally:
                 self._frames.set_eval_frame(tracer)
-        except Exception as error:
-            # Exceptions that the training's signal handler raised here go on. At process exit a global may be None.
-            if is_of_trainer is not None and is_of_trainer(error):
+        except Exception as error:  # also one that the training's own signal handler has raised here
+            if is_of_trainer is not None and is_of_trainer(error):  # at process exit a global may be None
                 raise
             self.is_on = False
 

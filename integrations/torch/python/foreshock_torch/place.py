@@ -1,6 +1,5 @@
 """Finds the place of this process in its job: rank, world size, and coordinates, its index in each kind of parallelism
-(data, tensor, pipeline, expert). -1 means unknown. suppress_ours() suppresses exceptions, except those that a signal
-handler of the training has raised here."""
+(data, tensor, pipeline, expert). -1 means unknown."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from .signals import suppress_ours
+from .signals import suppress_ours  # suppresses exceptions, except those of the training's signal handlers
 
 # By kind of parallelism: names that frameworks use for a dimension of torch's DeviceMesh, the grid of all ranks.
 DIMENSIONS = {
