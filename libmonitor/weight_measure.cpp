@@ -415,6 +415,7 @@ bool WeightStaging::copy(const WeightWork& work, const SentWork& sent) {
          ok(driver.stream_write_value_64(stream_, word_on_device(sent.place), sent.ticket, 0));
 }
 
+// Queues the kernels on `stream`, and copy() after them. Returns -1 or the reason, like try_set_up().
 int WeightStaging::send(const WeightWork& work, cuda::Stream stream, SentWork* sent) {
   StagingRing::Place place;
   if (!ring_.find(work.bytes, &place)) return FORESHOCK_SKIP_RING_FULL;

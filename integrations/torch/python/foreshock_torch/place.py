@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from .signals import suppress_ours  # suppresses exceptions, except those of the training's signal handlers
+from .signals import suppress_ours  # suppresses exceptions, except those that the training has raised here
 
 # By kind of parallelism: names that frameworks use for a dimension of torch's DeviceMesh, the grid of all ranks.
 DIMENSIONS = {
@@ -58,7 +58,7 @@ def bind_distributed() -> None:
         _distributed = SimpleNamespace(**{name: getattr(module, name) for name in DISTRIBUTED})
 
 
-def group() -> Any:
+def distributed_functions() -> Any:
     """The functions of torch.distributed if it is initialized with several processes, else None."""
     distributed = _distributed
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -68,7 +68,7 @@ def group() -> Any:
 
 def ranks() -> int:
     """The world size of torch.distributed; 1 if it is not initialized."""
-    distributed = group()
+    distributed = distributed_functions()
     return 1 if distributed is None else distributed.get_world_size()
 
 
@@ -136,7 +136,7 @@ def _of_replica(modules: Iterable[Any], distributed: Any) -> Coordinates | None:
 
 def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinates:
     """Coordinates from the first source that has them: Megatron, a distributed parameter's mesh, DDP."""
-    distributed = group()
+    distributed = distributed_functions()
     if distributed is None:  # a single process has coordinates 0; of several, they are unknown
         is_alone = _environment_number("WORLD_SIZE", "SLURM_NTASKS") in (-1, 1)
         return Coordinates(0, 0, 0, 0) if is_alone else Coordinates()
@@ -156,7 +156,7 @@ def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinate
 
 def place(parameters: Iterable[Any] = (), modules: Iterable[Any] = ()) -> Place:
     """The place of this process. The coordinates are found from `parameters` and `modules` of the model."""
-    distributed = group()
+    distributed = distributed_functions()
     rank, world_size = _environment_number("RANK"), _environment_number("WORLD_SIZE")
     if distributed is not None:
         rank, world_size = distributed.get_rank(), distributed.get_world_size()

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from .place import group, is_replica, of_megatron, root_of
+from .place import distributed_functions, is_replica, of_megatron, root_of
 from .signals import is_of_trainer, suppress_ours
 
 NAME_BYTES = 159  # the segment keeps so many bytes of a name
@@ -69,7 +69,7 @@ class Replicas:
     """Prefixes of parameter names on this rank, as of the moment of construction. `modules`: all modules."""
 
     def __init__(self, parameters: Iterable[Any], modules: Iterable[Any]) -> None:
-        self._distributed = group()  # functions of torch.distributed; None: there is only one process
+        self._distributed = distributed_functions()  # functions of torch.distributed; None: there is only one process
         self._prefixes: dict[int, str] = {}  # by address: of the parameters of DistributedDataParallel modules
         self._has_megatron, self._coordinate_mesh = False, None
         if self._distributed is None:
