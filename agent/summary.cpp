@@ -434,11 +434,11 @@ std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
   if (layers.known > 0)
     text += ", in " + grouped(layers.judged[0]) + " of " + counted(layers.known, "layer", "layers");
   if (passes[1].judged == 0) return text + "; backward not checked";
+  if (layers.judged[1] < layers.judged[0]) text += " (backward " + grouped(layers.judged[1]) + ")";
   const uint64_t key_slices = sum_over(ranks, key_slices_of);  // slices of keys: checked by dK and dV
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
     if (passes[pass].judged < kLeastJudged)
       text += std::string("; ") + segment::kPassNames[pass] + ": too few samples";
-  if (layers.judged[1] < layers.judged[0]) text += " (backward " + grouped(layers.judged[1]) + ")";
   if (key_slices == 0) return text + "; dK and dV not checked";
   return text + "; " + grouped(key_slices) + " of the backward by dK and dV as well as dQ";
 }

@@ -208,6 +208,8 @@ TEST(Summary, BackwardLayersThatWereNotCheckedAreCounted) {
   RankStatistics rank = healthy_rank();
   rank.layer_of("001")->pass[1].judged = 0;
   EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("in 2 of 2 layers (backward 1)"));
+  rank.judged[0] = kLeastJudged - 1;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("in 2 of 2 layers (backward 1); forward: too few samples"));
 }
 
 // The detectors after 300 calm steps, then `high` steps of a loss that is far above, then calm ones again.
