@@ -1,6 +1,6 @@
 // How the command line uses the agent, the process that follows a run. `foreshock run` (the launcher) starts
 // and restarts it, reports the end of the user's command, and waits for the summary. `foreshock status` finds
-// live runs and reads their state. All use files in the run directory (segment/SEGMENT.md) and HTTP.
+// live runs and reads their state. Both use files in the run directory (segment/SEGMENT.md) and HTTP.
 #ifndef FORESHOCK_CLI_AGENT_CLIENT_H_
 #define FORESHOCK_CLI_AGENT_CLIENT_H_
 
@@ -23,7 +23,7 @@ struct AgentAddress {
   uint64_t pid_namespace = 0;  // inode of the pid namespace that `pid` belongs to; 0: unknown
   std::string address;         // of its HTTP server: an IP address, or "unix:" and a path
   int port = 0;
-  int port_taken = 0;         // the port that was to be used, if it was in use and `port` replaces it; else 0
+  int port_taken = 0;         // the wanted port, if it was in use and `port` replaces it; else 0
   std::string record;         // file of the record; "": none
   std::string save_flagged;   // directory of flagged slices; "": none
   std::string run;            // run id; "" if the agent does not report it
@@ -128,15 +128,15 @@ class ExitExchange {
   std::string directory_, exit_, spare_, summary_;
 };
 
-// The parts that are read of a summary (docs/summary.md) or of the state of a live run.
+// What the command line reads from a summary (docs/summary.md) or from the state of a live run.
 struct Summary {
   bool is_valid = false;            // the summary is a JSON object
   std::string text;                 // several lines; "" if the agent wrote none
   std::string line;                 // the run in one line; only in the state of a live run
   bool has_ranks = false;           // the summary has ranks of this launcher's command
   bool has_other_ranks = false;     // the run has ranks of other launchers
-  bool has_refused = false;         // processes that the agent could not follow
-  bool lacks_record_lines = false;  // lines of the record could not be written
+  bool has_refused = false;         // there were processes that the agent could not follow
+  bool lacks_record_lines = false;  // the agent could not write all lines of the record
 };
 
 // Reads a summary or state. In its texts '?' replaces control characters except newlines, since they contain

@@ -67,7 +67,7 @@ class WholeFile {
 
   const std::string path_;
   std::string target_;                        // path_ with symbolic links resolved
-  std::optional<UnfinishedFile> unfinished_;  // the temporary file; nullopt: `path` is written directly
+  std::optional<UnfinishedFile> unfinished_;  // the temporary file; nullopt: path_ is written directly
   FILE* file_ = nullptr;                      // null: not open
   std::string problem_;
 };

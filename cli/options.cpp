@@ -281,6 +281,7 @@ std::string value_wanted(OptionId id, const std::string& text) {
 }
 
 std::string Arguments::parse(const std::vector<std::string>& words, uint32_t reader) {
+  // After the options, `run` and `doctor` take a command, `export` and `detect` a file: both go to command_.
   const bool takes_command = (reader & (kReaderRun | kReaderDoctor | kReaderExport | kReaderDetect)) != 0;
   for (size_t index = 0; index < words.size(); ++index) {
     const std::string& word = words[index];

@@ -127,7 +127,7 @@ std::optional<ExitStatus> poll_exit(pid_t pid) {
 
 void end_like(const ExitStatus& status) {
   if (status.signal != 0) {
-    const rlimit no_core = {0, 0};
+    const rlimit no_core = {0, 0};  // the command, not this process, may have written a core file
     setrlimit(RLIMIT_CORE, &no_core);
     prctl(PR_SET_DUMPABLE, 0);  // needed if core_pattern is a pipe: then the kernel ignores the limit
     signal(status.signal, SIG_DFL);
@@ -140,7 +140,7 @@ void end_like(const ExitStatus& status) {
   _exit(status.code);  // also after a signal whose default action does not end a process
 }
 
-int status_of_failed_start(int error) { return error == ENOENT ? 127 : 126; }
+int status_of_failed_start(int error) { return error == ENOENT ? 127 : 126; }  // as shells do
 
 Captured run_and_capture(const std::vector<std::string>& command, const std::vector<std::string>& environment,
                          int timeout_ms, void (*progress)(const Captured&)) {

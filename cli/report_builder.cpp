@@ -1,7 +1,8 @@
 // Builds the data of `foreshock report` (report_builder.h) from a record, the JSON lines that the agent has
 // written: loss events, signs (detectors that left level quiet before an event), facts (circumstances of an
 // event), and clues (facts that have an explaining text). An attempt is a series of steps that ends when the
-// run goes back. A loss event begins at its onset and is declared at a later step, when a rule recognizes it.
+// training goes back to an earlier step. A loss event begins at its onset and is declared at a later step,
+// when a rule recognizes it. The report shows the steps from kBefore before the onset to kAfter after it.
 // Events are collected twice: those that the agent wrote (recorded_), and those that the detectors of this
 // version find in the record's values (found_).
 #include "cli/report_builder.h"
@@ -18,7 +19,7 @@
 namespace foreshock::cli {
 namespace {
 
-using Mark = ReportFact::Mark;
+using Mark = ReportFact::Mark;  // kQuiet: nothing unusual; kUnknown: the record lacks the data
 
 // Suspects (possible causes) and changes of the learning rate are at most this many steps before an event.
 constexpr int64_t kRecent = 64;
@@ -59,8 +60,8 @@ std::string where_nonfinite(const FaultEvent& fault) {
   return what + (fault.layer.empty() ? "" : " of layer " + fault.layer);
 }
 
-// Names `what`, which happened at `step`, as a possible cause of `event`: fills in fact->suspect. Leaves it
-// empty if `step` is after the onset or more than kRecent steps before it.
+// Sets fact->lead, the number of steps from `step` to the onset (negative: `step` is later). If it is from 0
+// to kRecent, sets fact->suspect, a text that names `what`, which happened at `step`, as a possible cause.
 void suspect(const ReportEvent& event, int64_t step, const std::string& what, ReportFact* fact) {
   fact->lead = steps_between(step, event.onset_step);
   if (fact->lead < 0 || fact->lead > kRecent) return;
@@ -221,7 +222,7 @@ ReportFact batch(const ReportEvent& event) {
   return {"batch", "batch_id " + std::to_string(*onset->batch_id) + " at the onset", Mark::kQuiet};
 }
 
-// Reports how many steps the gradient scaler skipped. A step has the total so far, from 0 in each process.
+// Reports how many steps the gradient scaler skipped. A step has the total of its process up to this step.
 ReportFact skipped_by_scaler(const ReportEvent& event, std::vector<Clue>* clues) {
   const TrailStep* onset = first_step_from(event, event.onset_step);  // null if the event has no steps
   const TrailStep* before = event.steps.empty() ? nullptr : &event.steps.front();
@@ -322,7 +323,7 @@ int64_t earlier(int64_t a, int64_t b) { return a < 0 ? b : b < 0 ? a : std::min(
 int64_t later_end(int64_t end, int64_t other) { return end < 0 || other < 0 ? -1 : std::max(end, other); }
 
 // Adds an episode (a time in which a detector was above quiet) to *signs, the signs of the loss event with
-// this onset. A detector has one sign per layer: a second episode is joined with it, replaces it or is left.
+// this onset. A detector has one sign per layer: another episode extends it, replaces it or is ignored.
 void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<ReportSign>* signs) {
   const ReportSign sign = {episode.detector,  episode.layer,    rank, episode.most, episode.since_step,
                            episode.warn_step, episode.end_step, {}};
@@ -334,7 +335,7 @@ void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<R
     return each.end_step < 0 || steps_between(each.end_step, onset) <= ReportSign::kNear;
   };
   if (!is_near(*known) || !is_near(sign)) {
-    // Only one is near the onset: that one is kept. Neither is near: the later one is kept.
+    // If only one is near the onset, that one is kept. If neither is near, the later one is kept.
     const bool replaces =
         is_near(sign) == is_near(*known) ? sign.since_step > known->since_step : is_near(sign);
     if (replaces) *known = sign;
@@ -444,7 +445,7 @@ void EventCollector::take(const EventLine& event, size_t attempt, int64_t declar
   if (!kind || !event.rank || !event.step) return;
   ++taken_;
   if (*kind == WatchEventKind::kPrecursor) take_level(event);
-  if (*kind == WatchEventKind::kResumed) precursors_[*event.rank].clear();  // of the attempt that has ended
+  if (*kind == WatchEventKind::kResumed) precursors_[*event.rank].clear();  // of the ended attempt
   if (is_loss_event(*kind)) take_loss_event(*kind, event, attempt, declared);
 }
 
@@ -455,7 +456,7 @@ void EventCollector::take_level(const EventLine& event) {
                       : event.level == name_of(Level::kWatch) ? Level::kWatch
                                                               : Level::kQuiet;
   warnings_ += level == Level::kWarn;
-  // note() takes the layer or tensor that identifies a series, and the layer. The line has only the layer.
+  // note() takes a name of the series (its layer or tensor) and its layer. The line has only the layer.
   precursors_[*event.rank].note(*detector, event.layer, event.layer, level, *event.step);
   const auto open_episode =
       std::find_if(episodes_.rbegin(), episodes_.rend(), [&](const ReportEpisode& each) {
@@ -475,9 +476,10 @@ void EventCollector::take_level(const EventLine& event) {
   }
 }
 
-// Joins the loss event with a known event whose onset is at most kSameEvent steps away; slow rises are joined
-// only with slow rises. So the same event on several ranks becomes one, and a spike becomes the divergence
-// into which it grows. A second event of a rank is joined only if it is the rank's first divergence.
+// Joins the loss event with a known event whose onset is at most kSameEvent steps away, or adds it to events_
+// if there is none. Slow rises are joined only with slow rises. So the same event on several ranks becomes
+// one, and a spike becomes the divergence into which it grows. If the known event has the rank already, the
+// new one is joined only if it is the rank's first divergence.
 void EventCollector::take_loss_event(WatchEventKind kind, const EventLine& event, size_t attempt,
                                      int64_t declared) {
   const int64_t rank = *event.rank;
@@ -513,7 +515,8 @@ void EventCollector::take_loss_event(WatchEventKind kind, const EventLine& event
   sort_signs(&joined.before);
 }
 
-// Adds the steps and curves of the rank's open events that are kAfter steps old or get no more steps.
+// Takes those events out of open_ whose first rank is `rank` and that are complete: kAfter steps have
+// followed the onset, or no more steps come. Adds their steps, and the curves of their signs.
 void EventCollector::close(int64_t rank, const Trail& trail, const std::map<int64_t, Signals>& signals,
                            bool no_more_steps) {
   std::erase_if(open_, [&](size_t index) {

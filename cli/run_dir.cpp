@@ -72,7 +72,7 @@ bool wait_for_agent_end(const std::string& directory, int timeout_ms) {
 }
 
 // A trainer that cannot be monitored leaves a file off.<pid>.<reason>. An Advice is what to do about the
-// reason. The text follows "monitoring was off in 1 process (<reason>): "; "it" in the text is this process.
+// reason. The text follows "monitoring was off in 1 process (<reason>): ", and its "it" is that process.
 struct Advice {
   const char* reason;
   const char* text;
@@ -120,7 +120,7 @@ std::vector<std::string> base_directory_candidates() {
   if (!given.empty()) {
     struct stat info;
     const bool is_missing = stat(given.c_str(), &info) != 0;
-    return {is_private(given) || is_missing ? given : named_for_user(given)};  // not private: e.g. /dev/shm
+    return {is_private(given) || is_missing ? given : named_for_user(given)};  // not in e.g. /dev/shm itself
   }
   std::vector<std::string> candidates = {named_for_user("/dev/shm")};
   if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime == '/')
@@ -200,7 +200,7 @@ std::string RunDirectory::enter(const std::string& base, const std::string& run_
     return base + "/lock cannot be taken";
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(base, error)) {
-    std::error_code ignored;  // then the entry does not count as a directory
+    std::error_code ignored;  // an entry that cannot be examined does not count as a directory
     if (entry.is_directory(ignored) && !entry.is_symlink(ignored)) remove_if_stale(entry.path());
   }
   if (error) return base + " cannot be read: " + error.message();
@@ -231,7 +231,7 @@ bool RunDirectory::leave(const std::function<void()>& kill_agent) {
   FileLock launchers;
   if (!launchers.lock_within(path_ + "/run.lock", LOCK_EX, kProbeTimeoutMs) || has_live_segment(path_))
     return false;
-  launchers.release();  // the agent ends when no launcher holds this lock
+  launchers.release();  // the launchers' own agent ends when none of them holds this lock
   if (!has_service_ && !wait_for_agent_end(path_, kAgentEndTimeoutMs)) {
     if (kill_agent == nullptr) return false;
     kill_agent();
@@ -242,7 +242,7 @@ bool RunDirectory::leave(const std::function<void()>& kill_agent) {
   return !error;
 }
 
-// The pid is in the low bits, above it the namespace's distance from that of the node outside of containers.
+// The low bits are the pid. The bits above identify its pid namespace: 0 outside of containers.
 uint64_t launcher_id(pid_t pid, uint64_t pid_namespace) {
   constexpr uint64_t kNamespaceOfNode = 0xEFFFFFFC;  // the kernel's PROC_PID_INIT_INO; others are larger
   constexpr int kBitsOfPid = 22;                     // the kernel's PID_MAX_LIMIT is 2^22
