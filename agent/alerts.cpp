@@ -93,7 +93,7 @@ std::vector<std::string> AlertCommand::environment_of(const EventLine& event, ui
           variable("LEFT_OUT", std::to_string(left_out))};
 }
 
-// Queues an alert. Only counts it if its kind had one within kApart, or if the queue or the table is full.
+// Queues an alert. Only counts it if one of its kind was queued within kApart, or if a table is full.
 void AlertCommand::add(const EventLine& event, Clock::time_point now) {
   if (command_.empty() || !is_alert(event)) return;
   const std::string kind = event.run + '\n' + event.event + '\n' + event.detector;
@@ -185,7 +185,7 @@ void AlertCommand::start(const std::vector<std::string>& alert, Clock::time_poin
   spdlog::warn("--on-alert: the command cannot be started: {}", std::strerror(error));
 }
 
-// Updates the rank's signals, one for each detector. One event may change the levels of several detectors.
+// Updates the rank's signals, one for each detector, to `states`. One event may change several levels.
 void Adviser::note(int64_t rank, const EventLine& event,
                    const std::array<DetectorState, kDetectors>& states) {
   for (size_t n = 0; n < kDetectors; ++n) {

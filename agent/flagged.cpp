@@ -35,16 +35,16 @@ namespace foreshock {
 namespace {
 
 // A slice is flagged without an alarm of its layer if its error ratio (error / error of a correct kernel)
-// exceeds kFarBeyond times the limit. The denominator may be small by chance if almost no value was rounded.
-// So the error, relative to the norm of the row, must also exceed kFarBeyond times 2^-p, the largest error of
-// one rounding to the p bits of the format.
+// exceeds kFarBeyond times the alarm limit. The denominator may be small by chance if almost no value was
+// rounded. So the error, relative to the norm of the row, must also exceed kFarBeyond times 2^-p, the largest
+// error of one rounding to the p bits of the format.
 constexpr double kFarBeyond = 4;
 
 // An upper bound of the relative error of the fp64 reference. Ratios of errors below this are meaningless.
 constexpr double kReferenceError = 1e-13;
 
 using std::chrono::milliseconds;
-constexpr milliseconds kMaxWaitAtEnd{3000};  // of the destructor of FlaggedWriter
+constexpr milliseconds kMaxWaitAtEnd{3000};  // for the disk, in the destructor of FlaggedWriter
 
 // Whether a slice of query rows has an error ratio above `times` the limit. deviation_ratio: against plain
 // (unfused) attention, fused_ratio: against fused attention. Absent figures count as 0.
@@ -122,7 +122,7 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const LayerContext
     case FlagReason::kBias:
       return (context.has_alarm("bias") || (!d.backward && context.warns(DetectorId::kBias))) &&
              has_bias_of_layer(d, context.pooled_bias(), kBiasUlp);
-    case FlagReason::kOutputErrorDrift:  // a backward slice also holds the output, in which the error is
+    case FlagReason::kOutputErrorDrift:  // the error is in the output, which a backward slice also holds
       return d.backward && context.warns(DetectorId::kOutputErrorDrift) && !is_rounded_reference(judged);
     case FlagReason::kLogit:
       return !d.backward && (context.warns(DetectorId::kMaxLogit) || context.warns(DetectorId::kLogitGrowth));
@@ -316,17 +316,17 @@ uint64_t FlaggedSlice::bytes() const {
 FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedColumns& judged,
                            const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment) {
   FlaggedSlice flagged = described(reason, slot, layer, rank, segment);
-  const SliceDeviation* both[] = {&judged.deviation.grad_key, &judged.deviation.grad_value};
-  // The cause is the tensor for which the slice is flagged. If both are, or for a control, the cause is dK.
-  const bool is_dk = reason == FlagReason::kControl || flag_reason(judged, *both[0], rank) == reason;
-  const SliceDeviation& cause = *both[is_dk ? 0 : 1];
+  const SliceDeviation* dk_and_dv[] = {&judged.deviation.grad_key, &judged.deviation.grad_value};
+  // The cause is the tensor that has the reason: dK if both tensors have it, and for a control.
+  const bool is_dk = reason == FlagReason::kControl || flag_reason(judged, *dk_and_dv[0], rank) == reason;
+  const SliceDeviation& cause = *dk_and_dv[is_dk ? 0 : 1];
   flagged.metadata["tensor"] = kJudgedTensorNames[static_cast<uint32_t>(cause.tensor)];
   flagged.metadata["first_head"] = std::to_string(slot.head[0]);
   add_figures_of_layer(static_cast<uint32_t>(cause.tensor), layer.label, rank, &flagged.metadata);
-  for (const SliceDeviation* deviation : both)
+  for (const SliceDeviation* deviation : dk_and_dv)
     for (const Figure& figure : figures_of(*deviation))
       flagged.metadata[figure_key(deviation->tensor, figure)] = figure.text;
-  std::vector<double> sums;  // memory of one of the arrays
+  std::vector<double> sums;  // arrays_of() stores the data of the array key_sums here
   for (const auto& [name, array] : arrays_of(judged.columns, judged.reference, &sums))
     flagged.arrays.push_back(array_of(name, array));
   return flagged;
@@ -335,7 +335,7 @@ FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const J
 FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedSlice& judged,
                            const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment) {
   FlaggedSlice flagged = described(reason, slot, layer, rank, segment);
-  add_figures_of_layer(slot.pass, layer.label, rank, &flagged.metadata);
+  add_figures_of_layer(slot.pass /* tensor 0: out, 1: dQ */, layer.label, rank, &flagged.metadata);
   for (const Figure& figure : figures_of(judged.deviation))
     flagged.metadata[figure_key(judged.deviation.tensor, figure)] = figure.text;
   for (const auto& [name, array] : arrays_of(judged.slice, judged.reference))
@@ -436,7 +436,7 @@ FlaggedFolder::Outcome FlaggedFolder::write(const std::string& name, const std::
 
 // Owned by a FlaggedWriter and its thread together, since a thread whose disk hangs outlives the writer.
 struct FlaggedWriter::Shared {
-  explicit Shared(std::unique_ptr<const FlaggedFolder> to) : folder(std::move(to)) {}
+  explicit Shared(std::unique_ptr<const FlaggedFolder> destination) : folder(std::move(destination)) {}
 
   const std::unique_ptr<const FlaggedFolder> folder;
   std::mutex mutex;
@@ -445,8 +445,8 @@ struct FlaggedWriter::Shared {
   uint64_t waiting_bytes = 0;
   bool is_writing = false, is_ending = false;
   FlaggedCounts counts;
-  // Outcome of the last write. An error is logged only if the write before had another outcome.
-  FlaggedFolder::Outcome last = FlaggedFolder::Outcome::kWritten;
+  // Outcome of the previous write; an error is logged only if its outcome is another one.
+  FlaggedFolder::Outcome previous = FlaggedFolder::Outcome::kWritten;
 
   bool is_idle() const { return waiting.empty() && !is_writing; }
 };
@@ -526,8 +526,9 @@ void FlaggedWriter::work(const std::shared_ptr<Shared>& shared) {
     std::string error;
     const Outcome outcome = shared->folder->write(slice.name, flagged_file(slice), &error);
     lock.lock();
-    if (outcome != Outcome::kWritten && outcome != shared->last) spdlog::error("--save-flagged: {}", error);
-    shared->last = outcome;
+    if (outcome != Outcome::kWritten && outcome != shared->previous)
+      spdlog::error("--save-flagged: {}", error);
+    shared->previous = outcome;
     if (!error.empty()) shared->counts.problem = error;
     if (outcome == Outcome::kWritten) ++shared->counts.saved[static_cast<size_t>(slice.reason)];
     if (outcome == Outcome::kFull) ++shared->counts.dropped[static_cast<size_t>(FlaggedDrop::kQuota)];

@@ -38,7 +38,7 @@ using Function = Word (*)(FORESHOCK_PARAMETERS);
 
 constexpr const char* kLibrary = "libtransformer_engine.so";
 constexpr const char* kStandIn = "foreshock_stand_in_of_transformer_engine";  // exported by a test library
-constexpr const char* kFunctions[] = {"nvte_fused_attn_fwd", "nvte_fused_attn_bwd"};  // by pass
+constexpr const char* kFunctions[] = {"nvte_fused_attn_fwd", "nvte_fused_attn_bwd"};  // by pass (0, 1)
 constexpr const char* kNamesOfUnknown[] = {"nvte_fused_attn_fwd of an unknown version",
                                            "nvte_fused_attn_bwd of an unknown version"};
 

@@ -27,7 +27,8 @@ class HistogramPacker {
 
   bool reserve();  // for set-up; false: no memory for the counters
 
-  // Packs dense values of fp32, bf16 or fp16. Returns the bytes written; kPackFailed: `room` is too small.
+  // Packs dense values of fp32, bf16 or fp16; *form says whether as values or as counts. Returns the bytes
+  // written; kPackFailed: `room` is too small.
   size_t pack(const void* values, DType type, uint64_t elements, char* to, size_t room,
               segment::HistogramForm* form);
 
@@ -219,14 +220,14 @@ struct SentWork {
 // longer exist. set_up() and send() must be called in the context `context_id`. Thread-compatible.
 class WeightStaging : public PerContext {
  public:
-  static constexpr uint64_t kMostBytes = uint64_t{16} << 20;  // one fp32 histogram, many small tensors
+  static constexpr uint64_t kMostBytes = uint64_t{16} << 20;  // room for an fp32 histogram and small tensors
   static constexpr uint64_t kLeastBytes = uint64_t{1} << 20;  // with less memory, the set-up fails
   static constexpr uint64_t kShareOfFree = 32;                // takes at most 1/32 of the free device memory
 
   void forget() { *this = {}; }
   void set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id);
   bool is_ready();  // whether the device has finished the set-up
-  bool holds(const WeightWork& work) const { return work.bytes <= ring_.bytes(); }
+  bool holds(const WeightWork& work) const { return work.bytes <= ring_.bytes(); }  // whether it can fit
 
   // Launches the work on the trainer's `stream`, and copies the results to the host on this object's own
   // stream. Returns -1, or the FORESHOCK_SKIP_ reason why no results will arrive.
@@ -235,7 +236,7 @@ class WeightStaging : public PerContext {
   // Returns the results: WeightResults, and the payload at WeightWork::kPayload, which the caller may
   // overwrite. Null if they have not arrived. Reads only host memory.
   char* results(const SentWork& sent) const;
-  // Whether the results may still arrive: not if the device was set up again in another context.
+  // Whether the results may still arrive: false if the device was set up again, in another context.
   bool is_awaited(const SentWork& sent) const { return sent.context_id == context_id(); }
   void release(const SentWork& sent);  // frees the memory of the results for other work
 
