@@ -1,4 +1,5 @@
-// Reads safetensors files, and finds the files of a checkpoint. open() and read() return "" or an error.
+// Reads safetensors files, and finds the files of a checkpoint, which an index (a JSON file) may list. open()
+// and read() return "" or an error.
 #include "lab/checkpoint.h"
 
 #include <fcntl.h>
@@ -68,8 +69,8 @@ std::string read_entry(const json& entry, uint64_t data_size, StoredTensor* tens
   return "";
 }
 
-// Parses the JSON of a header. Returns null if the text is invalid or nested too deeply. Sets *has_duplicates
-// to whether a name occurs twice: of two entries, other programs might read the other one.
+// Parses the JSON of a header. The result is an object only if the text is valid and not nested too deeply.
+// Sets *has_duplicates to whether a name has two entries: programs differ in which of the two they read.
 json parse_header(const std::string& text, bool* has_duplicates) {
   constexpr int kDepth = 2;  // {name: {"shape": [...]}}
   bool deep = false;
@@ -112,7 +113,7 @@ std::string printable(const std::string& text) {
 }
 
 int open_regular(const std::string& path, uint64_t* size, std::string* problem) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait at a FIFO
   struct stat status {};
   if (file < 0 || fstat(file, &status) != 0) {
     *problem = "cannot read " + printable(path) + ": " + std::strerror(errno);
@@ -295,6 +296,7 @@ std::string open_checkpoint(const std::string& path, Checkpoint* checkpoint) {
   return add_file(path, nullptr, checkpoint);
 }
 
+// Compares names in which each series of digits counts as one number.
 bool natural_less(const std::string& a, const std::string& b) {
   const auto digit = [](char c) { return c >= '0' && c <= '9'; };
   size_t i = 0, j = 0;

@@ -3,7 +3,8 @@
 // as text, and whether it holds. The limits are those of the source, or leave some room around what was
 // measured. "Plain" is unfused attention. n: keys, d: head dimension, P: exp(score - maximum), of(): the
 // measurements of one algorithm. largest(), l2(), bias(): means over the seeds; max_ratio(), l2_ratio(): such
-// errors divided by those of plain. "Fig. 3" to "Fig. 6" are figures of kStability, arXiv 2405.02803.
+// errors divided by those of plain. flash_reimplemented rounds every intermediate result to the format, as in
+// kStability (arXiv 2405.02803), whose figures are "Fig. 3" to "Fig. 6"; flash2_shipped works in registers.
 #include "lab/claims.h"
 
 namespace foreshock::lab {

@@ -1,7 +1,8 @@
 // The tiled attention algorithms that the lab measures (attention.h): FlashAttention 1 and 2 as in their
 // papers, and the shipped kernels (FlashAttention 2, 3 in fp8, 4, split keys). A tile is a block of query
 // rows with a block of keys; P is exp(score - maximum). arithmetic.store(x) rounds to the format under test,
-// cast(x) to the format of a product's operand, in_register(x) to fp32.
+// cast(x) to the format of a product's operand, in_register(x) to fp32. Running state is what an algorithm
+// keeps of the tiles so far: for each row the maximum, the sum of P, and P . value.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -191,8 +192,7 @@ Tensors flash2_state_in_format(const Tensors& inputs, const Settings& settings, 
 
 // -- kernels with their running state in registers; they use exp2, so scores are multiplied by log2(e) --
 
-// The inputs after quantise(), which for fp8 divides each row by its scale; for other formats the scales
-// are 1.
+// The inputs after quantise(), which for fp8 divides each row by its scale. Scales of other formats are 1.
 struct Operands {
   Tensor query, key, value;
   std::vector<double> query_scale, key_scale, value_scale;  // one per row; the same for all rows of a tile
@@ -208,7 +208,7 @@ Operands operands_of(const Tensors& inputs, const Settings& settings, const Flas
   return x;
 }
 
-// Returns the running maximum of a row after a tile.
+// Returns the running maximum of a row after a tile whose maximum in this row is `tile_maximum`.
 double raised(double old_maximum, double tile_maximum, const FlashKernel& kernel) {
   return tile_maximum > old_maximum + kernel.lazy_log2 ? tile_maximum : old_maximum;
 }
@@ -299,9 +299,9 @@ Tensors flash2_cast_sum(const Tensors& inputs, const Settings& settings, Arithme
 namespace {
 
 // The stabilised maximum of "Why Low-Precision Transformer Training Fails" (arXiv 2510.04212, algorithm 1):
-// if the row maximum occurs several times, a larger value is subtracted, on which softmax does not depend. P
-// is then not exactly 1 (unless the maximum is 0), so sums of values of one sign do not always round in the
-// same direction. The paper uses a factor beta of 7, and takes scores within 1e-3 for equal.
+// if the row maximum occurs several times, a larger value is subtracted, which does not change the exact
+// softmax. P is then not exactly 1 (unless the maximum is 0), so sums of values of one sign do not always
+// round in the same direction. The paper uses a factor beta of 7, and takes scores within 1e-3 for equal.
 constexpr double kBeta = 7;
 constexpr double kRepeatTolerance = 1e-3;
 
@@ -330,7 +330,7 @@ Tensors flash4_lazy(const Tensors& inputs, const Settings& settings, Arithmetic&
 
 namespace {
 
-// Computes attention separately for each of `splits` ranges of keys.
+// Returns the results of attention to each of settings.tiling.splits ranges of keys.
 std::vector<Tensors> parts_of(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
   const Tensor &key = inputs.at("key"), &value = inputs.at("value");
   const int splits = std::clamp(settings.tiling.splits, 1, key.rows);

@@ -1,5 +1,5 @@
 // Judges a stored attention call for `foreshock judge`. Compares every result with attention computed in fp64
-// (the reference). Compares its error with that of plain attention in the same format (the noise floor).
+// (the reference), and its error with that of plain attention in the same format (the noise floor).
 #ifndef FORESHOCK_LAB_JUDGEMENT_H_
 #define FORESHOCK_LAB_JUDGEMENT_H_
 

@@ -1,6 +1,6 @@
 // Runs the algorithms on random inputs and summarises their deviations from the fp64 reference over the seeds
-// of the inputs. A point is one choice of algorithm, format, inputs and tiles. The plain algorithm is the
-// unfused one of the same family; in fp64 it computes the reference.
+// of the inputs. A point is one choice of algorithm, format, inputs and tiles. A family has the algorithms of
+// one operation. Its plain algorithm (unfused attention, for example) computes the reference, in fp64.
 #include "lab/measure.h"
 
 #include <algorithm>
@@ -54,7 +54,7 @@ Deviation deviation_of(const Tensor& result, const Tensor& reference, const Numb
     sum += magnitude;
     deviation.squares += magnitude * magnitude;
     reference_squares += expected * expected;
-    deviation.outward += expected < 0 ? -difference : difference;
+    deviation.outward += expected < 0 ? -difference : difference;  // > 0: away from zero
     deviation.ulps += format.ulp(expected);
     largest = std::max(largest, std::fabs(expected));
   }
@@ -173,6 +173,7 @@ void run_group(std::span<const Point> points, const Group& group, int seed,
   settings.delta = DeltaSource::kOut;
   const NumberFormat fp64 = *parse_format("fp64");
   Arithmetic exact(fp64, *parse_accumulator("fp64"));
+  // The reference has the rounded inputs ("stored"), or the inputs before rounding ("original").
   const Tensors reference =
       plain.run(first.reference == "stored" ? inputs : inputs_in(fp64), settings, exact);
   const Tensors plain_results = plain.run(inputs, settings, plain_arithmetic);
@@ -225,7 +226,7 @@ Measurement summary_of(const Point& point, const std::string& tensor, const std:
 
 }  // namespace
 
-std::string why_not(const Point& p) {  // later checks need names that earlier checks have found valid
+std::string why_not(const Point& p) {  // later checks use names that earlier checks accepted
   const auto algorithm = find_algorithm(p.algorithm);
   if (!algorithm) return "unknown algorithm '" + p.algorithm + "'; see foreshock lab --help";
   const auto format = parse_format(p.format);

@@ -1,5 +1,6 @@
 // Convolution, softmax, layer norm and cross-entropy in a given arithmetic. arithmetic.store(x) rounds to the
-// storage format, cast(x) to the format of a product's operands, in_register(x) to fp32.
+// storage format, cast(x) to the format of a product's operands, in_register(x) to fp32. An image has the
+// shape [channels][side * side], the filters [output channels][channels * 3 * 3].
 #include "lab/other_operations.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ Tensors convolution_direct(const Tensors& inputs, const Settings&, Arithmetic& a
   const Tensor& image = inputs.at("image");
   Tensor filter = inputs.at("filter");
   const int side = static_cast<int>(std::lround(std::sqrt(image.cols))), out_side = side - 2;
-  // Column `pixel` has the 3 x 3 input pixels (`tap`) of each channel on which output pixel `pixel` depends.
+  // Column `pixel` has the input pixels on which output pixel `pixel` depends, 3 x 3 in each channel.
   Tensor patches(image.rows * 9, out_side * out_side);
   for (int tap = 0; tap < patches.rows; ++tap)
     for (int pixel = 0; pixel < patches.cols; ++pixel) {

@@ -23,7 +23,7 @@ std::optional<Rounding> parse_rounding(std::string_view text);  // "rne", "rtz",
 std::string_view name_of(Rounding rounding);
 
 // Rounds one value: the definition, in plain library calls. kStochastic rounds away from 0 if `u`, a random
-// number in [0, 1), is below that probability.
+// number in [0, 1), is below the probability of doing so.
 double round_scalar(const NumberFormat& format, Rounding rounding, double x, double u = 0);
 // Rounds an array in place, vectorised, as round_scalar() does with u = uniform(key, index) of inputs.h.
 void round_to(const NumberFormat& format, Rounding rounding, double* values, size_t count, uint64_t key = 0);

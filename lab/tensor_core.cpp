@@ -1,7 +1,7 @@
 // The model of tensor cores: how they round when they multiply matrices. The definition is scalar code
 // (scalar_step); vector code (Highway) gives the same results. A step adds several products to the
-// accumulator c: c and the products are truncated to `fraction_bits` bits below the largest of their
-// exponents (of a product: the sum of its factors' exponents), and then summed exactly.
+// accumulator c: it truncates c and the products to `fraction_bits` bits below the largest of their exponents
+// (of a product: the sum of its factors' exponents), adds exactly, and truncates the sum.
 #include "lab/tensor_core.h"
 
 #include <algorithm>
@@ -91,7 +91,7 @@ HWY_INLINE void fused_step(const Accumulator& unit, const double* a, const doubl
 }
 
 // All steps for kRows rows of a from row i on and a vector of columns of b from column j on. Adds to `out`.
-// The accumulator c is added to an fp32 register (`promoted`) after every unit.promotion products, if not 0.
+// If unit.promotion is not 0, c is added to an fp32 register (`promoted`) after that many products.
 template <int kRows>
 void rows_times_columns(const Accumulator& unit, const PackedOperand& a, const PackedOperand& b, int i, int j,
                         double* out) {

@@ -41,9 +41,9 @@
 
 namespace foreshock {
 
-// For each identity: root mean square, over the columns c, of the difference of its sides, divided by that of
-// the tolerance. Below 1 if only rounding causes the difference. Absent if the trainer sent no sums over the
-// keys (KeyColumns::sums is null), or if a value of the identity is not finite.
+// For each identity: root mean square, over the columns c, of the difference of its sides, divided by the
+// root of the mean tolerance. Below 1 if only rounding causes the difference. Absent if the trainer sent no
+// sums over the keys (KeyColumns::sums is null), or if a value of the identity is not finite.
 struct ConservationRatios {
   std::optional<double> grad_key, grad_value;
 };

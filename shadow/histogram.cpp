@@ -19,7 +19,7 @@
 namespace foreshock {
 namespace {
 
-constexpr uint32_t kZero = 1u << 19;  // the bin that begins at +0; the sign bit in the index of a counter
+constexpr uint32_t kZero = 1u << 19;  // bin that begins at +0 in a Histogram; sign in a counter's index
 // A "magnitude" is the upper 20 bits of an fp32 without the sign; it numbers the bins of one sign.
 constexpr uint32_t kInfinite = 0x7f800u;    // least magnitude of values that are not finite
 constexpr uint32_t kMagnitude = kZero - 1;  // mask of a magnitude
@@ -36,8 +36,9 @@ uint32_t index_of(bool negative, uint32_t magnitude) {
   return negative ? kZero - 1 - magnitude : kZero + magnitude;
 }
 
-// Calls visit(bits) for all indexes of counters in ascending order of their values. The highest bit of an
-// index is the sign; each sign has `half`. Skips kCounterRun counters from `first` on if !any_in(first).
+// Calls visit(bits) for all indexes of counters in ascending order of the values that they count. The highest
+// bit of an index is the sign; each sign has `half` indexes, in the order of the magnitude. If any_in(first)
+// is false, skips the kCounterRun counters from `first` on.
 template <class AnyIn, class Visit>
 void ascending(uint32_t half, AnyIn any_in, Visit visit) {
   for (uint32_t end = 2 * half; end > half; end -= kCounterRun) {
@@ -76,7 +77,7 @@ void add_value(uint32_t bits, uint64_t count, Histogram* fresh) {
   }
 }
 
-// Returns the sum of the counts of a pattern over all sets, and zeroes the counts.
+// Returns the sum of the kPatternSets counters of a pattern, and zeroes them.
 uint64_t take_pattern(uint32_t* words, uint32_t pattern) {
   uint64_t count = 0;
   for (size_t set = 0; set < kPatternSets; ++set) {
@@ -182,8 +183,8 @@ namespace {
 // Up to this number of values, sorting them is faster than scanning a million counters.
 constexpr uint64_t kFew = 1 << 15;
 
-// A trainer sends the counters of a large tensor as one or more packed sets. A set is full if no more values
-// fit. In addition to full sets these are allowed: one that is not full, and one for the remaining values.
+// A trainer sends the counters of a large tensor as one or more packed sets. A set is full if its counters
+// can count no more values. In addition to full sets, two that are not full are allowed.
 constexpr uint64_t kSpareSets = 2;
 
 constexpr uint32_t kSign = 1u << 31, kInfinity = 0x7f800000u;
@@ -308,9 +309,9 @@ void put(uint64_t number, std::string* bytes) {
   bytes->append(text, put_varint(number, text));
 }
 
-// Reads a bin of a stored histogram. *index: that of the bin before, plus 1; 0 at first. *left: the number of
-// values in this bin and those that follow. Returns false if the bin is not one of finite values ([kFirst,
-// kEnd)), if its count exceeds *left, or if its residual is too large for its count.
+// Reads a bin of a stored histogram. *index: index of the last bin read, plus 1; 0 before the first bin.
+// *left: number of values not yet read. Both are updated. Returns false if the bin is not one of finite
+// values ([kFirst, kEnd)), if its count exceeds *left, or if its residual is too large for its count.
 bool get_bin(Bytes* bytes, uint64_t* index, uint64_t* left, HistogramBin* bin) {
   constexpr uint64_t kMost = (1u << kBinResidualBits) - 1, kFirst = 0x800, kEnd = kBins - kFirst;
   uint64_t distance = 0;
@@ -419,9 +420,10 @@ double excess(Wide area, Wide mass, Wide level) {
   return mass > level ? to_double(area) * (to_double(mass - level) / to_double(mass)) : 0;
 }
 
-// Returns an upper bound of the integral of |F - G| over the bin, the least of three. by_range: the largest
-// |F - G| that the masses allow. by_start and by_end use |x| = x + 2 max(0, -x): if `start` is not negative,
-// -(F - G) is at most the mass of b below x minus `start` (by_end: the mass of a above x minus `end`).
+// Returns an upper bound of the integral of |F - G| over the bin, the least of three (raised to the lower
+// bound |integral of F - G| if rounding puts it below). by_range: the largest |F - G| that the masses allow.
+// by_start and by_end use |x| = x + 2 max(0, -x): if `start` is not negative, -(F - G) is at most the mass of
+// b below x minus `start` (by_end: the mass of a above x minus `end`).
 double upper_bound(const Inside& in) {
   const Wide rest_a = in.mass_a - in.area_a, rest_b = in.mass_b - in.area_b, end = in.end();
   const double integral = to_double(in.integral());
@@ -510,7 +512,7 @@ class Walk {
     difference_ = in.end();
   }
 
-  Wide weight_a_ = 1, weight_b_ = 1, difference_ = 0;  // F - G, in 1 / one_
+  Wide weight_a_ = 1, weight_b_ = 1, difference_ = 0;  // (F - G) * one_
   double one_ = 1, position_ = 0;
   Sum low_, value_, high_;
 };

@@ -30,7 +30,7 @@ class NoSliceError(Exception):
 
 @dataclass
 class Slice:
-    """At most 16 query rows of the heads that share one kv-head, ordered by head, equally many each; and their keys."""
+    """At most 16 query rows of the heads that share one kv-head, by head, equally many each; and their keys."""
 
     facts: dict[str, str]  # metadata of the file: scale, causal, op, ...
     # q, out, dout, dq: [rows, d]; k, v: [keys, d]. dx: gradient of x. Row r is query position[r] of the call. It sees
