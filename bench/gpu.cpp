@@ -53,7 +53,7 @@ struct Bench {
     return milliseconds;
   }
 
-  // Measures a kernel with the arguments `job`, which reads `bytes` bytes. Prints `bound` after its time.
+  // Measures a kernel with the arguments `job`, which reads `bytes` bytes. Prints `bound`, the aim as text.
   template <class Job>
   void print(const char* name, DeviceKernel kernel, const LaunchShape& shape, const Job& job, size_t bytes,
              const char* bound = "") {

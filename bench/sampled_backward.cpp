@@ -65,7 +65,7 @@ class BackwardCall {
   foreshock_tensor filled(int64_t heads) {
     std::vector<uint16_t>& values =
         storage_.emplace_back(static_cast<size_t>(kBatch * shape_.length * heads * shape_.dim));
-    for (uint16_t& x : values) x = static_cast<uint16_t>(0x3d00 + (random_() & 0x80ff));
+    for (uint16_t& x : values) x = static_cast<uint16_t>(0x3d00 + (random_() & 0x80ff));  // +-2^-5 to +-2^-3
     return {values.data(),
             {kBatch, heads, shape_.length, shape_.dim},
             {shape_.length * heads * shape_.dim, shape_.dim, heads * shape_.dim, 1},
@@ -143,6 +143,7 @@ double measure(const Shape& shape) {
   for (uint64_t n = 0; n < kCalls; ++n) {
     rows.push_back(microseconds([&] { copy_into_slot(call, false, n, &slot); }));
     columns.push_back(microseconds([&] { copy_into_slot(call, true, n, &slot); }));
+    // Parts of the work for columns, on another slice, since the copies have brought theirs into the cache.
     const Slice slice = choose_columns(call.shape, kSeed, kStep, n + kCalls, 0);
     counted.push_back(microseconds([&] {
       if (count_nonfinite(call.out, slice.batch, slice.first_head) > 0) std::abort();

@@ -70,7 +70,7 @@ class Situation:
     causal: bool = False
     offset: float = 0  # added to all scores
     logits: float = 1  # standard deviation of the scores
-    blocks: int = 1  # of keys (ring attention); the first is judged, its backward call gets out and lse over all
+    blocks: int = 1  # blocks of keys (ring attention); only the first is judged, with given_out and given_lse over all
     memorised: bool = False  # nearly all softmax weight of a row is on one key
 
 
@@ -83,7 +83,7 @@ SITUATIONS = [
     Situation("causal", causal=True),
     Situation("ring block", keys=512, blocks=2),
 ]
-SOUND_ONLY = [
+SOUND_ONLY = [  # judged only with correct calls
     Situation("causal, grouped", heads=8, kv_heads=2, causal=True),
     Situation("memorised", memorised=True),
     Situation("ring of 4", keys=512, blocks=4),
@@ -102,7 +102,7 @@ def inputs(situation: Situation, numbers: torch.Generator) -> tuple[torch.Tensor
     k, v = normal(situation.kv_heads, situation.keys), normal(situation.kv_heads, situation.keys)
     q, k = q * math.sqrt(situation.logits), k * math.sqrt(situation.logits)
     if situation.memorised:
-        memorised_key = torch.randint(situation.keys, (situation.queries,), generator=numbers)  # of each query
+        memorised_key = torch.randint(situation.keys, (situation.queries,), generator=numbers)  # one for each query
         q = 4 * k[:, :, memorised_key].repeat_interleave(situation.heads // situation.kv_heads, 1)
     if situation.offset:  # one dimension adds the same number to all scores
         q[..., 0], k[..., 0] = 1, situation.offset * math.sqrt(HEAD_DIM)
@@ -141,7 +141,7 @@ def of_kv_heads(gradient: torch.Tensor, situation: Situation) -> torch.Tensor:
     return gradient.unflatten(1, (situation.kv_heads, group)).float().sum(2).bfloat16()
 
 
-# An error: a function of a correct result and a random generator that returns a wrong result.
+# A function that makes a wrong result from a correct one. It takes random numbers from the generator.
 Wrong = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 
 
@@ -166,7 +166,7 @@ def one_sided(ulps: float) -> Wrong:
     return wrong
 
 
-def larger(share: float) -> Wrong:
+def too_large(share: float) -> Wrong:
     return lambda x, _numbers: (x.float() * (1 + share)).bfloat16()
 
 
@@ -212,7 +212,7 @@ ERRORS = [
     Error("one wrong tile", wrong_tile, bound=8),
     Error("mask dropped in one row of 64", unmasked=True, bound=8),
     Error("scale 1 % off", scale=0.01, bound=8),
-    Error("result 1 % too large", larger(0.01), bound=64),
+    Error("result 1 % too large", too_large(0.01), bound=64),
     Error("NaN in one row", one_row(math.nan), bound=8),
     Error("one row left out", one_row(0), bound=8),
 ]
@@ -261,7 +261,7 @@ class Judge:
         draw = torch.Generator().manual_seed(hash((step, batch, kv_head)) & 0xFFFFFFFF)  # chooses the positions
         arrays = (columns_of if kind == 2 else rows_of)(call, kind, batch, kv_head, heads, draw)
         keys = call.q.shape[2] if kind == 2 else call.k.shape[2]  # for kind 2 the field has the number of queries
-        header = struct.pack(
+        header = struct.pack(  # Header of judge_stream.cpp
             "<32s8I3qdqq", layer.encode(), kind, BF16, len(arrays[0]), keys, HEAD_DIM, HEAD_DIM, 1, group, step,
             batch, kv_head, call.scale, call.k.shape[2], nonfinite_out(call, kind, batch, heads, draw),
         )  # fmt: skip

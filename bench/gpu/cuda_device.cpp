@@ -18,7 +18,8 @@ void* driver_library() {
   return opened;
 }
 
-// Calls a function of the driver. Returns its error number, 0 on success; -1 if there is no such function.
+// Calls a function of the driver, whose parameters must have exactly the types of the arguments. Returns its
+// error number, 0 on success; -1 if there is no such function.
 template <class... Arguments>
 int try_call(const char* name, Arguments... arguments) {
   using Function = int (*)(Arguments...);

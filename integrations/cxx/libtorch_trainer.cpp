@@ -72,7 +72,7 @@ struct Gpt : torch::nn::Module {
 };
 
 // Each token is the previous one plus 5, modulo the vocabulary, so that the model can learn it. A sequence
-// has one token more than inputs, since the targets are the inputs shifted by one.
+// has one token more than the model reads, since the targets are the inputs shifted by one.
 torch::Tensor next_batch() {
   return torch::remainder(torch::randint(kVocabulary, {kBatch, 1}) + 5 * torch::arange(kLength + 1),
                           kVocabulary);

@@ -32,7 +32,7 @@ inline at::Tensor tensor_at(const void* address) {
 }
 
 // Returns a view of the tensor. If the tensor is contiguous and has more than FORESHOCK_TENSOR_DIMS
-// dimensions, the view joins the last ones into one. If that fails, the view is empty.
+// dimensions, the view joins the last ones into one. If the tensor cannot be read, the view is empty.
 inline foreshock_tensor view_of_weight(const void* address) noexcept try {
   if (!address) return {};
   const at::Tensor tensor = tensor_at(address);
@@ -58,7 +58,7 @@ inline foreshock_tensor view_of_weight(const void* address) noexcept try {
   return {};
 }
 
-// The stream of the optimizer's work on a parameter: the current one, since the helper runs in that thread.
+// The stream of the optimizer's work on a parameter: the current one of the thread, which the helper shares.
 inline void* stream_of_weight(const void* address) noexcept try {
   return address ? stream_of(tensor_at(address)) : nullptr;
 } catch (...) {

@@ -30,10 +30,10 @@ except Exception:  # an incomplete installation must not make a training fail
 
 
 def _enter() -> None:
-    """Starts the helper (foreshock_torch.door) if torch is imported but has not called foreshock's entry point."""
+    """Starts the helper (foreshock_torch.door) if torch is imported, unless it runs. `import torch` starts it too."""
     try:
         if "torch" not in sys.modules:
-            return  # `import torch` will call our entry point
+            return  # `import torch` will start the helper
         from foreshock_torch import door
         from foreshock_torch.tap import prepare
 

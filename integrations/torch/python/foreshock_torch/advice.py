@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from .signals import is_of_trainer
 
 _LEVELS = ("quiet", "watch", "warn")
-_ABI = 1  # version of that structure: value of the member `version` below
+_ABI = 1  # version of the structure foreshock_advice (hook.h): value of its member `version`
 
-_read_advice: Any = None  # foreshock_read_advice() of libforeshock.so, once found
-_Record: Any = None  # the ctypes class of the structure foreshock_advice (hook.h), which that function fills in
+_read_advice: Any = None  # foreshock_read_advice() of libforeshock.so, once found; it fills in a foreshock_advice
+_Record: Any = None  # the ctypes class of the structure foreshock_advice
 
 
 class Advice(NamedTuple):
