@@ -1,5 +1,6 @@
-// Decides which checked slices (copied parts of attention calls) are unusual, and saves them as safetensors
-// files from a separate thread. A slice has query rows (of output or dQ) or key columns (of dK and dV).
+// Decides which checked slices (copied parts of attention calls) are unusual ("flagged"), and saves them, and
+// ordinary ones for comparison ("controls"), as safetensors files from a separate thread. A slice has query
+// rows (of output or dQ) or key columns (of dK and dV).
 #include "agent/flagged.h"
 
 #include <dirent.h>

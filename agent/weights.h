@@ -167,7 +167,7 @@ class Weights {
   int64_t passed() const;  // no snapshot of a step before this one will be completed any more; 0: unknown
   bool may_be_first(const segment::TensorRecord& record, const segment::Identity& identity) const;
   void begin_attempt(const segment::TensorRecord& record, const segment::Identity& identity);
-  void restart(bool keeps_initial);
+  void restart(bool keeps_initial);  // true: keeps the first snapshots of the run
 
   const uint64_t most_pending_;
   std::map<TensorKey, Known> known_;

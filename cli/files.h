@@ -56,8 +56,7 @@ class WholeFile {
   // Closes the temporary file and, if there was no error, renames it to the target. Returns problem().
   const std::string& finish();
 
-  // The first error, in one line; "" if there was none.
-  const std::string& problem() const { return problem_; }
+  const std::string& problem() const { return problem_; }  // the first error, one line; "": none
 
  private:
   // Return a descriptor of what is written directly, or of the temporary file; -1: errno or problem_ is set.

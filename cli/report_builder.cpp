@@ -205,7 +205,7 @@ ReportFact learning_rate(const ReportEvent& event, std::vector<Clue>* clues) {
   if (from == to) return {fact.name, number(to) + ", as " + ago, Mark::kQuiet};
   fact = {fact.name, number(to) + "; " + number(from) + " " + ago, Mark::kQuiet};
   const double low = std::min(from, to), high = std::max(from, to);
-  if (!(high >= kRateFactor * low)) return fact;
+  if (!(high >= kRateFactor * low)) return fact;  // also if one is NaN
   fact.mark = Mark::kNotable;
   clues->push_back(Clue::kLearningRate);
   if (to > from) {
@@ -370,7 +370,7 @@ bool is_loss_event(WatchEventKind kind) {
 
 constexpr size_t kMostFaultEvents = 4096;  // further ones are ignored
 constexpr size_t kMostRanks = 4096;
-constexpr size_t kTimelinePoints = 1024;
+constexpr size_t kTimelinePoints = 1024;  // of the loss curve; History merges neighbours beyond this
 constexpr History::Column kTimeline[] = {{"loss", History::Keep::kMean}, {"loss_max", History::Keep::kMax}};
 
 // Returns the layer of a line; "" for kinds of lines without a layer, such as steps.
@@ -557,7 +557,7 @@ void ReportBuilder::end_record() {
     const auto states = watch.states();
     for (size_t n = 0; n < kDetectors; ++n) {
       totals_[n].values += states[n].values;
-      totals_[n].watches += states[n].watches;
+      totals_[n].watches += states[n].watches;  // how often the level has risen to watch
       totals_[n].warnings += states[n].warnings;
       totals_[n].last_warn_step = std::max(totals_[n].last_warn_step, states[n].last_warn_step);
     }
@@ -681,7 +681,7 @@ void ReportBuilder::take_event(const EventLine& event, EventCollector* collector
   const auto trail = run_.trails.find(*event.rank);
   if (trail == run_.trails.end() || trail->second.attempts().empty()) return collector->take(event, 0, 0);
   const auto& attempts = trail->second.attempts();
-  collector->take(event, attempts.size() - 1, attempts.back().last);
+  collector->take(event, attempts.size() - 1, attempts.back().last);  // declared at the rank's last step
 }
 
 void ReportBuilder::close_events(int64_t rank, bool no_more_steps) {

@@ -85,8 +85,7 @@ std::string full_text(const RunState& state) {
          "\n";
 }
 
-// Returns one line about a run.
-std::string brief(const RunState& state) {
+std::string one_line(const RunState& state) {
   return state.json.empty() ? state.run_id + "  " + state.reason + "\n" : read_summary(state.json).line;
 }
 
@@ -104,7 +103,7 @@ std::string watched_text(const std::vector<RunState>& states, const std::string&
   std::string full_texts, briefs;
   for (const RunState& state : states) {
     full_texts += full_text(state);
-    briefs += brief(state);
+    briefs += one_line(state);
   }
   const bool fits = static_cast<size_t>(std::count(full_texts.begin(), full_texts.end(), '\n')) <= rows;
   return fits || states.size() == 1 ? full_texts.substr(1) : briefs;  // drops the first empty line

@@ -10,7 +10,6 @@ namespace foreshock {
 
 extern __shared__ Bytes16 shared_memory[];  // its size is set by the launch; Bytes16: aligned to 16 bytes
 
-// The Block on a device.
 class DeviceBlock {
  public:
   // On a device every thread has its own object, so the index is not needed.

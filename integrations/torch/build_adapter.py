@@ -45,7 +45,7 @@ FLAGS = ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidd
 FLAGS += ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro,-z,now"]
 FLAGS += ["-fcf-protection"] if platform.machine() == "x86_64" else []
 COMPILERS = ["g++", "c++", "clang++"]
-COMPILE_SECONDS, TEST_SECONDS, RETRY_SECONDS = 600, 120, 120  # limits; RETRY: to begin an attempt with a compiler
+COMPILE_SECONDS, TEST_SECONDS, RETRY_SECONDS = 600, 120, 120  # limits; RETRY: to begin with another compiler
 
 
 class BuildError(Exception):
@@ -102,16 +102,16 @@ def require_supported(version: str) -> None:
 
 
 def compilers() -> list[str]:
-    """The C++ compilers of this machine, best first: CXX, then those in PATH. CXX is often set for another purpose, and
-    the compiler that it names cannot always link a shared library for this torch."""
+    """The C++ compilers of this machine, in the order in which they are tried: CXX, then those in PATH, since the one
+    that CXX names (often for another purpose) cannot always link a shared library for this torch."""
     names = [name.split()[0] for name in (os.environ.get("CXX", ""), *COMPILERS) if name.strip()]
     return [*dict.fromkeys(filter(None, map(shutil.which, names)))]
 
 
 def with_each_compiler(attempt: Callable[[str], None]) -> str:
     """Calls `attempt` with one compiler after the other until an attempt succeeds. Returns that compiler. If all fail,
-    the error has the reasons of the first and the last attempt. An attempt begins only within RETRY_SECONDS, since
-    cli/torch.cpp, which runs this program, waits only 15 minutes."""
+    the error has the reasons of the first and the last attempt. A further attempt begins only within RETRY_SECONDS,
+    since cli/torch.cpp, which runs this program, waits only 15 minutes."""
     begin, errors = time.monotonic(), []
     for compiler in compilers():
         if errors and time.monotonic() - begin > RETRY_SECONDS:
@@ -227,12 +227,12 @@ def first_cause(lines: list[str]) -> str:
 
 
 def self_test(adapter: Path, torch: Torch, arguments: argparse.Namespace, compiler: str | None = None) -> None:
-    """Tests the adapter in a child process with the core preloaded (self_test.py). Raises BuildError if it fails.
-    `compiler`: the one that built the adapter, if it was built here."""
-    # The core must not monitor this process (FORESHOCK=0), and torch must not load the Python helper.
+    """Tests the adapter in a child process with libforeshock.so preloaded (self_test.py). Raises BuildError if it
+    fails. `compiler`: the one that built the adapter, if it was built here."""
+    # libforeshock.so must not monitor this process (FORESHOCK=0), and torch must not load the Python helper.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
     environment |= {"LD_PRELOAD": str(arguments.library), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "FORESHOCK": "0"}
-    command = self_test_program(torch.home, adapter.parent.parent, arguments, compiler)  # in the temporary directory
+    command = self_test_program(torch.home, adapter.parent.parent, arguments, compiler)  # replace()'s scratch
     run_or_fail([*command, str(adapter)], TEST_SECONDS, "the adapter's self-test", env=environment)
 
 

@@ -87,8 +87,7 @@ class Logs:
         # outermost call is always read, inner calls only if has_tensor: they may log the float of the tensor.
         self._in_call = threading.local()
 
-    def tick(self) -> None:
-        """Call it at the end of each step."""
+    def tick(self) -> None:  # called at the end of each step
         if len(sys.modules) != self.modules:
             self.modules = len(sys.modules)
             self._wrap_new()
