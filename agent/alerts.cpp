@@ -25,7 +25,7 @@
 namespace foreshock {
 namespace {
 
-// Whether the event, a line of the record, runs the command: a detector's change to warn, or a loss event.
+// Whether an event of the record runs the command: a change to warn, or one of the loss or gradient norm.
 bool is_alert(const EventLine& event) {
   if (event.event == name_of(WatchEventKind::kPrecursor)) return event.level == name_of(Level::kWarn);
   for (WatchEventKind kind : {WatchEventKind::kLossSpike, WatchEventKind::kDivergence,
@@ -93,7 +93,7 @@ std::vector<std::string> AlertCommand::environment_of(const EventLine& event, ui
           variable("LEFT_OUT", std::to_string(left_out))};
 }
 
-// Queues an alert. Only counts it if one of its kind was queued within kApart, or if a table is full.
+// Queues an alert. Only counts it if its kind was queued within kApart, or waiting_ or last_alerts_ is full.
 void AlertCommand::add(const EventLine& event, Clock::time_point now) {
   if (command_.empty() || !is_alert(event)) return;
   const std::string kind = event.run + '\n' + event.event + '\n' + event.detector;

@@ -132,7 +132,7 @@ class Weights {
   const Replicas& replicas() const { return replicas_; }
   // Latest optimizer statistics; each tensor counts once, with any number of replicas and parts on this node.
   const OptimizerHealth& optimizer() const { return optimizer_; }
-  // Number of snapshots that were dropped: memory was full, a part was never reported, or a record was stale.
+  // Number of snapshots that were dropped: memory or a table was full, a part never came, a record was stale.
   uint64_t snapshots_dropped() const { return series_.dropped() + dropped_; }
   uint64_t pending_bytes() const { return pending_bytes_; }  // histograms of snapshots that wait for a part
   uint64_t kept_bytes() const { return series_.bytes(); }    // histograms kept for comparison

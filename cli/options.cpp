@@ -115,7 +115,7 @@ std::string valid_run_id(std::string text) {
   if (text.size() > kLongestRunId) text.resize(kLongestRunId);
   for (char& c : text)
     if (!is_plain(c)) c = '_';
-  if (text[0] == '.' || text == "lock") text[0] = '_';
+  if (text[0] == '.' || text == "lock") text[0] = '_';  // the base directory has a file "lock"
   return text;
 }
 

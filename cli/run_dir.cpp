@@ -207,7 +207,7 @@ std::string RunDirectory::enter(const std::string& base, const std::string& run_
   if (make_directory() != 0 && errno != EEXIST) return path_ + ": " + std::strerror(errno);
   if (!run_lock_.lock_within(path_ + "/run.lock", LOCK_SH, kProbeTimeoutMs))
     return path_ + "/run.lock cannot be taken";
-  if (is_shared_with_group(path_)) chmod((path_ + "/run.lock").c_str(), 0660);
+  if (is_shared_with_group(path_)) chmod((path_ + "/run.lock").c_str(), 0660);  // a service's agent tests it
   return "";
 }
 

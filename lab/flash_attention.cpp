@@ -2,7 +2,8 @@
 // papers, and the shipped kernels (FlashAttention 2, 3 in fp8, 4, split keys). A tile is a block of query
 // rows with a block of keys; P is exp(score - maximum). arithmetic.store(x) rounds to the format under test,
 // cast(x) to the format of a product's operand, in_register(x) to fp32. Running state is what an algorithm
-// keeps of the tiles so far: for each row the maximum, the sum of P, and P . value.
+// keeps of the tiles so far: for each row the maximum, the sum of P, and P . value. score_scale (it includes
+// the softmax scale) and value_scale undo the scaling of fp8 inputs.
 #include <algorithm>
 #include <cmath>
 #include <limits>

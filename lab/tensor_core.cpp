@@ -1,7 +1,7 @@
 // The model of tensor cores: how they round when they multiply matrices. The definition is scalar code
-// (scalar_step); vector code (Highway) gives the same results. A step adds several products to the
-// accumulator c: it truncates c and the products to `fraction_bits` bits below the largest of their exponents
-// (of a product: the sum of its factors' exponents), adds exactly, and truncates the sum.
+// (scalar_step); vector code (Highway compiles it for each instruction set) gives the same results. A step
+// adds several products to the accumulator c: it truncates all to `fraction_bits` bits below the largest of
+// their exponents (of a product: the sum of its factors' exponents), adds exactly, and truncates the sum.
 #include "lab/tensor_core.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lab/tensor_core.cpp"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)  // as in the lab's other vectorised files
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

@@ -1,6 +1,6 @@
 // Makes the table of all loss events, the table of warnings, and one section for each loss event. A sign is a detector
-// that left level quiet ("moved") before the event; event.before has all signs, the most reliable first. words.js has
-// known(), count(), sentence() and before(lead), which writes a number of steps as "12 steps before".
+// that left level quiet ("moved") before the event; event.before has all signs, the most reliable first. charts.js has
+// signalChart(), words.js `report` (the data) and helpers: before(lead) writes a number of steps as "12 steps before".
 const OPEN = 3;   // number of loss events whose sections are open when the page is loaded
 const CURVES = 6; // most curves of detectors in a section
 const UNSEEN = 8; // steps; if a detector had no values for longer before it moved, the step is shown as a range

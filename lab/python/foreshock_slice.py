@@ -134,9 +134,9 @@ class Call:
             queries, keys = rows // heads, arrays["k"].shape[0]
             needs_mask = "mask" in arrays or self.hides_keys()  # is_causal=True would be wrong for a selection of rows
         self.queries, self.keys = queries, keys
-        # Head and query index, in this call, of each row of the slice.
+        # The indices, in this call, of the head and the query of each row of the slice.
         self.head_of_row = torch.arange(rows) // (rows // heads)
-        self.row = arrays["position"].long() if self.whole else torch.arange(rows) % (rows // heads)
+        self.query_of_row = arrays["position"].long() if self.whole else torch.arange(rows) % (rows // heads)
         self.causal = self.whole and not needs_mask and self.is_causal_suffices()
         self.mask = self.placed_mask().to(device) if needs_mask else None
         self.query = self.place(arrays["q"])
@@ -155,12 +155,12 @@ class Call:
     def place(self, rows: torch.Tensor) -> torch.Tensor:
         """Places the slice's rows, [rows, ...], into zeros of shape [1, heads, queries, ...], on the device."""
         placed = torch.zeros(1, self.stored.heads, self.queries, *rows.shape[1:], dtype=rows.dtype)
-        placed[0, self.head_of_row, self.row] = rows
+        placed[0, self.head_of_row, self.query_of_row] = rows
         return placed.to(self.device)
 
     def rows_of_slice(self, placed: torch.Tensor) -> torch.Tensor:
         """The rows of the slice in a result of the call, on the CPU: the inverse of place()."""
-        return placed.detach().cpu()[0, self.head_of_row, self.row]
+        return placed.detach().cpu()[0, self.head_of_row, self.query_of_row]
 
     def place_keys(self, rows: torch.Tensor) -> torch.Tensor:
         """Places [stored keys, d] into zeros of shape [1, heads, keys, d]. Keys that no row sees are not stored."""
@@ -176,9 +176,9 @@ class Call:
         if own.dtype == torch.bool:
             own = torch.zeros(own.shape, dtype=arrays["q"].dtype).masked_fill(~own, -math.inf)
         placed = torch.zeros(1, self.stored.heads, self.queries, self.keys, dtype=own.dtype)
-        placed[0, self.head_of_row, self.row, keys:] = -math.inf
+        placed[0, self.head_of_row, self.query_of_row, keys:] = -math.inf
         seen = torch.arange(keys) < arrays["key_limit"].long()[:, None]
-        placed[0, self.head_of_row, self.row, :keys] = own.masked_fill(~seen, -math.inf)
+        placed[0, self.head_of_row, self.query_of_row, :keys] = own.masked_fill(~seen, -math.inf)
         return placed
 
     def arguments(self, operation) -> dict:
