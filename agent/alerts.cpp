@@ -1,6 +1,5 @@
 // AlertCommand runs the command of --on-alert for each alert. Adviser finds, among the ranks of a node, the
-// detector with the highest level. A detector's level is quiet, watch or warn, the highest level of its
-// layers.
+// detector with the highest level. A detector's level (quiet, watch or warn) is the highest of its layers.
 #include "agent/alerts.h"
 
 #include <dirent.h>

@@ -350,8 +350,7 @@ namespace {
 // Returns the bytes of the slice's file in the safetensors format: the length of the header, the header in
 // JSON, padded with spaces to a multiple of 8 bytes, and the arrays.
 std::string flagged_file(const FlaggedSlice& slice) {
-  // Arrays with wider elements come first, so that each array is aligned without gaps: other readers of
-  // safetensors reject gaps.
+  // Wider elements come first, so that arrays are aligned without gaps, which other readers reject.
   std::vector<const FlaggedSlice::Array*> order;
   for (const FlaggedSlice::Array& array : slice.arrays) order.push_back(&array);
   std::stable_sort(order.begin(), order.end(),

@@ -42,8 +42,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// A training on the device. device_.must(name, ...) calls a function of the driver; an error ends the
-// process.
+// A training on the device. device_.must(name, ...) calls a function of the driver and exits on an error.
 class Training {
  public:
   Training(const LiveDevice& device, const Size& size) : device_(device), size_(size) {

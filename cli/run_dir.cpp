@@ -63,8 +63,7 @@ bool is_live(const fs::path& segment) {
 }
 
 // Waits until no agent holds agent.lock; returns false after `timeout_ms`. Must be called only while no
-// launcher can start an agent. A missing agent.lock (no agent) is not created: the tmpfs may have no inodes
-// left.
+// launcher can start an agent. A missing agent.lock (no agent) is not created: the tmpfs may be full.
 bool wait_for_agent_end(const std::string& directory, int timeout_ms) {
   FileLock agent;
   return access((directory + "/agent.lock").c_str(), F_OK) != 0 ||

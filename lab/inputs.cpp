@@ -108,8 +108,7 @@ Tensors other_inputs(const Shape& shape, const InputLaw& law, uint64_t seed) {
   Tensors x{{"hidden", drawn(shape.rows, shape.d, law.kind, seed, kQuery)},
             {"classes", drawn(shape.n, shape.d, Kind::kNormal, seed, kKey)},
             {"label", Tensor(shape.rows, 1)}};
-  // Class vectors of about unit length and normal hidden states give logits with standard deviation 1, as at
-  // the start of a training.
+  // Unit class vectors and normal hidden states give logits of standard deviation 1, as in a new training.
   for (double& w : x["classes"].data) w /= std::sqrt(shape.d);
   for (int i = 0; i < shape.rows; ++i)
     x["label"].at(i, 0) = std::floor(uniform(key_of(seed, kLabel), i) * shape.n);

@@ -1,6 +1,5 @@
-// Interposes the fused attention of TransformerEngine (Megatron-LM): nvte_fused_attn_fwd and _bwd of
-// libtransformer_engine.so. The dynamic linker finds the functions here first if libforeshock.so is
-// preloaded.
+// Interposes TransformerEngine's fused attention (used by Megatron-LM): nvte_fused_attn_fwd and _bwd of
+// libtransformer_engine.so. A preloaded libforeshock.so comes first when the dynamic linker looks for them.
 //
 // The order of the arguments changes between minor versions, and an unknown version must keep working too. So
 // no function here declares the real arguments: the words in registers and on the stack are forwarded

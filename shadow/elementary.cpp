@@ -13,8 +13,7 @@ constexpr double power_of_two(int exponent) {
   return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 
-// Returns the power of two above all finite numbers of the type (2^128 for bf16 and fp32); magnitudes that
-// round to it become infinite.
+// Returns the power of two above all finite numbers of the type. Magnitudes that round to it become infinite.
 double overflow_of(DType type) { return type == DType::kFp16 ? 0x1p16 : 0x1p128; }
 
 }  // namespace

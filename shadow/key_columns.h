@@ -7,8 +7,7 @@
 //
 // P are the attention weights, dO is the gradient of out. The sums run over all query positions i that see
 // the key j, of all query heads that share its kv-head. lse (log_sum_exp) and out are those that the trainer
-// passed to the call. If they cover more keys than the call has (context parallelism), the results are still
-// right.
+// passed to the call. If they cover more keys than the call (context parallelism), the results stay right.
 #ifndef FORESHOCK_SHADOW_KEY_COLUMNS_H_
 #define FORESHOCK_SHADOW_KEY_COLUMNS_H_
 
@@ -59,10 +58,9 @@ struct ColumnGradients {
 // An object is reused for many slices; its vectors only grow. Use one per thread.
 struct ColumnReference {
   ColumnGradients exact;  // in fp64
-  // The noise floors (noise_floor.h): results of two correct algorithms in the storage format, with sums in
-  // fp32 (fp64 for fp64 storage). `fused` rounds P before P multiplies dO, the gradients of the scores before
-  // they multiply Q, and the results. `plain` also rounds scores, P and dO . v. Both use lse and out as
-  // given.
+  // Noise floors (noise_floor.h): results of two correct algorithms in the storage format, with sums in fp32
+  // (fp64 for fp64 storage). `fused` rounds P before P multiplies dO, the gradients of the scores before they
+  // multiply Q, and the results. `plain` also rounds scores, P and dO . v. Both use lse and out as given.
   ColumnGradients plain, fused;
   std::vector<double> scratch;
 };

@@ -151,9 +151,8 @@
         element('tbody', {}, ...rows))));
   }
 
-  // The complete drawing. For points that the user chose on the command line, `drawing` has no x; then x becomes the
-  // numeric axis with the most values (or, if none is numeric, the axis with the most values), and the other axes that
-  // vary define the series.
+  // The complete drawing. For points chosen on the command line, `drawing` has no x. Then x becomes the numeric axis
+  // (or, if none is numeric, the axis) with the most values, and the other axes that vary define the series.
   function completed(points, drawing) {
     if (drawing.x) return drawing;
     const axes = varying(points).filter((axis) => axis !== 'first_seed' && axis !== 'tensor');
