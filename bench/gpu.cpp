@@ -55,8 +55,8 @@ struct Bench {
 
   // Measures a kernel with the arguments `job`, which reads `bytes` bytes. Prints `bound`, the aim as text.
   template <class Job>
-  void print(const char* name, DeviceKernel kernel, const LaunchShape& shape, const Job& job, size_t bytes,
-             const char* bound = "") {
+  void time_kernel(const char* name, DeviceKernel kernel, const LaunchShape& shape, const Job& job,
+                   size_t bytes, const char* bound = "") {
     const double kernel_ms = best([&] { return device.milliseconds(kernel, shape, &job, size.launches); });
     const double copy_ms = best([&] { return device.milliseconds_of_copy(to, from, bytes, size.launches); });
     std::printf("%-28s %8.4f ms, %7.3f ms per GB%s, %5.2f of a copy of as many bytes\n", name, kernel_ms,
@@ -67,15 +67,15 @@ struct Bench {
 void bench_histograms(Bench& bench) {
   const uint64_t count = bench.size.bytes / 2;  // bf16 values
   const HistogramJob patterns{.from = bench.from, .count = count, .words = bench.zeros(4 * kPatterns)};
-  bench.print("histogram, bf16", DeviceKernel::kCountPatterns,
-              launch_of_patterns(patterns, bench.device.limits()), patterns, bench.size.bytes,
-              " (bound 0.6)");
+  bench.time_kernel("histogram, bf16", DeviceKernel::kCountPatterns,
+                    launch_of_patterns(patterns, bench.device.limits()), patterns, bench.size.bytes,
+                    " (bound 0.6)");
   // The tensor is as large as the kernel accepts, if `bytes` allows, since a small one would not occupy all
   // processors. The launches together overflow the counters, which does not affect the time.
   const uint64_t binned = std::min<uint64_t>(kMostBinned, bench.size.bytes / 4);
   const HistogramJob bins{.from = bench.from, .count = binned, .words = bench.zeros(8 * kBinWords)};
-  bench.print("histogram, fp32", DeviceKernel::kCountBins, launch_of_bins(bins, bench.device.limits()), bins,
-              binned * 4);
+  bench.time_kernel("histogram, fp32", DeviceKernel::kCountBins, launch_of_bins(bins, bench.device.limits()),
+                    bins, binned * 4);
 }
 
 // Measures sums over one tensor: of gradients, of gradients and Adam's second moments, and the checksum.
@@ -88,8 +88,8 @@ void bench_sums(Bench& bench) {
   gradients.partials = bench.zeros(gradients.chunks * sizeof(GradientSums));
   gradients.tensors = 1;
   gradients.tensor[0] = {bench.from, count, 0, static_cast<uint32_t>(DType::kBf16), 0};
-  bench.print("gradient sums, bf16", DeviceKernel::kGradientSums, launch_of(gradients, bench.device.limits()),
-              gradients, bytes);
+  bench.time_kernel("gradient sums, bf16", DeviceKernel::kGradientSums,
+                    launch_of(gradients, bench.device.limits()), gradients, bytes);
 
   AdamSumsJob adam = {};
   adam.results = bench.zeros(sizeof(AdamSums)), adam.arrived = bench.zeros(4);
@@ -104,12 +104,12 @@ void bench_sums(Bench& bench) {
                     .gradient_dtype = bf16,
                     .moment_dtype = bf16,
                     .constants = adam_constants({.beta2 = .999, .eps = 1e-8, .step = 100})};
-  bench.print("Adam sums, bf16 and bf16", DeviceKernel::kAdamSums, launch_of(adam, bench.device.limits()),
-              adam, bytes);
+  bench.time_kernel("Adam sums, bf16 and bf16", DeviceKernel::kAdamSums,
+                    launch_of(adam, bench.device.limits()), adam, bytes);
 
   const ChecksumJob checksum{.from = bench.from, .bytes = bytes, .to = bench.zeros(8)};
-  bench.print("checksum", DeviceKernel::kChecksum, launch_of(checksum, bench.device.limits()), checksum,
-              bytes);
+  bench.time_kernel("checksum", DeviceKernel::kChecksum, launch_of(checksum, bench.device.limits()), checksum,
+                    bytes);
 }
 
 // Measures the gathers of a layer of attention: 32 heads, 8 key/value heads, head dimension 128, 2-byte bf16.
@@ -126,8 +126,8 @@ void bench_attention(Bench& bench) {
     gather.piece[n].heads = 1, gather.piece[n].rows = tokens, gather.piece[n].width = kDim;
     gather.piece[n].element = 2;
   }
-  bench.print("gather, K and V of a head", DeviceKernel::kGather, launch_of(gather), gather,
-              2 * tokens * kDim * 2);
+  bench.time_kernel("gather, K and V of a head", DeviceKernel::kGather, launch_of(gather), gather,
+                    2 * tokens * kDim * 2);
 
   // A slice of key positions: query, output and gradient of the output of the 4 query heads that share a
   // key/value head, and sums over all keys, for which the kernel reads the gradients of query, key and value.
@@ -149,8 +149,8 @@ void bench_attention(Bench& bench) {
   job.grad_value = view(bench.from + bench.size.bytes / 4, kKvHeads, 1);
   job.dtype = static_cast<uint32_t>(DType::kBf16);
   job.sums = bench.zeros(key_sum_count(kDim, kDim) * sizeof(ColumnSum));
-  bench.print("key positions and sums of a kv-head", DeviceKernel::kKeyGather, launch_of(job), job,
-              tokens * kDim * 2 * (4 * kHeads / kKvHeads + 2));
+  bench.time_kernel("key positions and sums of a kv-head", DeviceKernel::kKeyGather, launch_of(job), job,
+                    tokens * kDim * 2 * (4 * kHeads / kKvHeads + 2));
 }
 
 int run(const Size& size) {

@@ -138,7 +138,7 @@ double measure(const Shape& shape) {
   const ValidatedCall call = described.validated();
   std::vector<char> slot(size_t{64} << 20);
   std::vector<ColumnSum> sums(key_sum_count(static_cast<size_t>(shape.dim), static_cast<size_t>(shape.dim)));
-  std::vector<double> rows, columns, summed, counted;
+  std::vector<double> rows, columns, summed, counted;  // microseconds
   for (uint64_t n = 0; n < kCalls; ++n) {
     rows.push_back(microseconds([&] { copy_into_slot(call, false, n, &slot); }));
     columns.push_back(microseconds([&] { copy_into_slot(call, true, n, &slot); }));

@@ -271,7 +271,7 @@ class Judge:
             self.process.stdin.write(data + bytes(-len(data) % 8))
         self.process.stdin.flush()
         result = json.loads(self.process.stdout.readline())
-        return result if kind == 2 else {tuple(TENSORS)[kind]: result}
+        return result if kind == 2 else {tuple(TENSORS)[kind]: result}  # kinds 0 and 1 judge one tensor each
 
 
 def nonfinite_out(call: Call, kind: int, batch: int, heads: range, draw: torch.Generator) -> int:
@@ -296,13 +296,13 @@ def rows_of(
 ) -> list[torch.Tensor]:
     """The arrays of a slice of query rows: the same positions of each head of the group."""
     positions = strata(call.q.shape[2], ROWS // len(heads), draw)
-    limits = [position + 1 if call.causal else call.k.shape[2] for _ in heads for position in positions]
+    keys_seen = [position + 1 if call.causal else call.k.shape[2] for _ in heads for position in positions]
 
     def rows(t: torch.Tensor) -> torch.Tensor:
         return torch.cat([t[batch, head][positions] for head in heads])
 
     out, lse = (call.given_out, call.given_lse) if kind == 1 else (call.out, call.lse)
-    arrays = [torch.tensor(limits, dtype=torch.int32), rows(call.q)]
+    arrays = [torch.tensor(keys_seen, dtype=torch.int32), rows(call.q)]
     arrays += [call.k[batch, heads[0]], call.v[batch, heads[0]], rows(out), rows(lse).float()]
     return arrays + ([rows(call.grad), rows(call.grad_query)] if kind == 1 else [])
 

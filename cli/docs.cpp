@@ -46,7 +46,7 @@ std::string detectors_markdown() {
     std::snprintf(numbers, sizeof numbers, "%d values | %g | ", static_cast<int>(info.learning), info.warn);
     text += std::string("| `") + info.name + "` | " + info.help + " | " + method_of(info) + " | " + numbers;
     std::snprintf(numbers, sizeof numbers, "%g", info.least);
-    text += (info.least > 0 ? numbers : "–");  // 0: the detector has no least effect
+    text += (info.least > 0 ? numbers : "–");  // 0: the detector has no smallest effect
     text += is_default(info) ? " | default |\n" : " | experimental |\n";
   }
   return text;

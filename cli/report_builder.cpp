@@ -23,7 +23,7 @@ using Mark = ReportFact::Mark;  // kQuiet: nothing unusual; kUnknown: the record
 
 // Suspects (possible causes) and changes of the learning rate are at most this many steps before an event.
 constexpr int64_t kRecent = 64;
-// A change of the learning rate by this factor within kRecent steps is notable. Warm-up makes such changes.
+// A change of the learning rate by this factor within kRecent steps is notable, even in a warm-up.
 constexpr double kRateFactor = 2;
 constexpr size_t kMostDetectors = 4;  // most detectors that are explained for an event
 constexpr size_t kMostNamed = 8;      // most layers or ranks in a list
@@ -76,7 +76,7 @@ std::string relative_to_onset(const ReportEvent& event, int64_t step) {
   return lead > 0 ? steps_text(lead) + " before" : lead == 0 ? "at the onset" : steps_text(-lead) + " after";
 }
 
-// Each function below returns one fact about the event, from the data of the run, and adds clues to *clues.
+// The functions below that return a ReportFact describe one circumstance of the event, and add its clues.
 
 ReportFact nonfinite(const ReportEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
   const FaultEvent* first = nullptr;
@@ -347,8 +347,8 @@ void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<R
   known->end_step = later_end(known->end_step, sign.end_step);
 }
 
-// Sorts detectors that the benchmark has shown to be reliable before all others. Within both groups,
-// detectors that warned come first; then signs are sorted by the step at which they began.
+// Sorts signs by three keys: whether the benchmark has shown the detector to be reliable, whether it warned
+// (true first in both), and the step at which the sign began.
 void sort_signs(std::vector<ReportSign>* signs) {
   const auto order = [](const ReportSign& sign) {
     return std::tuple(!is_proven(sign.detector), sign.most != Level::kWarn, sign.since_step);

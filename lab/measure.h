@@ -1,5 +1,5 @@
 // Measures points (algorithm, format, sizes, inputs): for several seeds, the deviations of the algorithm, and
-// of the plain (unfused) one for the same function, from the fp64 reference. `threads` changes no result.
+// of the plain (unfused) one for the same operation, from the fp64 reference.
 #ifndef FORESHOCK_LAB_MEASURE_H_
 #define FORESHOCK_LAB_MEASURE_H_
 

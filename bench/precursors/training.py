@@ -1,6 +1,6 @@
 """One training of the benchmark of detectors: `training.py RECIPE SEED [STEPS]`. recording.py starts it under the
-monitor; this file does not use the monitor. A recipe (recipes.py) names the model (text or copying: a small GPT; net: a
-regression) and the fault, which begins at a step. Without a fault it is a control training (a twin)."""
+monitor; this file does not use the monitor. A recipe (recipes.py, `what` below) names the model (text or copying: a
+small GPT; net: a regression) and the fault, which begins at a step. A training without a fault is a control (twin)."""
 
 from __future__ import annotations
 
