@@ -81,7 +81,7 @@ class AgentKeeper {
 
   std::string directory_;
   std::vector<std::string> command_;
-  FileLock start_lock_;  // lock on agent.start, held from before the start until the agent has its own lock
+  FileLock start_lock_;  // lock on agent.start, held while an agent of ours starts
   pid_t pid_ = -1;       // the agent that we have started; -1: none, or another launcher's agent runs
   // Pid namespace and pid of the agent that new_address() last returned.
   std::pair<uint64_t, pid_t> reported_{0, -1};

@@ -14,7 +14,7 @@
 namespace foreshock::cli {
 
 // A temporary file. The destructor removes it. A signal handler removes it too if a signal such as SIGTERM or
-// SIGINT ends the process. While an object exists, a write beyond the limit on file size (ulimit -f) fails
+// SIGINT ends the process. From the first object on, a write beyond the limit on file size (ulimit -f) fails
 // instead of raising a signal. All objects must be used from one thread.
 class UnfinishedFile {
  public:

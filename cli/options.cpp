@@ -216,7 +216,7 @@ bool parse_ports(const std::string& text, int* port, int* last_port) {
       (!parse_number(OptionId::kPort, text.substr(dash + 1).c_str(), &last) || first == 0 || last < first))
     return false;
   *port = static_cast<int>(first);
-  *last_port = static_cast<int>(last);
+  *last_port = static_cast<int>(last);  // 0: a single port
   return true;
 }
 
@@ -281,7 +281,7 @@ std::string value_wanted(OptionId id, const std::string& text) {
 }
 
 std::string Arguments::parse(const std::vector<std::string>& words, uint32_t reader) {
-  // After the options, `run` and `doctor` take a command, `export` and `detect` a file: both go to command_.
+  // After the options, `run` and `doctor` take a command, `export` and `detect` a record: all go to command_.
   const bool takes_command = (reader & (kReaderRun | kReaderDoctor | kReaderExport | kReaderDetect)) != 0;
   for (size_t index = 0; index < words.size(); ++index) {
     const std::string& word = words[index];

@@ -88,7 +88,7 @@ extern const std::string_view kReportHtml, kReportCss, kReportJs, kReportChart;
 extern const std::string_view kReportCssHash, kReportJsHash, kReportChartHash;
 
 // Returns the report as Markdown of at most two screens: the first loss events, what was not judged, and
-// commands for more. Replaces control characters. `records`: file names as given on the command line.
+// commands that show more. Replaces control characters. `records`: file names as given on the command line.
 std::string report_markdown(const Report& report, const std::vector<std::string>& records);
 
 // Every page has this mark in its first 1024 bytes. `foreshock report` overwrites only files that have it.
