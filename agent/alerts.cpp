@@ -92,7 +92,7 @@ std::vector<std::string> AlertCommand::environment_of(const EventLine& event, ui
           variable("LEFT_OUT", std::to_string(left_out))};
 }
 
-// Queues an alert. Only counts it if its kind was queued within kApart, or waiting_ or last_alerts_ is full.
+// Queues an alert, or only counts it: if its kind had one within kApart, or waiting_ or last_alerts_ is full.
 void AlertCommand::add(const EventLine& event, Clock::time_point now) {
   if (command_.empty() || !is_alert(event)) return;
   const std::string kind = event.run + '\n' + event.event + '\n' + event.detector;

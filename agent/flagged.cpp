@@ -445,7 +445,7 @@ struct FlaggedWriter::Shared {
   uint64_t waiting_bytes = 0;
   bool is_writing = false, is_ending = false;
   FlaggedCounts counts;
-  // Outcome of the previous write; an error is logged only if its outcome is another one.
+  // Outcome of the previous write. If the next one has the same outcome, its error is not logged.
   FlaggedFolder::Outcome previous = FlaggedFolder::Outcome::kWritten;
 
   bool is_idle() const { return waiting.empty() && !is_writing; }

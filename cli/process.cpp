@@ -127,7 +127,7 @@ std::optional<ExitStatus> poll_exit(pid_t pid) {
 
 void end_like(const ExitStatus& status) {
   if (status.signal != 0) {
-    const rlimit no_core = {0, 0};  // the command, not this process, may have written a core file
+    const rlimit no_core = {0, 0};  // the command may have written one; this process must not
     setrlimit(RLIMIT_CORE, &no_core);
     prctl(PR_SET_DUMPABLE, 0);  // needed if core_pattern is a pipe: then the kernel ignores the limit
     signal(status.signal, SIG_DFL);

@@ -76,7 +76,7 @@ std::string relative_to_onset(const ReportEvent& event, int64_t step) {
   return lead > 0 ? steps_text(lead) + " before" : lead == 0 ? "at the onset" : steps_text(-lead) + " after";
 }
 
-// The functions below that return a ReportFact describe one circumstance of the event, and add its clues.
+// The functions below that return a ReportFact describe one circumstance of the event and add to *clues.
 
 ReportFact nonfinite(const ReportEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
   const FaultEvent* first = nullptr;
@@ -515,8 +515,8 @@ void EventCollector::take_loss_event(WatchEventKind kind, const EventLine& event
   sort_signs(&joined.before);
 }
 
-// Takes those events out of open_ whose first rank is `rank` and that are complete: kAfter steps have
-// followed the onset, or no more steps come. Adds their steps, and the curves of their signs.
+// Completes the events in open_ whose first rank is `rank`, once kAfter steps have followed the onset or no
+// more steps come: adds their steps and the curves of their signs, and removes them from open_.
 void EventCollector::close(int64_t rank, const Trail& trail, const std::map<int64_t, Signals>& signals,
                            bool no_more_steps) {
   std::erase_if(open_, [&](size_t index) {

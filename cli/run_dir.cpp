@@ -119,7 +119,7 @@ std::vector<std::string> base_directory_candidates() {
   if (!given.empty()) {
     struct stat info;
     const bool is_missing = stat(given.c_str(), &info) != 0;
-    return {is_private(given) || is_missing ? given : named_for_user(given)};  // not in e.g. /dev/shm itself
+    return {is_private(given) || is_missing ? given : named_for_user(given)};  // shared: a folder in it
   }
   std::vector<std::string> candidates = {named_for_user("/dev/shm")};
   if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime == '/')
