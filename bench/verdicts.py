@@ -261,7 +261,7 @@ class Judge:
         draw = torch.Generator().manual_seed(hash((step, batch, kv_head)) & 0xFFFFFFFF)  # chooses the positions
         arrays = (columns_of if kind == 2 else rows_of)(call, kind, batch, kv_head, heads, draw)
         keys = call.q.shape[2] if kind == 2 else call.k.shape[2]  # for kind 2 the field has the number of queries
-        header = struct.pack(  # Header of judge_stream.cpp
+        header = struct.pack(  # struct Header in judge_stream.cpp
             "<32s8I3qdqq", layer.encode(), kind, BF16, len(arrays[0]), keys, HEAD_DIM, HEAD_DIM, 1, group, step,
             batch, kv_head, call.scale, call.k.shape[2], nonfinite_out(call, kind, batch, heads, draw),
         )  # fmt: skip

@@ -58,7 +58,7 @@ inline foreshock_tensor view_of_weight(const void* address) noexcept try {
   return {};
 }
 
-// The stream of the optimizer's work on a parameter: the current one of the thread, which the helper shares.
+// The stream of the work on a parameter: the current one, since the helper runs in the optimizer's thread.
 inline void* stream_of_weight(const void* address) noexcept try {
   return address ? stream_of(tensor_at(address)) : nullptr;
 } catch (...) {

@@ -30,7 +30,7 @@ except Exception:  # an incomplete installation must not make a training fail
 
 
 def _enter() -> None:
-    """Starts the helper (foreshock_torch.door) if torch is imported, unless it runs. `import torch` starts it too."""
+    """If torch is imported, starts the helper (foreshock_torch.door), unless `import torch` has started it already."""
     try:
         if "torch" not in sys.modules:
             return  # `import torch` will start the helper
