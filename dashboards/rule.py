@@ -10,8 +10,7 @@ import typing
 Values = dict[str, dict[str, typing.Any]]  # values.toml: section, name, value
 
 # The labels that identify a run; RUN_KEY lists them for by () and on (). Two teams may use one run id, so servers that
-# combine several Prometheus set `cluster`, and Kubernetes' service discovery sets `namespace`. Missing labels are
-# empty.
+# combine several Prometheus set `cluster`, and Kubernetes' discovery sets `namespace`. A missing label is empty.
 SCOPE = ("cluster", "namespace")
 IDENTITY = (*SCOPE, "run")
 RUN_KEY = ", ".join(IDENTITY)

@@ -40,10 +40,9 @@ ordered_json to_json(const TensorDistance& tensor) {
   return json;
 }
 
-ordered_json to_json(const std::vector<Unlike>& unlike) {
+ordered_json to_json(const std::vector<Unlike>& unlike) {  // a and b: the two shapes or types of a tensor
   ordered_json list = ordered_json::array();
-  for (const Unlike& u : unlike)  // a tensor and its two shapes or types, as text
-    list.push_back({{"name", u.name}, {"a", u.a}, {"b", u.b}});
+  for (const Unlike& u : unlike) list.push_back({{"name", u.name}, {"a", u.a}, {"b", u.b}});
   return list;
 }
 
