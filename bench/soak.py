@@ -107,14 +107,14 @@ class Soak:
         time.sleep(SETTLE_SECONDS)
         agent = json.loads((self.directory / "agent.json").read_text())
         files = list(self.directory.iterdir())
-        found = {}
+        quantities = {}
         if with_trainer:
-            found |= {
+            quantities |= {
                 "trainer RSS": rss(pid),
                 "trainer descriptors": entries(f"/proc/{pid}/fd"),
                 "trainer threads": entries(f"/proc/{pid}/task"),
             }
-        found |= {
+        quantities |= {
             "agent RSS": rss(agent["pid"]),
             "agent descriptors": entries(f"/proc/{agent['pid']}/fd"),
             "agent threads": entries(f"/proc/{agent['pid']}/task"),
@@ -128,7 +128,7 @@ class Soak:
         }
         self.process.stdin.write("\n")  # ends the trainer's pause
         self.process.stdin.flush()
-        return done, found
+        return done, quantities
 
     def end(self) -> dict:
         _, errors = self.process.communicate(timeout=120)
@@ -168,8 +168,8 @@ def soak(kind: str, count: int, per: int, bounds: dict[str, Bound]) -> list[dict
         run = Soak(scratch, base, kind, str(count), str(PARTS), *rate)
         measured = []
         # With restarts, the waiting process is the one that starts the trainers. That process is not measured.
-        while (found := run.measure(kind == "steps")) is not None:
-            measured.append(found)
+        while (part := run.measure(kind == "steps")) is not None:
+            measured.append(part)
         summary = run.end()
         if len(measured) != PARTS:
             sys.exit(f"{len(measured)} of {PARTS} parts ran")

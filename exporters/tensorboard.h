@@ -34,10 +34,10 @@ struct Scalar {
   double value;     // may be NaN
 };
 
-// Combines the samples (compared attention calls) of one step and pass, once per rank and once per layer: the
-// mean error, ratio and entropy, the largest ratio and logit, and as bias the sum of the errors divided by
-// the sum of their ulps. Returns combined scalars when the step is complete: from take() of a sample of
-// another step, or from finish(). Ignores lines without rank or step. Thread-compatible.
+// Converts lines to scalars. Combines the samples (compared attention calls) of one step and pass, by rank
+// and by layer: the mean error, ratio and entropy, the largest ratio and logit, and as bias the sum of the
+// errors divided by the sum of their ulps. Returns these when the step is complete: from take() of a sample
+// of another step, or from finish(). Ignores lines without rank or step. Thread-compatible.
 class RecordScalars {
  public:
   std::vector<Scalar> take(const RecordLine& line);

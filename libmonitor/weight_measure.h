@@ -86,13 +86,13 @@ class UpdateSnapshots {
   uint64_t used_ = 0, round_ = 1;
 };
 
-// Begins with equal shares. Each round gives the memory that small tensors (of at most `share` bytes) do not
-// use to the large ones. All copies fit with the share of any round, and the share never becomes smaller.
+// Begins with equal shares. Each pass gives the memory that small tensors (of at most `share` bytes) do not
+// use to the large ones. All copies fit with the share of any pass, and the share never becomes smaller.
 template <class BytesOf>
 uint64_t UpdateSnapshots::share(uint64_t room, uint64_t count, const BytesOf& bytes_of) {
-  constexpr int kRounds = 8;
+  constexpr int kPasses = 8;
   uint64_t share = count > 0 ? room / count : room;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int pass = 0; pass < kPasses; ++pass) {
     uint64_t small = 0, large = 0;  // bytes of all small tensors, number of large tensors
     for (uint64_t n = 0; n < count; ++n) {
       const uint64_t bytes = bytes_of(n);
@@ -162,7 +162,7 @@ struct WeightWork {
 };
 
 // Plans the work for `elements` dense values of fp32, bf16 or fp16 on a device. Returns false if the counters
-// cannot count so many values. Includes the optimizer's tensors that kernels can read on the same device.
+// cannot count so many values. The work includes the optimizer's tensors that are readable on that device.
 bool plan_weight(const foreshock_tensor& values, uint64_t elements, const OptimizerState& optimizer,
                  WeightWork* work);
 

@@ -30,7 +30,7 @@ def gpt() -> Callable[[], None]:
     import torch
     import train
 
-    text, autocast, size = train.Text(1), train.native_bf16(), train.SIZES[1]
+    text, autocast, size = train.Text(1), train.native_bf16(), train.SIZES[1]  # the second smallest size
     model = train.Gpt(size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = [text.batch(size) for _ in range(8)]

@@ -102,8 +102,8 @@
     const canvas = element('canvas'), controls = element('div', { className: 'controls' });
     const statistic = element('select', {}, ...Object.entries(STATISTICS).map(
       ([value, text]) => element('option', { value, textContent: text, selected: value === drawing.y })));
-    const scale = element('input', { type: 'checkbox', checked: drawing.log_y });
-    controls.append(element('label', {}, 'show ', statistic), element('label', {}, scale, ' logarithmic'));
+    const logBox = element('input', { type: 'checkbox', checked: drawing.log_y });
+    controls.append(element('label', {}, 'show ', statistic), element('label', {}, logBox, ' logarithmic'));
     const tensors = unique(points.map((p) => p.tensor));
     const tensor = element('select', {}, ...tensors.map(
       (value) => element('option', { value, textContent: value, selected: value === 'out' })));
@@ -113,16 +113,16 @@
     const redraw = () => {
       if (chart) chart.destroy();
       const own = drawing.choose ? points.filter((p) => p.tensor === tensor.value) : points;
-      const series = unique(own.map((p) => drawing.series.split(',').map((key) => p[key]).join(', '))).length;
-      frame.style.height = `${340 + 7 * series}px`;
-      chart = draw(canvas, own, drawing, statistic.value, scale.checked);
+      const lines = unique(own.map((p) => drawing.series.split(',').map((key) => p[key]).join(', '))).length;
+      frame.style.height = `${340 + 7 * lines}px`; // with room for the legend
+      chart = draw(canvas, own, drawing, statistic.value, logBox.checked);
     };
     tensor.onchange = redraw;
     statistic.onchange = () => {
-      scale.checked = points.every((p) => p[statistic.value].mean > 0);
+      logBox.checked = points.every((p) => p[statistic.value].mean > 0);
       redraw();
     };
-    scale.onchange = redraw;
+    logBox.onchange = redraw;
     const panel = element('div', {}, controls, frame);
     return { panel, redraw };
   }
