@@ -476,10 +476,10 @@ void EventCollector::take_level(const EventLine& event) {
   }
 }
 
-// Joins the loss event with a known event whose onset is at most kSameEvent steps away, or adds it to events_
-// if there is none. Slow rises are joined only with slow rises. So the same event on several ranks becomes
-// one, and a spike becomes the divergence into which it grows. If the known event has the rank already, the
-// new one is joined only if it is the rank's first divergence.
+// Joins the loss event with a known event whose onset is at most kSameEvent steps away, else adds it to
+// events_. Slow rises are joined only with slow rises. So the same event on several ranks becomes one, and a
+// spike becomes the divergence into which it grows. If the known event has the rank already, the new one is
+// joined only if it is the rank's first divergence.
 void EventCollector::take_loss_event(WatchEventKind kind, const EventLine& event, size_t attempt,
                                      int64_t declared) {
   const int64_t rank = *event.rank;

@@ -19,7 +19,7 @@ void* driver_library() {
 }
 
 // Calls a function of the driver, whose parameters must have exactly the types of the arguments. Returns its
-// error number, 0 on success; -1 if there is no such function.
+// error number, 0 on success; -1 if the function does not exist.
 template <class... Arguments>
 int try_call(const char* name, Arguments... arguments) {
   using Function = int (*)(Arguments...);
