@@ -316,6 +316,8 @@ std::string Arguments::take_flag(const std::vector<std::string>& words, size_t* 
     slot = word.substr(equals + 1);
   } else if (*index + 1 < words.size() && !words[*index + 1].starts_with("--")) {  // an option is not a value
     slot = words[++*index];
+  } else {
+    slot.reset();  // a value from an earlier use of the option does not count
   }
   if (!slot || slot->empty()) return "give " + flag + " a value: " + flag + " " + row->value;
   return "";

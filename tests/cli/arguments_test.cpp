@@ -146,6 +146,7 @@ TEST(Arguments, RefusesWhatIsNotThere) {
   EXPECT_THAT(problem_of({"--json"}), HasSubstr("unknown option --json"));  // an option of status
   EXPECT_THAT(problem_of({"--port"}), HasSubstr("give --port a value"));
   EXPECT_THAT(problem_of({"--port="}), HasSubstr("give --port a value"));
+  EXPECT_THAT(problem_of({"--port", "5", "--port", "--record", "r"}), HasSubstr("give --port a value"));
   EXPECT_THAT(problem_of({"--json=1"}, kReaderStatus), HasSubstr("takes no value"));
   EXPECT_THAT(problem_of({"stray"}, kReaderStatus), HasSubstr("unexpected argument 'stray'"));
 }

@@ -166,7 +166,7 @@ class Logs:
         number = step if type(step) is int and 0 <= step < 2**62 else -1  # unknown, as is a number too large for hook.h
         for name, value in logged.items():
             if len(self._values) >= MOST_VALUES and name not in self._values:
-                return
+                continue
             self._in_call.has_tensor |= hasattr(type(value), "dim")
             if isinstance(value, float) and isinstance(name, str):
                 self._values[name] = (float(value), number)
