@@ -19,7 +19,7 @@ constexpr size_t kMostSeen = 1 << 16;  // parts of one rank in an interval
 // Checksums are exported as doubles, which hold whole numbers of 52 bits exactly. This mask keeps 52 bits.
 constexpr uint64_t kExportedBits = (uint64_t{1} << 52) - 1;
 
-// The finaliser of splitmix64. Sums of plain checksums might cancel; sums of mixed checksums do not.
+// The finaliser of splitmix64. It mixes checksums before they are summed, since their changes might cancel.
 uint64_t mixed(uint64_t word) {
   word = (word ^ word >> 30) * 0xbf58476d1ce4e5b9u;
   word = (word ^ word >> 27) * 0x94d049bb133111ebu;
@@ -61,6 +61,7 @@ uint64_t hash_of_part(std::string_view name, const segment::TensorRecord& record
 
 }  // namespace
 
+// Adds a checksum and compares those of each step that is then complete. Returns the ranks that differ.
 std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const segment::Identity& identity,
                                    size_t ranks_here) {
   reached_[identity.rank] = record.step;
@@ -78,8 +79,8 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   if (is_new) compared.is_replica = !stripped;
   if (!stripped) tensors_.try_emplace(name);
   if (compared.holders.insert(identity.rank).second) compared.is_settled = false;
-  std::vector<int32_t> odd;
-  if (record.step <= compared.closed) return odd;
+  std::vector<int32_t> outliers;
+  if (record.step <= compared.closed) return outliers;
   // If a rank reports a part twice in a step, only the first checksum counts: that directly after the step.
   open_ += compared.open[record.step].emplace(identity.rank, record.checksum).second;
   // To close a step means to compare its checksums. Closes steps that are complete, and the oldest ones if
@@ -90,13 +91,13 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
     if (compared.open.size() <= kMostOpen && open_ <= kMostOpenInAll &&
         !(closes_record && step <= record.step) && !is_complete(compared, step, checksums, ranks_here))
       break;
-    close(&compared, name, &odd);
+    close(&compared, name, &outliers);
   }
-  return odd;
+  return outliers;
 }
 
-// Whether all checksums of a step have arrived (`here`): all ranks that hold a replica have reported it (with
-// hybrid sharding not all ranks hold one), or the other ranks have reported a later step.
+// Whether `here` has all checksums that will arrive for a step: all ranks that hold a replica have reported
+// it (with hybrid sharding not all ranks hold one), or the other ranks have reported a later step.
 bool Replicas::is_complete(const Compared& compared, int64_t step, const Checksums& here,
                            size_t ranks_here) const {
   if (here.size() >= ranks_here ||
@@ -120,13 +121,13 @@ bool Replicas::is_replica(const Checksums& checksums, Compared* compared) {
   return compared->is_replica;
 }
 
-// Compares the checksums of the oldest open step. Adds ranks outside a majority (without one: all) to *odd.
-void Replicas::close(Compared* compared, const std::string& name, std::vector<int32_t>* odd) {
+// Compares the checksums of the oldest open step. Adds to *outliers the ranks outside a majority, or all.
+void Replicas::close(Compared* compared, const std::string& name, std::vector<int32_t>* outliers) {
   const auto node = compared->open.extract(compared->open.begin());
   const Checksums& checksums = node.mapped();
   compared->closed = node.key();
   open_ -= checksums.size();
-  compared->is_settled = true;
+  compared->is_settled = true;  // `holders` counts as complete until another rank reports the part
   if (checksums.size() < 2) return;
   // Whether the rank is in the tensor's name. If it is a replica all the same, the script keeps it equal.
   const bool is_by_hand = compared->equal_steps > 0 || !compared->is_replica;
@@ -145,7 +146,7 @@ void Replicas::close(Compared* compared, const std::string& name, std::vector<in
   const bool is_majority = 2 * most->second > checksums.size();
   for (const auto& [rank, checksum] : checksums) {
     if (is_majority && checksum == most->first) continue;
-    odd->push_back(rank);
+    outliers->push_back(rank);
     ++ranks_[rank].mismatches;
   }
 }

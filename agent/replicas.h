@@ -93,8 +93,8 @@ class Replicas {
   };
   // Whether no other rank will report the part at `step`. `here`: the checksums that were reported.
   bool is_complete(const Compared& compared, int64_t step, const Checksums& here, size_t ranks_here) const;
-  // Compares the oldest open step of a part. Adds the ranks that differ to *odd.
-  void close(Compared* compared, const std::string& name, std::vector<int32_t>* odd);
+  // Compares the oldest open step of a part. Adds the ranks that differ to *outliers.
+  void close(Compared* compared, const std::string& name, std::vector<int32_t>* outliers);
   static bool is_replica(const Checksums& checksums, Compared* compared);  // updates Compared::is_replica
   void add_to_rank(const segment::TensorRecord& record, uint64_t part, Rank* rank);
   static void end_interval(Rank* rank);

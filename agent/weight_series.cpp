@@ -36,14 +36,14 @@ void set_means(double squares, double updates, PoolSnapshot* pool) {
 
 }  // namespace
 
-// Returns nothing if `is_known` is false or a histogram has no finite value.
-std::optional<Wasserstein> WeightSeries::distance(bool is_known, const Histogram& before,
+// Returns nothing if there is no earlier histogram (`has_before` is false) or one has no finite value.
+std::optional<Wasserstein> WeightSeries::distance(bool has_before, const Histogram& before,
                                                   const Histogram& now) {
-  if (!is_known || now.finite == 0 || before.finite == 0) return std::nullopt;
+  if (!has_before || now.finite == 0 || before.finite == 0) return std::nullopt;
   return wasserstein(before, now);
 }
 
-// `is_first`: the snapshot may be the tensor's first in the run.
+// Compares a snapshot with earlier ones and keeps it. `is_first`: it may be the tensor's first in the run.
 void WeightSeries::take(bool is_first, TensorSnapshot* snapshot) {
   snapshot->stored = foreshock::store(snapshot->histogram);
   begin_window(*snapshot);
@@ -54,20 +54,20 @@ void WeightSeries::take(bool is_first, TensorSnapshot* snapshot) {
   Tensor& tensor = tensors_[snapshot->key];
   if (!tensor.kept.empty() && tensor.layer != snapshot->layer) leave_group(tensor.layer, snapshot->key);
   compare(tensor, snapshot);  // before keep(), which replaces the tensor's last snapshot
-  const bool goes_on =
+  const bool same_interval =
       !tensor.kept.empty() && tensor.kept.rbegin()->second.snapshot.interval == snapshot->interval;
   // If the tensor is new or its interval changed, its earlier snapshots in incomplete windows are forgotten.
-  if (!goes_on)
+  if (!same_interval)
     for (auto& [window, seen] : group.building) seen.erase(snapshot->key);
-  const bool is_kept = keep(is_first, goes_on, *snapshot, group, &tensor);
+  const bool is_kept = keep(is_first, same_interval, *snapshot, group, &tensor);
   if (!is_window_open || !is_kept) return;
   group.members.insert(snapshot->key);
   group.building[window_of(*snapshot)].insert(snapshot->key);
   complete_windows(snapshot->layer, &group);
 }
 
-// Counts the snapshot's window if it is new. Then removes the tensors that have had no snapshot for more than
-// kMaxMissedWindows windows: the trainer now divides the model into other tensors.
+// If the snapshot's window is newer than all before, counts it, and removes tensors without a snapshot in the
+// last kMaxMissedWindows windows: the trainer now divides the model into other tensors.
 void WeightSeries::begin_window(const TensorSnapshot& snapshot) {
   const int64_t begin = window_of(snapshot) * static_cast<int64_t>(snapshot.interval);
   if (begin <= newest_window_begin_) return;
@@ -120,11 +120,11 @@ void WeightSeries::compare(const Tensor& tensor, TensorSnapshot* snapshot) const
 }
 
 // Stores `snapshot` as the tensor's latest. Returns false if its histogram exceeds the memory limit.
-// `goes_on`: the tensor's last snapshot had the same interval, so its snapshots in incomplete windows stay.
-bool WeightSeries::keep(bool is_first, bool goes_on, const TensorSnapshot& snapshot, const Group& group,
+// `same_interval`: the tensor's last snapshot had this interval, so its snapshots in incomplete windows stay.
+bool WeightSeries::keep(bool is_first, bool same_interval, const TensorSnapshot& snapshot, const Group& group,
                         Tensor* tensor) {
   const bool is_new = tensor->kept.empty();
-  forget_kept(tensor, goes_on ? group.building : std::map<int64_t, TensorKeys>{}, /*except=*/-1);
+  forget_kept(tensor, same_interval ? group.building : std::map<int64_t, TensorKeys>{}, /*except=*/-1);
   tensor->layer = snapshot.layer;
   tensor->seen_at_window = window_count_;
   KeptSnapshot& kept = tensor->kept[window_of(snapshot)];
@@ -186,7 +186,7 @@ bool WeightSeries::open_window(const TensorSnapshot& snapshot, Group* group) {
     group->previous_window = group->newest = -1;
     group->interval = snapshot.interval;
   }
-  if (group->newest < 0) group->closed = window - 1;  // the group's first window with this interval
+  if (group->newest < 0) group->closed = window - 1;  // -1: this is the group's first window of this interval
   if (window <= group->closed) return false;
   group->newest = std::max(group->newest, window);
   group->seen_at_window = window_count_;
@@ -221,7 +221,8 @@ void WeightSeries::end_first_window(Group* group) {
   close(window, group);
 }
 
-// Closes this window and the incomplete ones before it. Drops snapshots that are not needed any more.
+// Closes this window and the incomplete ones before it. Keeps each member's latest snapshot and those of
+// later incomplete windows.
 void WeightSeries::close(int64_t window, Group* group) {
   group->closed = window;
   group->building.erase(group->building.begin(), group->building.upper_bound(window));
@@ -231,7 +232,8 @@ void WeightSeries::close(int64_t window, Group* group) {
   }
 }
 
-// Completes the windows in which all members have a snapshot. In its first window, a group lacks members.
+// Completes the windows in which all members have a snapshot, but none in the group's first window, in which
+// not all members are known. Searches again after each window, because complete() erases windows.
 void WeightSeries::complete_windows(const std::string& layer, Group* group) {
   if (group->is_first || group->members.empty()) return;
   const auto is_whole = [group](const auto& each) { return each.second.size() == group->members.size(); };
@@ -344,7 +346,7 @@ WeightSeries::Sums WeightSeries::sums_of(const std::string& layer, const Group& 
   return sums;
 }
 
-// Stores the sum of the first snapshots of all members if it has as many values (`elements`) as the group.
+// Stores the sum of the members' first snapshots if it has `elements` values, as many as a complete window.
 void WeightSeries::set_initial(Group* group, uint64_t elements) {
   if (group->initial_elements == elements) return;  // stored already
   forget(&group->initial);
@@ -363,7 +365,7 @@ void WeightSeries::store_previous(Group* group, int64_t window, const std::strin
   group->previous_elements = elements;
 }
 
-// Compares a complete window of a group with the last one and the first snapshots. Adds it to the model.
+// Compares a group's complete window with the one before it and the first snapshots. Adds it to the model.
 void WeightSeries::complete(const std::string& layer, int64_t window, Group* group) {
   Sums sums = sums_of(layer, *group, window);
   close(window, group);  // after sums_of(), which needs the snapshots of this window
@@ -426,7 +428,7 @@ void WeightSeries::complete_model(int64_t window, Sums* model) {
   PoolSnapshot& pool = model->snapshot;
   pool.previous = distance(model->previous_known, model->previous, model->now);
   pool.initial = distance(model->initial_known, model->initial, model->now);
-  if (!model->previous_known) pool.previous_max = std::nullopt;  // the largest distance may be missing
+  if (!model->previous_known) pool.previous_max = std::nullopt;  // the distance of some tensor is missing
   if (!model->initial_known) pool.initial_max = std::nullopt;
   pool.histogram_hash = fnv1a(foreshock::store(model->now));
   set_means(model->squares, model->updates, &pool);

@@ -90,10 +90,11 @@ class WeightSeries {
     size_t groups = 0;                                 // of the model: groups added so far
   };
 
-  static std::optional<Wasserstein> distance(bool is_known, const Histogram& before, const Histogram& now);
+  static std::optional<Wasserstein> distance(bool has_before, const Histogram& before, const Histogram& now);
   void leave_group(const std::string& layer, const TensorKey& key);
   void compare(const Tensor& tensor, TensorSnapshot* snapshot) const;
-  bool keep(bool is_first, bool goes_on, const TensorSnapshot& snapshot, const Group& group, Tensor* tensor);
+  bool keep(bool is_first, bool same_interval, const TensorSnapshot& snapshot, const Group& group,
+            Tensor* tensor);
   void keep_initial(const TensorSnapshot& snapshot, Tensor* tensor);
   void begin_window(const TensorSnapshot& snapshot);
   bool open_window(const TensorSnapshot& snapshot, Group* group);

@@ -54,7 +54,7 @@ def process_numbers(pid: int) -> tuple[float, float]:
     """(resident MB, CPU seconds) of a process."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     ticks = os.sysconf("SC_CLK_TCK")
-    # Fields counted from the one after the name (state, 0). 21: rss in pages; 11 and 12: utime and stime in ticks.
+    # Field 0 is the state, which follows the name. 21: rss in pages; 11 and 12: utime and stime in ticks.
     return int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 1e6, (int(fields[11]) + int(fields[12])) / ticks
 
 
@@ -118,7 +118,7 @@ class Times:
         return sums
 
     def most_expensive(self, count: int) -> list[tuple[str, float]]:
-        """The rules with the longest times, without their numbers."""
+        """(name, seconds) of the `count` rules with the longest times."""
         rules = [(rule[3:], seconds) for (_, rule), seconds in self.shortest().items()]
         return sorted(rules, key=lambda rule: -rule[1])[:count]
 
@@ -126,7 +126,7 @@ class Times:
 def start_prometheus(ports: list[int], folder: pathlib.Path, interval: int, port: int, rules: str) -> subprocess.Popen:
     """Starts a server on `port` that scrapes the agents at `ports` and itself. `rules`: a file in quotes, or ""."""
     folder.mkdir()
-    targets = [{"targets": [f"127.0.0.1:{port}" for port in ports]}]
+    targets = [{"targets": [f"127.0.0.1:{agent_port}" for agent_port in ports]}]
     (folder / "targets.json").write_text(json.dumps(targets))
     (folder / "prometheus.yml").write_text(
         f"global: {{scrape_interval: {interval}s, scrape_timeout: {min(interval, 10)}s,"

@@ -1,5 +1,5 @@
 // Atomic writing and locking of files, and the limit on open files. A file is written under a temporary name
-// in the directory of its target and renamed at the end.
+// in the directory of its target and renamed at the end; standard output and devices are written directly.
 #include "cli/files.h"
 
 #include <fcntl.h>
@@ -82,7 +82,8 @@ int standard_stream(const struct stat& file) {
 
 bool is_standard_output(const std::string& path) { return path.empty() || path == "-"; }
 
-bool is_stream(const std::string& path) {  // whether `path` is written to directly and not replaced
+// Whether `path` is written to directly: a device, a pipe, or the file of our standard output or error.
+bool is_stream(const std::string& path) {
   struct stat file {};
   if (is_standard_output(path)) return true;
   if (stat(path.c_str(), &file) != 0 || S_ISDIR(file.st_mode)) return false;
@@ -97,7 +98,7 @@ bool is_trap(const struct stat& link, const std::string& directory) {
          (folder.st_mode & S_ISVTX) != 0 && (folder.st_mode & S_IWOTH) != 0;
 }
 
-// Returns the target of a symbolic link; nullopt if `path` is not one. Sets `*problem` if it is a trap.
+// Returns the target of a symbolic link; nullopt if `path` is not one. Sets `*problem` if is_trap().
 std::optional<std::string> target_of_link(const std::string& path, std::string* problem) {
   // The owner and the target are read by one descriptor, so that the link cannot be replaced in between.
   const int link = open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
@@ -126,8 +127,7 @@ std::string end_of_links(const std::string& path, std::string* problem) {
   return current;
 }
 
-// The mode of a new file.
-mode_t usual_mode() {
+mode_t mode_of_new_file() {
   const mode_t mask = umask(0);  // the umask can be read only by setting it
   umask(mask);
   return 0666 & ~mask;
@@ -135,7 +135,7 @@ mode_t usual_mode() {
 
 namespace fs = std::filesystem;
 
-// Returns a problem of NewFiles with advice for the user; returns "" for "".
+// Adds advice for the user to a problem of NewFiles; returns "" for "".
 std::string with_advice(const std::string& problem) {
   return problem.empty() ? ""
                          : problem + "; none of the files is there: mend that, or choose another directory";
@@ -214,7 +214,7 @@ int WholeFile::open_file() {
   target_ = end_of_links(path_, &problem_);
   if (!problem_.empty()) return -1;
   struct stat before {};
-  const mode_t mode = stat(target_.c_str(), &before) == 0 ? before.st_mode & 0777 : usual_mode();
+  const mode_t mode = stat(target_.c_str(), &before) == 0 ? before.st_mode & 0777 : mode_of_new_file();
   unfinished_.emplace(directory_of(target_));
   if (unfinished_->descriptor() >= 0) fchmod(unfinished_->descriptor(), mode);  // it was created with 0600
   return unfinished_->descriptor();
@@ -251,7 +251,7 @@ NewFiles::~NewFiles() {
   files_.clear();  // removes the temporary files
   std::error_code ignored;
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder)
-    fs::remove(*folder, ignored);  // if empty
+    fs::remove(*folder, ignored);  // only removes an empty folder
 }
 
 // Creates `folder` and its missing parents. Returns "" or an error.
@@ -306,7 +306,7 @@ FileLock& FileLock::operator=(FileLock&& other) noexcept {
 
 bool FileLock::try_lock(const std::string& path, int operation) {
   release();
-  const int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);  // no links
+  const int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (descriptor < 0) return false;
   if (flock(descriptor, operation | LOCK_NB) != 0) return close(descriptor), false;
   descriptor_ = descriptor;

@@ -40,10 +40,10 @@ int fail(const std::string& problem) {
 // EXE (default: python3). Returns only if that fails; then prints one line and returns the exit status 2.
 int run_python_script(const std::string& script, std::vector<std::string> words) {
   std::string python = "python3";
-  if (const auto at = std::find(words.begin(), words.end(), "--python"); at != words.end()) {
-    if (at + 1 == words.end()) return fail("--python needs a value");
-    python = *(at + 1);
-    words.erase(at, at + 2);
+  if (const auto option = std::find(words.begin(), words.end(), "--python"); option != words.end()) {
+    if (option + 1 == words.end()) return fail("--python needs a value");
+    python = *(option + 1);
+    words.erase(option, option + 2);
   }
   std::error_code error;
   const auto executable = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -102,8 +102,8 @@ std::string slice_from(const StoredArrays& arrays, double scale, StoredSlice* st
                       &stored->columns);
 }
 
-// Whether the checksum in the file matches the bytes of the whole file. A safetensors file begins with the
-// length of its header, in 8 bytes; the checksum is in the header.
+// Whether the checksum in the file matches the whole file, in which its own digits count as zeros. A
+// safetensors file begins with the length of its header, in 8 bytes; the checksum is in the header.
 bool is_as_written(const lab::Safetensors& file) {
   uint64_t size = 0, length = 0;
   std::string problem, bytes;
@@ -221,8 +221,8 @@ void print_head(const std::string& path, const StoredSlice& stored) {
                 slice.head_dim, slice.scale, stored.fact("causal").c_str());
 }
 
-// Prints every figure (a number of the slice's result, as text). Returns how many differ from the stored
-// texts.
+// Prints the figures (numbers of the slice's result, as text), except those that were and are empty. Returns
+// how many differ from the stored texts.
 size_t print_figures(const StoredSlice& stored, const SliceDeviation& deviation) {
   size_t different = 0;
   for (const Figure& figure : figures_of(deviation)) {
@@ -261,7 +261,7 @@ int judge_slice(const std::string& path) {
       std::printf("  %s\n", kJudgedTensorNames[static_cast<uint32_t>(gradient->tensor)]);
       different_figures += print_figures(stored, *gradient);
     }
-    bits = compare_reference(stored, workspace.exact);
+    bits = compare_reference(stored, workspace.exact);  // judge() has computed the reference in the workspace
   } else {
     DeviationWorkspace workspace;
     different_figures = print_figures(stored, foreshock::judge(stored.slice, &workspace));
@@ -277,19 +277,19 @@ int judge_slice(const std::string& path) {
 
 struct Request {
   std::vector<std::string> paths;
-  std::vector<lab::Algorithm> models;  // emulated algorithms whose results are shown beside the stored ones
-  lab::Tiling tiling;                  // tile sizes of these algorithms
+  std::vector<lab::Algorithm> algorithms;  // emulated; their results are shown beside the stored ones
+  lab::Tiling tiling;                      // tile sizes of these algorithms
 };
 
-// Adds the algorithms named in `list`, which has commas, to request->models.
-std::string add_models(const std::string& list, Request* request) {
-  for (size_t from = 0; from <= list.size();) {
-    const size_t comma = std::min(list.find(',', from), list.size());
-    const auto model = lab::find_algorithm(list.substr(from, comma - from));
-    if (!model || model->family != lab::Family::kAttention)
+// Adds the algorithms named in `list`, which is separated by commas.
+std::string add_algorithms(const std::string& list, Request* request) {
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t comma = std::min(list.find(',', begin), list.size());
+    const auto algorithm = lab::find_algorithm(list.substr(begin, comma - begin));
+    if (!algorithm || algorithm->family != lab::Family::kAttention)
       return "--algorithm takes attention algorithms of foreshock lab --list";
-    request->models.push_back(*model);
-    from = comma + 1;
+    request->algorithms.push_back(*algorithm);
+    begin = comma + 1;
   }
   return "";
 }
@@ -322,7 +322,7 @@ std::string parse(const Words& words, Request* request) {
   for (const Words::Given& given : words.given()) {
     const std::string& value = given.values[0];
     if (given.flag == "--algorithm") {
-      if (const std::string problem = add_models(value, request); !problem.empty()) return problem;
+      if (const std::string problem = add_algorithms(value, request); !problem.empty()) return problem;
     } else if (given.flag == "--key-order") {
       if (value != "forward" && value != "reverse") return "--key-order is forward or reverse";
       request->tiling.reverse = value == "reverse";
@@ -340,10 +340,10 @@ int judge_call(const Request& request, const std::string& path) {
   lab::StoredCall call;
   const std::string problem = lab::read_call(path, &call);
   if (!problem.empty()) return fail(problem);
-  if (!request.models.empty() && call.causal != lab::Causal::kNone)
+  if (!request.algorithms.empty() && call.causal != lab::Causal::kNone)
     return fail("--algorithm needs a call without a causal mask");
   const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const auto verdicts = lab::judge(call, request.models, request.tiling, threads);
+  const auto verdicts = lab::judge(call, request.algorithms, request.tiling, threads);
   std::printf("%s: %s, batch %d, heads %d over %d, queries %d, keys %d, d %d, scale %g%s\n\n", path.c_str(),
               foreshock::name_of(call.dtype), call.batch, call.heads, call.kv_heads, call.queries, call.keys,
               call.d, call.scale, call.causal == lab::Causal::kNone ? "" : ", causal");
@@ -353,12 +353,12 @@ int judge_call(const Request& request, const std::string& path) {
   for (const lab::Verdict& v : verdicts) {
     std::printf("  %-22s %10.2e %12.3e %12.3e %8.2f %+10.3f %+6.0f %+14.3f  %s\n", v.name.c_str(), v.max_abs,
                 v.relative_l2, v.floor_l2, v.ratio, v.bias_ulp, v.bias_z, v.rounded_bias_ulp,
-                !v.judged           ? "model"
+                !v.judged           ? "model"  // the result of an emulated algorithm
                 : v.failure.empty() ? "ok"
                                     : ("FAILS: " + v.failure).c_str());
     failed |= !v.failure.empty();
   }
-  for (const lab::Verdict& v : verdicts)
+  for (const lab::Verdict& v : verdicts)  // not lse, which is also not finite in rows without keys
     if (v.judged && v.not_compared > 0 && v.name != "lse")
       std::printf("\n%llu of %llu values of %s are not compared: NaN or Inf in the inputs reaches them",
                   static_cast<unsigned long long>(v.not_compared), static_cast<unsigned long long>(v.values),
@@ -371,8 +371,8 @@ int judge_file(const Request& request, const std::string& path) {
   lab::Safetensors file;
   if (const std::string problem = file.open(path); !problem.empty()) return fail(problem);
   if (!is_slice_file(file)) return judge_call(request, path);
-  return request.models.empty() ? judge_slice(path)
-                                : fail("--algorithm is of whole calls, " + path + " is a flagged slice");
+  return request.algorithms.empty() ? judge_slice(path)
+                                    : fail("--algorithm is of whole calls, " + path + " is a flagged slice");
 }
 
 int judge_files(const Request& request) {

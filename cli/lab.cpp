@@ -226,7 +226,7 @@ lab::SweepResult measure(const LabSweep& wanted, int threads) {
   result.sweep = wanted.sweep;
   ProgressBar bar(result.name);
   result.measurements = lab::measure(wanted.points, threads, [&bar](double done) { bar.show(done); });
-  if (wanted.sweep) result.claims = wanted.sweep->claims(result.measurements);
+  if (wanted.sweep) result.claims = wanted.sweep->claims(result.measurements);  // which claims of papers hold
   return result;
 }
 

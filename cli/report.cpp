@@ -1,7 +1,7 @@
 // foreshock report: reads records and writes the report as JSON, Markdown or an HTML page. ReportBuilder
 // makes a Report from the lines of records; this file writes it in these three formats (the page contains the
 // JSON). An episode is a period in which a detector's level was above quiet. A sign is an episode before a
-// loss event. An attempt is one start of the training by its launcher.
+// loss event. An attempt is a series of steps that ends when the run goes back to a checkpoint.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -28,7 +28,7 @@ using Json = nlohmann::json;
 
 constexpr size_t kMostPoints = 160;    // points of a curve, besides its two ends
 constexpr size_t kMostEpisodes = 600;  // further episodes are left out of the JSON
-constexpr size_t kLongestText = 400;   // longest name from a trainer, in bytes
+constexpr size_t kLongestText = 400;   // longest name or text that comes from a trainer, in bytes
 
 // Rounds to six digits, which is more than a chart can show.
 Json short_number(const std::optional<double>& value) {
@@ -83,7 +83,7 @@ Json curve_json(const std::vector<TrailStep>& steps, std::optional<double> Trail
   const bool finite = std::all_of(points.begin(), points.end(),
                                   [](const SignalPoint& each) { return std::isfinite(each.value); });
   if (finite) return points_json(points);
-  Json list = Json::array();  // not thinned: an event has at most 353 steps
+  Json list = Json::array();  // not thinned, which needs finite values; an event has at most 353 steps
   for (const SignalPoint& point : points) list.push_back({point.step, short_number(point.value)});
   return list;
 }
@@ -101,9 +101,9 @@ Json facts_json(const std::vector<ReportFact>& facts) {
   return list;
 }
 
-// Returns how many steps before `since_step` the sign may have started: those since the detector's previous
-// value. A detector that needs several values reacts late, so if its last kValues values have gaps of more
-// than kLongUnseen steps, it returns those since the start of the latest such gap. -1: no earlier value.
+// Returns how many steps before `since_step` the sign may have started: the steps since the detector's
+// previous value; -1 if there is none. But a detector may react only after several values: if its last
+// kValues values have gaps of more than kLongUnseen steps, the steps since the start of the latest such gap.
 int64_t unseen_before(const ReportSign& sign) {
   constexpr int kValues = 4;
   int64_t next = sign.since_step, unseen = -1;
@@ -129,7 +129,7 @@ Json sign_json(const ReportSign& sign, const ReportEvent& event) {
           {"plain", text_of(sign.detector).plain},
           {"layer", name_or_null(sign.layer)},
           {"rank", sign.rank},
-          {"level", foreshock::name_of(sign.most)},
+          {"level", foreshock::name_of(sign.most)},  // its highest level
           {"since_step", sign.since_step},
           {"lead_steps", lead(sign.since_step)},
           {"unseen_steps", count_or_null(unseen_before(sign))},
@@ -248,7 +248,7 @@ std::string escape_for_script(const std::string& json) {
   return text;
 }
 
-// Limits of the Markdown: loss events, signs of each event, and lines of each list. The rest is only counted.
+// Limits of the Markdown: loss events, signs of each event, lines of each list. More signs are not mentioned.
 constexpr size_t kMostShownEvents = 3, kMostSigns = 5, kMostLines = 6;
 
 void append_lines(std::string* text, const std::string& title, const std::vector<std::string>& lines) {
@@ -402,14 +402,14 @@ std::string report_json(const Report& report) {
 std::string report_page(const std::string& json) {
   std::string page;
   const std::string data = escape_for_script(json), rules = policy();
-  // In the order of the marks in page.html. Marks are searched for in kReportHtml, each after the one before,
+  // In the order of the marks in page.html. Each mark is searched for in kReportHtml behind the previous one,
   // and not in the inserted parts: they contain text from a trainer, which may look like a mark.
   const std::pair<std::string_view, std::string_view> parts[] = {{"/*POLICY*/", rules},
                                                                  {"/*STYLE*/", kReportCss},
                                                                  {"/*DATA*/", data},
                                                                  {"/*CHART*/", kReportChart},
                                                                  {"/*SCRIPT*/", kReportJs}};
-  size_t copied = 0;  // bytes of kReportHtml that the page has
+  size_t copied = 0;  // bytes of kReportHtml that were copied or replaced
   for (const auto& [mark, text] : parts) {
     const size_t position = kReportHtml.find(mark, copied);
     page.append(kReportHtml.substr(copied, position - copied)).append(text);

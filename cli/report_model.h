@@ -33,7 +33,7 @@ struct SignalPoint {
 class Signals {
  public:
   static constexpr size_t kMostPoints = 512;  // newest points that are kept per series
-  // Limit of the series whose place is a tensor, and also of all other series. Further series are ignored.
+  // Limit of the series whose place is a tensor, and separately of all others. Further series are ignored.
   static constexpr size_t kMostSeries = 8192;
 
   // Adds the values that detectors computed from one line of the record. `layer`: the line's layer; "": none.

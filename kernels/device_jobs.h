@@ -35,10 +35,10 @@ constexpr uint32_t blocks_of(uint64_t work, uint64_t per_block, uint32_t most) {
 
 // The rows of one tensor to copy. Row n of a head has `width` elements, column_stride apart, and begins at
 // `from` + head * head_stride + row(n) * row_stride; is_listed defines row(n). Strides are in elements and
-// may be 0 or negative. The copies of the rows are dense, head by head, and begin at `to`.
+// may be 0 or negative. The copies of the rows are dense, head by head.
 struct GatherPiece {
   uint64_t from;  // address of the element (first head, row 0, first column)
-  uint64_t to;    // offset in bytes from the job's `to`
+  uint64_t to;    // where the copies begin: offset in bytes from the job's `to`
   int64_t head_stride, row_stride, column_stride;
   uint32_t heads, rows, width;
   uint32_t element;    // size of an element in bytes: 1, 2, 4 or 8
@@ -67,7 +67,7 @@ struct GatherJob {
   uint64_t clock;  // address of a GatherClock
   uint32_t pieces;
   uint32_t reserved;
-  uint32_t position[kMostPositions];  // the sampled rows, for pieces with is_listed
+  uint32_t position[kMostPositions];  // the sampled rows, for pieces with is_listed; see also PackedGatherJob
   GatherPiece piece[kMostPieces];
 };
 static_assert(sizeof(GatherJob) == 96 + kMostPieces * sizeof(GatherPiece));
@@ -102,7 +102,7 @@ struct PackedGatherJob {
 static_assert(sizeof(PackedGatherJob) == sizeof(GatherJob) + 72);
 static_assert(sizeof(PackedGatherJob) <= kMostJobBytes);
 
-// At most 128 blocks, so that the trainer's kernels that run at the same time keep most processors.
+// At most 128 blocks, which leave most threads of the device to trainer kernels that run at the same time.
 constexpr LaunchShape launch_of(const GatherJob& job) {
   constexpr uint32_t kThreads = 256, kPerThread = 16, kMostBlocks = 128;
   uint64_t elements = 0;
@@ -138,8 +138,8 @@ struct KeyGatherJob {
 static_assert(sizeof(KeyGatherJob) == sizeof(GatherJob) + 160 && sizeof(ColumnSum) == 24);
 static_assert(sizeof(KeyGatherJob) <= kMostJobBytes);
 
-// A block sums dK and dV in tiles of kColumnsOfATile neighbouring columns. It searches dQ for NaN and Inf in
-// tiles of kRowsOfATile rows.
+// A block sums dK and dV in tiles of kColumnsOfATile neighbouring columns of these tensors (not key columns).
+// It searches dQ for NaN and Inf in tiles of kRowsOfATile rows.
 inline constexpr uint32_t kColumnsOfATile = 16, kRowsOfATile = 64;
 
 constexpr uint32_t column_tiles(const DeviceView& view) {
@@ -175,7 +175,7 @@ inline constexpr uint32_t kSumOfSquares = 0;
 
 struct ScalarsJob {
   uint64_t cells;  // device address of ScalarCell[kScalarCells] in host memory
-  uint64_t first;  // number of the first value; the others are numbered on from it
+  uint64_t first;  // number of the first value; value n has the number first + n
   uint32_t count;
   uint32_t dtype;               // the floating DType of all values, or kSumOfSquares
   uint64_t from[kMostScalars];  // addresses, aligned to the size of a value
@@ -191,7 +191,7 @@ constexpr LaunchShape launch_of(const ScalarsJob& job) {
 
 // The kernel kCountPatterns counts 16-bit values, by bit pattern, in kPatterns words of uint32_t. The kernel
 // kCountBins counts fp32 values, by bin, in kBinWords words of uint64_t. Both add to the words. All launches
-// on the same words together may count at most kMostPatterns or kMostBinned values.
+// on the same words together may count at most kMostPatterns or kMostBinned values (size of a counter).
 struct HistogramJob {
   uint64_t from;   // address of the values, aligned to their size
   uint64_t count;  // of values

@@ -10,7 +10,7 @@
 namespace foreshock {
 namespace {
 
-// Loads `count` elements, `stride` apart. The loop for stride 1 is separate, so that it is vectorized.
+// Loads `count` elements, `stride` apart, as fp64. The loop for stride 1 is separate, to be vectorized.
 template <class T, class Convert>
 void load(const T* from, int64_t stride, size_t count, double* to, Convert convert) {
   if (stride == 1) {
@@ -126,15 +126,15 @@ Update sum_update(size_t count, const Load& load) {
 }
 
 struct LoadFp32 {
-  const float *a, *b;
-  double before(size_t n) const { return a[n]; }
-  double after(size_t n) const { return b[n]; }
+  const float *old_values, *new_values;
+  double before(size_t n) const { return old_values[n]; }
+  double after(size_t n) const { return new_values[n]; }
 };
 template <float (*kConvert)(uint16_t)>
 struct Load16 {
-  const uint16_t *a, *b;
-  double before(size_t n) const { return kConvert(a[n]); }
-  double after(size_t n) const { return kConvert(b[n]); }
+  const uint16_t *old_values, *new_values;
+  double before(size_t n) const { return kConvert(old_values[n]); }
+  double after(size_t n) const { return kConvert(new_values[n]); }
 };
 
 }  // namespace
@@ -194,13 +194,14 @@ uint64_t count(size_t n, const Function& f) {
   return static_cast<uint64_t>(sum(n, [&f](size_t i) { return f(i) ? 1.0 : 0.0; }));
 }
 
-// Counts the elements that the sums leave out: gradients g that are not finite, unusable second moments v.
+// Counts the elements that the sums leave out: if g is not finite, or v is negative or not finite.
 void count_unusable(const double* g, const double* v, size_t n, AdamSums* block) {
-  block->nonfinite_gradient = count(n, [&](size_t i) { return g[i] * 0 != 0; });
+  block->nonfinite_gradient = count(n, [&](size_t i) { return g[i] * 0 != 0; });  // NaN or Inf times 0 is NaN
   block->unusable_state = count(n, [&](size_t i) { return !is_usable(/*g=*/0, v[i]); });
 }
 
-// Adds n <= kJointBlock elements: g is the gradient, v the second moment.
+// Adds n <= kJointBlock elements: g is the gradient, v the second moment. For elements to be left out,
+// adam_element() returns values that change no sum or count.
 void add_block(const double* g, const double* v, size_t n, const AdamConstants& c, AdamSums* sums) {
   double square[kJointBlock], corrected[kJointBlock], moment[kJointBlock];  // g^2, bias-corrected v, v
   for (size_t i = 0; i < n; ++i) {

@@ -4,7 +4,7 @@
 // In a C++ program linked with LibTorch, LibTorch is mapped before the constructor of this library runs, and
 // the constructor loads the adapter. Failures call g_process.off(), which switches the monitor off and
 // reports the reason to the launcher. dlopen and dlsym are never interposed: glibc uses the RUNPATH of the
-// library that calls dlopen, and with a wrapper cuDNN did not find its sub-libraries (bloomberg/memray#212).
+// library that calls dlopen, and from a wrapper cuDNN does not find its sub-libraries (bloomberg/memray#212).
 #include "libmonitor/bootstrap.h"
 
 #include <dlfcn.h>
@@ -29,21 +29,22 @@ struct Search {
   char path[512];    // the result
 };
 
-// Callback of dl_iterate_phdr for each mapped library. The wanted one sets search->path and ends the search.
+// Callback of dl_iterate_phdr for each mapped library. For the wanted one, sets search->path and returns 1,
+// which ends the search.
 int match_name(dl_phdr_info* info, size_t, void* data) {
   auto* search = static_cast<Search*>(data);
   const char* slash = std::strrchr(info->dlpi_name, '/');
-  const size_t length = std::strlen(info->dlpi_name), name = std::strlen(search->name);
+  const size_t length = std::strlen(info->dlpi_name), name_length = std::strlen(search->name);
   if (slash == nullptr || length >= sizeof search->path) return 0;
-  if (std::strncmp(slash + 1, search->name, name) != 0) return 0;
+  if (std::strncmp(slash + 1, search->name, name_length) != 0) return 0;
   const bool is_file_name = std::strstr(search->name, ".so") != nullptr;
-  const char next = slash[1 + name];  // '.' if a Linux distribution appends a version: libtorch_cpu.so.2.6
+  const char next = slash[1 + name_length];  // '.' if a distribution appends a version: libtorch_cpu.so.2.6
   if ((is_file_name && next != '\0' && next != '.') || search->skip-- > 0) return 0;
   std::memcpy(search->path, info->dlpi_name, length + 1);
   return 1;
 }
 
-// Finds the first mapped library with this name after `skip` others with the name. Sets search->path.
+// Finds the mapped library with this name, or the next one after the first `skip` of them. Sets search->path.
 bool find_mapped(const char* name, Search* search, int skip = 0) {
   search->name = name;
   search->skip = skip;
@@ -72,7 +73,7 @@ bool read_assignment(const char* text, const char* name, char* value, size_t cap
   return false;
 }
 
-// Reads the first 4095 bytes of the file `name` in `folder`; "" if it cannot be read.
+// Sets `text` to the first 4095 bytes of the file `name` in `folder`, or to "" if it cannot be read.
 void read_start(const char* folder, const char* name, char (&text)[4096]) {
   char path[600];
   text[0] = '\0';
@@ -84,7 +85,7 @@ void read_start(const char* folder, const char* name, char (&text)[4096]) {
   text[got > 0 ? got : 0] = '\0';
 }
 
-bool read_line(const char* folder, const char* name, char* value, size_t capacity) {
+bool read_first_line(const char* folder, const char* name, char* value, size_t capacity) {
   char text[4096];
   read_start(folder, name, text);
   const size_t length = std::strcspn(text, "\r\n");
@@ -101,8 +102,8 @@ bool read_version_at(const char* home, char (&version)[64], char (&commit)[64]) 
   if (read_assignment(text, "__version__", version, sizeof version) &&
       read_assignment(text, "git_version", commit, sizeof commit))
     return true;
-  return read_line(home, "build-version", version, sizeof version) &&
-         read_line(home, "build-hash", commit, sizeof commit);
+  return read_first_line(home, "build-version", version, sizeof version) &&
+         read_first_line(home, "build-hash", commit, sizeof commit);
 }
 
 bool remove_last_component(char* path) {
@@ -221,7 +222,7 @@ bool is_monitored_process() {
   return read_environment(SafeEnvironment(), &settings);
 }
 
-// Usually `foreshock run` or `foreshock doctor` has compiled and tested the adapter in another process.
+// Loads the adapter, at most once. Usually `foreshock run` or `foreshock doctor` has compiled and tested it.
 void load_adapter() {
   static std::atomic_flag done;
   Settings settings = {};

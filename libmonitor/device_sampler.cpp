@@ -1,8 +1,8 @@
 // Sends slices (copied parts of attention calls) from a device to slots of the segment, the memory shared
 // with the agent. Gather kernels copy the trainer's rows into a ring of device memory, whose parts (one for
 // each slot) are then copied to the slots. The sequence word of a full slot with ticket t is 2t. Samples are
-// skipped while the stream is being captured into a CUDA graph, and until the device is set up. An `int why`
-// is -1 for success, else the FORESHOCK_SKIP_ reason, which is 0 or more.
+// skipped while the stream is being captured into a CUDA graph, and until the device is set up. The int that
+// a function returns (except place_of()) is -1 for success, else the FORESHOCK_SKIP_ reason, 0 or more.
 #include "libmonitor/device_sampler.h"
 
 #include <algorithm>
@@ -38,7 +38,7 @@ void CopyTiming::collect() {
     std::atomic_thread_fence(std::memory_order_acquire);  // the times are read before the sequence is checked
     const bool is_same_slice = sequence.load(std::memory_order_relaxed) == expected.sequence && begin <= end;
     if (is_same_slice) last_ns_ = end - begin;
-    spent_.ns += last_ns_;
+    spent_.ns += last_ns_;  // if another slice has reused the slot: the previous time, as an estimate
     spent_.slices += expected.is_first;
   }
   count_ = kept;
@@ -55,11 +55,12 @@ constexpr uint64_t round_up(uint64_t value) {
   return (value + StagingRing::kAlign - 1) / StagingRing::kAlign * StagingRing::kAlign;
 }
 
-// In the ring a part begins with the begin and end times of its gather. If the slice is from a packed batch,
-// whose lengths are only on the device, GatheredSequence (the sequence that the kernel chose) follows.
+// In the ring a part begins with the begin and end times of its gather. For a packed batch (of sequences
+// whose lengths only the device has) a GatheredSequence follows, which describes the sequence chosen by the
+// kernel.
 constexpr uint64_t kTimes = 64, kSequenceOffset = 64, kTimesAndSequence = 192;
 static_assert(kSequenceOffset + sizeof(GatheredSequence) <= kTimesAndSequence);
-// The ring has these bytes where a slot has its header, which must be at least as large.
+// In a slot the payloads follow the header, in the ring these bytes; so the header must be at least as large.
 static_assert(kTimesAndSequence <= sizeof(segment::Slot));
 static_assert(sizeof(GatheredSequence) == sizeof(segment::SequenceTold) &&
               offsetof(GatheredSequence, position) == offsetof(segment::SequenceTold, position));
@@ -82,7 +83,7 @@ void DeviceState::set_up(const DeviceSetting& setting, int32_t index, uint64_t c
   set_up_in(context_id, [&] {
     setting_ = setting;
     index_ = index;
-    scalars_.disable();
+    scalars_.disable();  // until try_set_up() has set them up in this context
     return try_set_up();
   });
 }
@@ -139,14 +140,14 @@ int DeviceState::try_set_up() {
   memory_ = clocks_ + kClocks;
   ring_.reset(bytes);
   if (!ok(driver.memset_d8_async(clocks_, 0, kClocks, stream_)) ||
-      !ok(driver.stream_write_value_64(stream_, progress_on_device(), marker(), 0)))
+      !ok(driver.stream_write_value_64(stream_, progress_on_device(), marker(), 0)))  // is_ready() reads it
     return FORESHOCK_SKIP_DEVICE;
   return -1;
 }
 
 bool DeviceState::is_ready() { return has_written_marker(setting_.writer->progress()->by_device[index_]); }
 
-// kAlign: at least the bytes that a part in the ring has before its payloads (before_payloads()).
+// Leaves kAlign bytes of the ring for what a part has before its payloads (before_payloads()).
 uint64_t DeviceState::capacity() const {
   return std::min(setting_.writer->slot_bytes(), ring_.bytes() - StagingRing::kAlign);
 }
@@ -163,21 +164,21 @@ bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const Cl
   cuda::Address part_begin = memory_ + place_.offset;
   for (uint32_t part = 0; part < claimed.parts; ++part) {
     const segment::Slot& slot = *claimed.slots[part];
-    const uint64_t to = part_begin + before_payloads(slot);
+    const uint64_t payloads = part_begin + before_payloads(slot);
     const auto set_times = [&](GatherJob* job) {
       job->times = part_begin;
       job->clock = clocks_ + place_.number * sizeof(GatherClock);
     };
     if (slot.columns == 1) {  // a slice of key positions
-      KeyGatherJob job = key_gather_for_slot(call, slice, slot, to);
+      KeyGatherJob job = key_gather_for_slot(call, slice, slot, payloads);
       set_times(&job.gather);
       if (!driver.launch(key_gather_, launch_of(job), &job, stream)) return false;
     } else if (slot.packed == segment::kNotPacked) {
-      GatherJob job = gather_for_slot(call, slice, slot, to);
+      GatherJob job = gather_for_slot(call, slice, slot, payloads);
       set_times(&job);
       if (!driver.launch(gather_, launch_of(job), &job, stream)) return false;
     } else {
-      PackedGatherJob job = packed_gather_for_slot(call, slice, slot, to);
+      PackedGatherJob job = packed_gather_for_slot(call, slice, slot, payloads);
       set_times(&job.gather);
       job.gathered = part_begin + kSequenceOffset;
       if (!driver.launch(packed_gather_, launch_of(job), &job, stream)) return false;
@@ -187,7 +188,8 @@ bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const Cl
   return ok(driver.event_record(event_, stream)) && ok(driver.stream_wait_event(stream_, event_, 0));
 }
 
-// On this object's stream, queues the copies from the ring to the slots, the sequence words and the progress.
+// Queues on this object's stream: the copies from the ring to the slots, then the writes of the slots'
+// sequence words and of the device's progress word. Slot::told gets the GatheredSequence.
 bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
   const DriverApi& driver = *setting_.driver;
   cuda::Address part_begin = memory_ + place_.offset;
@@ -222,7 +224,7 @@ int DeviceState::send(const ValidatedCall& call, const Slice& slice, const Claim
   for (uint32_t part = 0; part < claimed.parts; ++part) bytes += bytes_of_part(*claimed.slots[part]);
   if (!ring_.find(bytes, &place_)) return FORESHOCK_SKIP_RING_FULL;
   if (!gather(call, slice, claimed, stream)) return fail();
-  if (!copy_and_publish(claimed)) fail();  // the device may still do part of the work: the slots stay claimed
+  if (!copy_and_publish(claimed)) fail();  // no return: the device may still write, so the slots stay claimed
   times_.expect(claimed.slots, claimed.ticket, claimed.parts);
   ring_.commit(&claimed.slots[0]->sequence, 2 * claimed.ticket);  // in use until the word reaches this value
   return -1;
@@ -271,9 +273,9 @@ cuda::Context DeviceSampler::primary_context(cuda::Device device) const {
   return context;
 }
 
-// Whether cuStreamGetCtx is to be called now. `may_be_captured`: the check for a capture has not been made.
-// In drivers from kContextOfCapture on the call precedes the check, which needs a context. In older drivers
-// the call would invalidate a capture, so it follows the check (NVIDIA's cuda.core has the same rule).
+// Whether cuStreamGetCtx is to be called now: before the check for a capture (`may_be_captured`) or after it.
+// Drivers from version kContextOfCapture on: before, because the check needs a current context. Older
+// drivers: after, because cuStreamGetCtx would invalidate a capture. NVIDIA's cuda.core has the same rule.
 bool DeviceSampler::may_query_context(const DeviceStream& stream, bool may_be_captured) const {
   return !is_default_stream(stream.handle) &&
          (driver_.version() >= cuda::kContextOfCapture) == may_be_captured;
@@ -332,7 +334,7 @@ int DeviceSampler::place_of(int32_t device) {
   return -1;
 }
 
-// Requests a set-up at the end of the step. Until then samples are skipped.
+// Requests a set-up at the end of the step. Returns the reason with which samples are skipped until then.
 int DeviceSampler::request_set_up(int place, Purpose purpose, uint64_t context_id) {
   if (place < 0) return FORESHOCK_SKIP_DEVICE;
   devices_[place].wanted[purpose].store(context_id, std::memory_order_relaxed);
@@ -438,7 +440,7 @@ cuda::Context DeviceSampler::find_context(cuda::Device device, uint64_t wanted, 
   return is_wanted(primary) ? primary : nullptr;
 }
 
-// Sets up one object of a device in the context with the id `wanted`.
+// Sets up the object of a device that serves `purpose`, in the context with the id `wanted`.
 void DeviceSampler::set_up(int place, Purpose purpose, uint64_t wanted) {
   Device& device = devices_[place];
   const cuda::Device index = device.index.load(std::memory_order_relaxed);

@@ -1,7 +1,7 @@
-// Measures weight tensors and writes their records to the ring, a part of the segment. Each tensor has a turn
-// once per interval, a number of steps that cadence_ chooses by cost; it is then due (turns_). Host tensors
-// are measured at once. Kernels measure tensors on a device (send()); their results arrive some steps later
-// (collect(), write_device_record()). copies_ has copies from before the optimizer step.
+// Measures weight tensors and writes their records to the ring, a part of the segment. Each tensor is due in
+// one step of each interval; turns_ chooses this step, cadence_ the number of steps in an interval. Host
+// tensors are measured at once, with copies_ of their values before the optimizer step. On a device, kernels
+// measure (send()), and the results arrive some steps later (collect(), write_device_record()).
 #include "libmonitor/weights.h"
 
 #include <algorithm>
@@ -69,7 +69,7 @@ void copy_end(char (&to)[n], const char* from) {
 
 // Results from a device are awaited for this many steps. The host is usually at most a few steps ahead of its
 // device, since a stream queues a limited number of kernels.
-constexpr uint64_t kPatience = 1024;
+constexpr uint64_t kStepsAwaited = 1024;
 
 segment::TensorSkip skip_of(int why) {  // from a FORESHOCK_SKIP_ reason
   if (why == FORESHOCK_SKIP_CAPTURE) return segment::kTensorCapture;
@@ -78,10 +78,11 @@ segment::TensorSkip skip_of(int why) {  // from a FORESHOCK_SKIP_ reason
   return why == FORESHOCK_SKIP_SET_UP ? segment::kTensorSetUp : segment::kTensorDevice;
 }
 
-WeightResults results_in(const char* results) {
-  WeightResults copy;
-  std::memcpy(&copy, results, sizeof copy);
-  return copy;
+// Returns the times and sums of a device's results. The payload (counters or values) follows them.
+WeightResults head_of(const char* results) {
+  WeightResults head;
+  std::memcpy(&head, results, sizeof head);
+  return head;
 }
 
 }  // namespace
@@ -103,7 +104,7 @@ void WeightSampler::attach(segment::TensorRing* ring, uint64_t ring_bytes, const
   host_step_ = -1;
 }
 
-// Replaces the list of tensors. From now on, the number of a tensor is its index in `weights`.
+// Replaces the list of tensors. A tensor's number is its index in `weights`. Returns how many have a number.
 int WeightSampler::name(const foreshock_weight* weights, size_t count) {
   if (writer_.ring() == nullptr) return 0;
   segment::TensorRing& ring = *writer_.ring();
@@ -135,7 +136,7 @@ int WeightSampler::name(const foreshock_weight* weights, size_t count) {
   }
   copies_.reserve(std::max<uint64_t>(std::min(memory_, bytes_ + count_ * kCopyAlign), 1));
   copies_.forget();
-  copy_share_ = copies_.room();  // for tensors that are passed before the first due()
+  copy_share_ = copies_.room();  // limit for the copy of one tensor until due() divides the memory
   copy_step_ = -1;
   ring.tensors = held_;
   ring.elements = bytes_ / sizeof(float);  // add() has counted 4 bytes for each element, whatever its type
@@ -173,16 +174,16 @@ void WeightSampler::count(const WeightSchedule::Count& turns) {
 }
 
 size_t WeightSampler::due(int64_t step, int64_t steps, uint32_t* numbers, size_t room) {
-  if (count_ == 0 || step < 0) return 0;
+  if (count_ == 0 || step < 0) return 0;  // step -1: unknown
   WeightSchedule::Count turns;
   const size_t found = turns_.due(step, steps, cadence_.interval(), numbers, room, &turns);
   count(turns);
-  if (!cadence_.allows() && !(has_replicas_ && cadence_.allows_checksum())) {
+  if (!cadence_.allows() && !(has_replicas_ && cadence_.allows_checksum())) {  // the budget does not pay
     for (size_t n = 0; n < found; ++n) turns_.end(numbers[n], step);
     if (found > 0) writer_.count_skipped(segment::kTensorBudget, found);
     return 0;
   }
-  if (has_replicas_)  // fewest snapshots first, in case the ring gets full; after_step() has another order
+  if (has_replicas_)  // fewest snapshots first, in case the ring gets full
     std::sort(numbers, numbers + found, [this](uint32_t a, uint32_t b) {
       return std::pair(weight(a)->snapshots, a) < std::pair(weight(b)->snapshots, b);
     });
@@ -194,7 +195,7 @@ void WeightSampler::count_missed(int64_t step, int64_t steps) {
   if (count_ > 0 && step >= 0) count(turns_.count_missed(step, steps, cadence_.interval()));
 }
 
-// Divides the memory for copies among the tensors of one step.
+// Sets the limit for the copy of one tensor so that the copies of this step's tensors fit into the memory.
 void WeightSampler::share_copies(const uint32_t* numbers, size_t count) {
   copy_share_ = UpdateSnapshots::share(copies_.room(), count, [&](uint64_t n) {
     const Weight& tensor = *weight(numbers[n]);
@@ -264,7 +265,7 @@ void WeightSampler::measure(const foreshock_weight_state& state, int64_t step) {
   segment::TensorSkip why = segment::kTensorBudget;
   if (!check(state, &why)) return writer_.count_skipped(why);
   const bool is_paid = cadence_.allows();
-  if (!is_paid || is_resting(weight(state.number))) {
+  if (!is_paid || skips_turn(weight(state.number))) {
     writer_.count_skipped(is_paid ? segment::kTensorTooLarge : segment::kTensorBudget);
     return write_checksum(state, step);
   }
@@ -293,16 +294,16 @@ void WeightSampler::describe(const Weight& tensor, uint32_t number, DType type, 
   std::memcpy(record->name, tensor.name, sizeof record->name);
 }
 
-// Sums the values and, for the part that before_step() copied, the change made by the step. NaN: not
-// computed.
+// Sums the values and, for the part that before_step() copied, the change made by the step. Sets the sums
+// that it cannot compute to NaN.
 void WeightSampler::reduce(const Weight& tensor, const foreshock_tensor& values, DType type, int64_t step,
                            double* reductions) const {
   std::fill_n(reductions, segment::kTensorReductionCount, std::numeric_limits<double>::quiet_NaN());
   // An optimizer may temporarily replace the parameter by a master copy of another type.
-  const bool is_known = copy_step_ == step && copies_.holds(tensor.copy) && tensor.copy.type == type;
-  if (!is_known || tensor.copy.bytes < tensor.copy.whole_bytes)
+  const bool has_copy = copy_step_ == step && copies_.holds(tensor.copy) && tensor.copy.type == type;
+  if (!has_copy || tensor.copy.bytes < tensor.copy.whole_bytes)
     reductions[segment::kSumOfSquares] = sum_of_squares(values.data, type, tensor.elements);
-  if (!is_known) return;
+  if (!has_copy) return;
   uint64_t elements = 0;
   const Update update = copies_.update(tensor.copy, values.data, &elements);
   if (elements == tensor.elements) reductions[segment::kSumOfSquares] = update.sum_squares_after;
@@ -313,14 +314,14 @@ void WeightSampler::reduce(const Weight& tensor, const foreshock_tensor& values,
   reductions[segment::kUpdatedSumOfSquares] = update.sum_squares_after;
 }
 
-// Adds the rows of some attention heads if the tensor is a projection of queries or keys. `at`: offset of
-// these rows in the record. Returns the end of the record.
-uint64_t WeightSampler::add_heads(const Weight& tensor, const foreshock_tensor& values, uint64_t at,
+// Adds the rows of some attention heads, at offset `begin` of the record, if the tensor is a projection of
+// queries or keys. Returns the end of the record.
+uint64_t WeightSampler::add_heads(const Weight& tensor, const foreshock_tensor& values, uint64_t begin,
                                   const Draft& draft) {
-  if (tensor.dims != 2 || projection_kind(tensor.name) == ProjectionKind::kNone) return at;
+  if (tensor.dims != 2 || projection_kind(tensor.name) == ProjectionKind::kNone) return begin;
   const auto skip = [&](segment::TensorHeadSkip reason) {
     writer_.count_heads_skipped(reason);
-    return at;
+    return begin;
   };
   if (product(tensor.shape) != tensor.elements) return skip(segment::kHeadsSharded);
   // The rows are found by the shape that name() received, so the passed tensor must have that shape.
@@ -331,23 +332,23 @@ uint64_t WeightSampler::add_heads(const Weight& tensor, const foreshock_tensor& 
   const size_t bytes = head_payload_bytes(projection, heads_, values.dtype);
   if (bytes == 0) return skip(segment::kHeadsShape);
   if (values.data == nullptr) return skip(segment::kHeadsDevice);
-  if (at + bytes > draft.room)
-    return skip(at + bytes > writer_.largest_record() ? segment::kHeadsTooLarge : segment::kHeadsRingFull);
-  copy_heads(projection, heads_, values, reinterpret_cast<char*>(draft.record) + at);
-  draft.record->payload[segment::kTensorHeadRows] = {at, bytes};
-  return at + bytes;
+  if (begin + bytes > draft.room)
+    return skip(begin + bytes > writer_.largest_record() ? segment::kHeadsTooLarge : segment::kHeadsRingFull);
+  copy_heads(projection, heads_, values, reinterpret_cast<char*>(draft.record) + begin);
+  draft.record->payload[segment::kTensorHeadRows] = {begin, bytes};
+  return begin + bytes;
 }
 
-// Whether the tensor skips this turn; counts the turn. rest() sets how many turns are skipped: a record that
-// did not fit will probably not fit the next time, and each attempt costs a pass over the tensor.
-bool WeightSampler::is_resting(Weight* tensor) {
+// Whether the tensor skips this turn; counts the skipped turns. rest() sets their number: a record that did
+// not fit will probably not fit the next time, and each attempt costs a pass over the tensor.
+bool WeightSampler::skips_turn(Weight* tensor) {
   if (tensor->rest == 0) return false;
   --tensor->rest;
   return true;
 }
 
-// Called if the record did not fit into `room` bytes. The next record reserves twice as much. If the ring can
-// never have more room, the tensor also skips turns: 1, then 2, 4, ... up to kMostRest, until a record fits.
+// Called if the record did not fit into `room` bytes. The next record reserves twice as much. If an empty
+// ring has no more, the tensor also skips turns: 1, then 2, 4, ... up to kMostRest, until a record fits.
 void WeightSampler::rest(Weight* tensor, uint64_t room) {
   tensor->needs = 2 * room;
   if (room + checksum_room() < writer_.largest_record())
@@ -365,9 +366,8 @@ uint64_t WeightSampler::checksum_room() const {
   return has_replicas_ ? std::min(kRecordsPerTensor * held_ * kRecord, writer_.largest_record() / 2) : 0;
 }
 
-// Writes a record of a host tensor without a histogram, if other ranks may have replicas. Replicas are
-// compared by checksums, which are needed even if the histogram does not fit or the budget does not pay for
-// it.
+// Writes a record of a host tensor with a checksum and without a histogram, if other ranks may have replicas.
+// Their comparison by checksums goes on even if a histogram does not fit or the budget does not pay for it.
 void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t step) {
   if (!has_replicas_ || is_on_device(state) || !cadence_.allows_checksum()) return;
   const Weight& tensor = *weight(state.number);
@@ -379,11 +379,11 @@ void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t 
   describe(tensor, state.number, type, step, record);
   record->bytes = kBytes;
   record->checksum = checksum(state.parameter.data, tensor.elements * size_of(type));
-  writer_.publish_uncounted(record);
+  writer_.publish_uncounted(record);  // no snapshot: the caller has counted the tensor as skipped
 }
 
-// Begins a record in the ring, which needs room for `least` bytes and for `kept` bytes of checksums. If the
-// ring has less room, counts the record as skipped and returns false. It may use the free bytes but `kept`.
+// Begins a record in the ring if the ring has room for `least` bytes and for `kept` bytes of checksums, else
+// counts the tensor as skipped and returns false. The record may take all free bytes except the last `kept`.
 bool WeightSampler::open(const Weight& tensor, Draft* draft) {
   const uint64_t least = std::min(std::max(tensor.needs, kLeastRoom), writer_.largest_record());
   const uint64_t kept = checksum_room();
@@ -445,7 +445,7 @@ void WeightSampler::measure_on_host(const foreshock_weight_state& state, int64_t
 
 void WeightSampler::end_step(double step_seconds, double cost_seconds, bool is_overdrawn) {
   cadence_.end_step(step_seconds, cost_seconds, static_cast<double>(read_));
-  cadence_.wait(is_overdrawn);
+  cadence_.wait(is_overdrawn);  // stops measurements while the monitor's whole budget is overdrawn
   read_ = 0;
   ++round_;
   if (count_ == 0) return;
@@ -498,20 +498,20 @@ WeightSampler::Spent WeightSampler::collect() {
   return spent;
 }
 
-// Ends the measurement if its results have arrived or are given up. Returns false if they are still awaited.
+// Ends a measurement whose results have arrived or are given up. Returns false if they are still awaited.
 bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
   bool is_settled = false;
   devices_->visit_weights(pending->place, [&](WeightStaging& staging) {
     char* results = staging.results(pending->sent);
-    const bool never_comes = !staging.is_awaited(pending->sent) || round_ - pending->round > kPatience;
-    if (results == nullptr && !never_comes) return;
+    const bool is_given_up = !staging.is_awaited(pending->sent) || round_ - pending->round > kStepsAwaited;
+    if (results == nullptr && !is_given_up) return;
     is_settled = true;
     if (results == nullptr) {
       if (!pending->is_forgotten) writer_.count_skipped(segment::kTensorDevice);
       return;  // the memory of the results is not released, since a slow device may still store into it
     }
-    const WeightResults head = results_in(results);
-    // From the begin of the first kernel to the end of the last. Unsigned: a negative time is left out.
+    const WeightResults head = head_of(results);
+    // From the begin of the first kernel to the end of the last; not if unsigned arithmetic would wrap.
     if (head.first[0] <= head.last[1]) spent->device_ns += head.last[1] - head.first[0];
     spent->before_ns += pending->launch_ns;
     read_ += pending->work.count * size_of(pending->work.type);
@@ -532,11 +532,11 @@ size_t WeightSampler::pack(const PendingWeight& pending, char* payload, const Dr
 }
 
 void WeightSampler::write_device_record(const PendingWeight& pending, char* results) {
-  // If a host tensor of another step was recorded since the sending, the result is dropped: to the agent, a
-  // record with an earlier step than the record before it means that the training resumed from a checkpoint.
+  // If a host tensor of another step was recorded after send(), the result is dropped: to the agent, a record
+  // with an earlier step than the record before it means that the training resumed from a checkpoint.
   if (host_records_ != pending.host_records && host_step_ != pending.step)
     return writer_.count_skipped(segment::kTensorDevice);
-  const WeightResults head = results_in(results);
+  const WeightResults head = head_of(results);
   const WeightWork& work = pending.work;
   char* payload = results + WeightWork::kPayload;
   Weight& tensor = *weight(pending.number);

@@ -179,7 +179,7 @@ class WeightSampler {
   void reduce(const Weight& weight, const foreshock_tensor& values, DType type, int64_t step,
               double* reductions) const;
   // A tensor rests (skips turns) after its record did not fit into the ring.
-  bool is_resting(Weight* weight);
+  bool skips_turn(Weight* weight);
   void rest(Weight* weight, uint64_t room);
 
   segment::TensorWriter writer_;

@@ -175,8 +175,8 @@ def metadata(release: str, license_files: list[str]) -> str:
 
 
 def make_wheel(tree: Path, output: Path = OUTPUT) -> Path:
-    """Makes a wheel whose files are installed to the prefix of a Python. The executable finds lib, share and include by
-    its own path."""
+    """Makes a wheel whose files pip installs below the prefix of a Python ("scripts" into bin, "data" as they are). The
+    executable finds lib, share and include relative to its own path."""
     name = f"foreshock-{version(tree)}"
     folder = tree.with_name("wheel") / name
     shutil.rmtree(folder.parent, ignore_errors=True)

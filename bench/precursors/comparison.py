@@ -27,7 +27,7 @@ NULL_EVERY = 40  # steps between two thresholds that are tried for the null dete
 
 
 def completed(found: list[dict]) -> list[dict]:
-    """The trainings. Each gets the fields of missed(), which compares it with its twin."""
+    """The trainings, each with the fields of missed() added."""
     by_key = {(one["recipe"], one["seed"]): one for one in found}
     return [one | missed(one, by_key.get((recipes.recipe(one["recipe"]).twin, one["seed"]))) for one in found]
 
@@ -56,8 +56,8 @@ def is_fault(one: dict) -> bool:
 
 
 def pairs(found: list[dict], threshold: dict[str, str]) -> list[tuple[scoring.Training, scoring.Training]]:
-    """Each training with a fault, and its twin cut to the same length. Trainings without a twin, and trainings in which
-    a detector of `threshold` has no values, are left out."""
+    """Each training with a fault, and its twin cut to the same length. Leaves out trainings whose twin is not in
+    `found`, and trainings in which a detector of `threshold` has no values."""
     by_key = {(one["recipe"], one["seed"]): one for one in found}
     whole = []
     for one in filter(is_fault, found):
@@ -83,12 +83,12 @@ def tallies(found: list[dict], detector: str, threshold: str) -> dict[tuple[str,
 
 
 def over_seeds(of: dict[tuple[str, int], scoring.Tally]) -> list[scoring.Tally]:
-    """One tally per seed, pooled over all recipes: those of one model share a twin, so they are not independent."""
+    """One tally per seed, pooled over all recipes, since recipes that share a twin are not independent."""
     return [scoring.pooled(t for key, t in of.items() if key[1] == seed) for seed in sorted({key[1] for key in of})]
 
 
 def summaries(found: list[dict], detector: str, of: dict[tuple[str, int], scoring.Tally], threshold: str) -> dict:
-    """The figures over all recipes, by recipe with a fault, and by recipe without ("models"). `of`: see tallies()."""
+    """The figures of a detector over all recipes, by recipe with a fault, and by recipe without a fault ("models")."""
     without_fault = controls(found, detector, threshold)
     by_recipe = {}
     for each in recipes.RECIPES:
@@ -126,7 +126,7 @@ def tried(detector: str) -> list[str]:
 
 def learned_threshold(found: list[dict], detector: str) -> str | None:
     """The lowest threshold with at most MOST_FALSE_PER_10K false alarms in trainings without a fault. For the null
-    detector: the step with the largest Tally.lift(), that is, how much more often an event follows an alarm than an
+    detector: the step with the largest lift. Lift: how much more often a loss event follows an alarm than it follows an
     arbitrary step. Uses only the seeds for learning. None: no threshold qualifies, or no training can be used."""
     learning = [one for one in found if is_for_learning(one["seed"])]
     if detector == NULL:
@@ -147,7 +147,7 @@ def learned(found: list[dict], detector: str) -> dict:
     if detector != NULL:
         at = learned_threshold(found, detector)
         of = tallies(scored, detector, at) if at is not None else {}
-        # Without a learned threshold, summaries() gets no trainings and does not use the "1.0".
+        # Without a learned threshold, summaries() gets no trainings, so the "1.0" has no effect.
         return {"threshold": at} | summaries(scored if at else [], detector, of, at or "1.0")
     of, steps = {}, []
     for each in recipes.RECIPES:
@@ -156,7 +156,7 @@ def learned(found: list[dict], detector: str) -> dict:
         if at is not None:
             steps.append(f"{each.name} {at}")
             of |= tallies([one for one in own if not is_for_learning(one["seed"])], NULL, at)
-    # summaries() gets no trainings, so the threshold "0" is not used.
+    # summaries() gets no trainings, so the threshold "0" has no effect.
     return {"threshold": ", ".join(steps) or None} | summaries([], NULL, of, "0")
 
 

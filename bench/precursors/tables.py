@@ -1,7 +1,10 @@
 """Writes the results of comparison.results() as text: into the blocks of RESULTS.md and of docs/precursors.md, and as
-the bench's output. A block lies between "<!-- NAME -->" and "<!-- end -->". Terms (twin, hit, lead, lift) are defined
-in RESULTS.md. `results` is the content of results.json. `of` is its entry for one detector; `found` has figures of the
-detector: over all recipes (`of["all"]`), of one with a fault (["recipes"][name]), or without ("models"). `–`: unknown.
+the bench's output. A block lies between "<!-- NAME -->" and "<!-- end -->". `results` is the content of results.json.
+`of` is its entry for one detector; `found` has figures of the detector: over all recipes (`of["all"]`), of one recipe
+with a fault (`of["recipes"][name]`), or of one without (`of["models"][name]`). `–`: unknown.
+
+A recipe is a kind of training; if it has a fault, its twin is the same without the fault. A hit is a loss event with an
+alarm shortly before it; lead: the steps between. Lift: how much more often an event follows an alarm than any step.
 
 Standard library only: `./dev docs` runs it without a virtual environment.
 """
@@ -59,8 +62,8 @@ def markdown(head: list[str] | tuple[str, ...], rows: list[list[str]]) -> str:
 
 def verdicts(results: dict) -> list[str]:
     """A line per recipe with a fault, with two lists. The first has the detectors that predict the recipe's loss events
-    well enough for an alert (attention_errors.foretells(), by lift, lead and hits). The second has those of the first
-    whose 95 % interval of lift lies above LEAST_LIFT (2)."""
+    well enough for an alert (attention_errors.foretells(), by lift, lead and hits). The second has those detectors of
+    the first list whose 95 % interval of lift begins at LEAST_LIFT (2) or above."""
     lines, seeds = [], {recipe["name"]: set(recipe["seeds"]) for recipe in results["recipes"]}
     for recipe in faults(results):
         pairs = len(set(recipe["seeds"]) & seeds[recipe["twin"]])
@@ -85,7 +88,7 @@ def faults(results: dict) -> list[dict]:  # recipes with a fault
 
 
 def quiet(results: dict) -> str:
-    """The table of false alarms in trainings without a fault: of each detector, and of all default ones together."""
+    """The table of false alarms in trainings without a fault: "number: rate per 10 000 steps (≤ upper bound)"."""
     rows = []
     for name, of in [*results["shipped"].items(), ("all that are default", {"models": results["default_quiet"]})]:
         cells = [
@@ -102,7 +105,7 @@ def controls(results: dict) -> list[dict]:  # recipes without a fault that were 
 
 
 def steps_of(results: dict, recipe: dict) -> int:
-    """The number of scored steps of a control's trainings, taken from the detector that has values for most of them."""
+    """The number of scored steps of the trainings of `recipe`, from the detector that has values for most of them."""
     of = [found["models"].get(recipe["name"]) for found in results["shipped"].values()]
     return max((each["steps"] for each in of if each), default=0)
 
@@ -141,8 +144,8 @@ def families(results: dict) -> str:
 
 
 def made(results: dict, current: str) -> str:
-    """Says which trainings the figures come from, and whether their detectors, and judges (code that computes attention
-    errors), are those of this tree. `current`: the hash of the detectors of this tree."""
+    """A text on the trainings behind the figures, and whether they were scored by the detectors (`current`: their hash)
+    and judges (code that computes attention errors) of this tree."""
     of = results["made"]
     stale = of["trainings"] if results["detectors"] != current else of["stale"]
     text = (
@@ -181,7 +184,7 @@ def page(results: dict, current: str) -> str:
 
 
 def short_families(results: dict) -> str:
-    """As families(), but says for each detector only in how many recipes it predicts loss events, and how early."""
+    """A shorter table than families(): in how many recipes each detector predicts loss events, and how early."""
     rows = []
     for family in dict.fromkeys(recipe["family"] for recipe in faults(results)):
         of = [recipe["name"] for recipe in faults(results) if recipe["family"] == family]

@@ -78,7 +78,7 @@ const spansDecades = (values) => {
   const good = values.filter((v) => finite(v));
   return good.length > 0 && good.every((v) => v > 0) && Math.max(...good) > 30 * Math.min(...good);
 };
-// Only 1, 2 and 5 times a power of ten have a label, since others would overlap.
+// Only 1, 2 and 5 times a power of ten have a label, since more labels would overlap.
 const logTick = (v) => (/^[125]/.test(v.toExponential()) ? short(v) : '');
 // `labelWidth`: width of the axis with its labels. Charts with equal widths have equal steps one below the other.
 function yAxis(values, labelWidth) {
@@ -97,7 +97,7 @@ function span(values) {
 // Returns the last step of the run. Losses that are NaN or infinite are not in the curve, so it may end earlier.
 const lastStep = () => Math.max(report.timeline.last_step, report.timeline.first_step + (report.timeline.loss ?? []).length * report.timeline.steps_per_point - 1);
 
-// Draws the loss of the whole run, with a numbered line at every event. Returns false if no loss is known.
+// Draws the loss of the whole run, with a numbered line at each of the first 60 events. Returns false without losses.
 function lossChart(parent, labelWidth) {
   const { first_step: first, steps_per_point: stepsPerPoint, loss = [], loss_max: most = [] } = report.timeline, end = lastStep();
   const points = (values) => values.map((y, i) => ({ x: first + i * stepsPerPoint, y }));
@@ -118,7 +118,7 @@ function lossChart(parent, labelWidth) {
   return true;
 }
 
-// Draws one row for each detector: a thin bar while it is not at level quiet ("moved"), a thick bar from its warning
+// Draws a row for each detector that has moved: a thin bar while it is not at level quiet, a thick bar from its warning
 // on. The steps are those of the loss chart above.
 function laneChart(parent, labelWidth) {
   const { first_step: first, loss = [] } = report.timeline, end = lastStep();
@@ -148,9 +148,9 @@ function laneChart(parent, labelWidth) {
   });
 }
 
-// Returns the range of steps that the charts of an event show, relative to its onset: from 96 steps before to 48 steps
-// after it, or, if more, from 1.5 times the longest lead before to one such lead after it, but only steps of the event's
-// curve. A detector that moved before the event is a sign; its lead is the number of steps from then to the onset.
+// Returns the first and last step that the charts of an event show, relative to its onset, limited to its curve. First:
+// 96 steps before, or 1.5 times the longest lead if that is more. Last: 48 steps after, or the longest lead. A detector
+// that moved before the event is a sign; its lead is the number of steps from then to the onset.
 function shownSteps(event) {
   const curve = event.loss.length ? event.loss : event.gradient_norm;
   const first = (curve[0]?.[0] ?? event.step) - event.step, last = (curve[curve.length - 1]?.[0] ?? event.step) - event.step;
@@ -158,8 +158,8 @@ function shownSteps(event) {
   return [Math.max(first, -Math.max(96, Math.round(1.5 * lead))), Math.min(last, Math.max(48, lead))];
 }
 
-// Between two points that are more than four times the median distance apart, samples are missing. Inserts a point
-// without a value there, which interrupts the line.
+// Inserts a point without a value, which interrupts the line, between two points that are more than four times the
+// median distance apart, since samples are missing there.
 function withGaps(data) {
   const apart = data.slice(1).map(({ x }, i) => x - data[i].x).sort((a, b) => a - b), usual = apart[apart.length >> 1] ?? 1;
   return data.flatMap((point, i) => (i > 0 && point.x - data[i - 1].x > 4 * usual ? [{ x: (point.x + data[i - 1].x) / 2, y: null }, point] : [point]));
@@ -199,7 +199,7 @@ function attentionCharts(parent, labelWidth) {
   parent.append(element('h3', { textContent: 'Attention' }), element('p', { textContent: text }));
   const curves = CURVES_OF_ATTENTION.map(([key, name, colour, dash]) => ({ name, colour, dash,
     data: (report.attention[key] ?? []).map((y, i) => ({ x: first + i * stepsPerPoint, y })).filter((p) => finite(p.y)) })).filter((c) => c.data.length);
-  if (!curves.length || !window.Chart) return;
+  if (!curves.length || !window.Chart) return; // a page without Chart.js shows only the text
   const values = curves.flatMap((c) => c.data.map((p) => p.y));
   const holder = element('div', { className: 'chart small' });
   parent.append(holder);
@@ -228,13 +228,14 @@ function attentionCharts(parent, labelWidth) {
 function layerMap(parent, layers, begin, end, labelWidth) {
   const filled = layers.filter((l) => l.error.some(finite));
   if (filled.length === 0) return;
+  // Heights in pixels: of a row, and of the line with step numbers below all rows. `most`: the largest error.
   const row = Math.min(18, Math.max(5, 420 / filled.length)), below = 16, most = Math.max(...filled.flatMap((l) => l.error.filter(finite)));
   const canvas = element('canvas', { role: 'img' });
   canvas.setAttribute('aria-label', `Map of ${count(filled.length)} layers by step: largest error over the alarm limit, up to ${short(most)}`);
   parent.append(element('h4', { textContent: 'the same by layer: full colour is near the alarm limit, \u25B2 orange beyond it, empty not sampled' }), element('div', { className: 'map' }, canvas));
   const draw = () => {
     const canvasWidth = canvas.parentElement.clientWidth - 12, ratio = window.devicePixelRatio || 1, high = row * filled.length + below, ctx = canvas.getContext('2d');
-    const labels = Math.min(labelWidth, canvasWidth / 3), unit = (canvasWidth - labels) / Math.max(end - begin + 1, 1);
+    const left = Math.min(labelWidth, canvasWidth / 3), unit = (canvasWidth - left) / Math.max(end - begin + 1, 1);
     Object.assign(canvas, { width: canvasWidth * ratio, height: high * ratio });
     Object.assign(canvas.style, { width: `${canvasWidth}px`, height: `${high}px` });
     ctx.scale(ratio, ratio);
@@ -246,20 +247,20 @@ function layerMap(parent, layers, begin, end, labelWidth) {
       const gaps = points.slice(1).map(([i], k) => i - points[k][0]).sort((a, b) => a - b), cell = stepsPerPoint * (gaps[gaps.length >> 1] ?? 1);
       ctx.fillStyle = beyond ? INK.event : INK.quiet;
       ctx.textAlign = 'right';
-      if (row >= 11 || n % Math.ceil(11 / row) === 0) ctx.fillText((beyond ? '\u25B2 ' : '') + (layer ?? 'no layer known'), labels - 8, row * (n + 0.5), labels - 10);
+      if (row >= 11 || n % Math.ceil(11 / row) === 0) ctx.fillText((beyond ? '\u25B2 ' : '') + (layer ?? 'no layer known'), left - 8, row * (n + 0.5), left - 10);
       for (const [i, y] of points) {
-        const at = labels + (first + i * stepsPerPoint - begin) * unit, size = Math.max(cell * unit, 1);
+        const x = left + (first + i * stepsPerPoint - begin) * unit, size = Math.max(cell * unit, 1);
         ctx.fillStyle = y > 1 ? '#e69f00' : INK.line + Math.round(255 * (0.12 + 0.88 * y)).toString(16).padStart(2, '0');
-        ctx.fillRect(at, row * n + 0.5, Math.min(size, canvasWidth - at), row - 1);
+        ctx.fillRect(x, row * n + 0.5, Math.min(size, canvasWidth - x), row - 1);
         if (y > 1 && row >= 8) {
           ctx.fillStyle = '#5c3f00';
-          ctx.fillRect(at, row * (n + 0.5) - 0.5, Math.min(size, canvasWidth - at), 1);
+          ctx.fillRect(x, row * (n + 0.5) - 0.5, Math.min(size, canvasWidth - x), 1);
         }
       }
     });
     ctx.fillStyle = INK.quiet;
     ctx.textAlign = 'left';
-    ctx.fillText('step ' + count(begin), labels, high - below / 2);
+    ctx.fillText('step ' + count(begin), left, high - below / 2);
     ctx.textAlign = 'right';
     ctx.fillText(count(end), canvasWidth, high - below / 2);
   };

@@ -23,7 +23,7 @@ LOSS_REPORTED = 1  # FORESHOCK_LOSS_REPORTED
 
 
 def _structures() -> tuple[Any, ...]:
-    """The ctypes classes of structures in hook.h and, for the last one, in weight_report.h. The fields: see there."""
+    """The ctypes classes of structures in hook.h and (the last class) in weight_report.h, which describe the fields."""
     import ctypes as c
 
     head = [("size", c.c_uint32), ("version", c.c_uint32)]  # size of the structure, ABI version
@@ -77,15 +77,15 @@ class QuietSteps(NamedTuple):
     sampled, while all optimizers are known and their tensors have names. They create no Python frame, so no signal
     handler runs in them. The order of the fields is that in quiet_steps.h."""
 
-    prepare: Callable[..., Any]
+    prepare: Callable[..., Any]  # must be called first; keeps objects of Python and torch that the others need
     begins: Callable[..., int]  # the hook before a step; returns how many weights are due; negative: not a quiet step
     ends: Callable[..., int]  # the hook after a step; 0: the end is not quiet, Python must handle it
     look: Callable[..., int]  # remembers the optimizer whose steps are the training steps; 0: none can be quiet
     look_other: Callable[..., int]  # remembers another optimizer; 0: no step can be quiet
     arm: Callable[..., Any]  # allows quiet steps, after look() and look_other()
     disarm: Callable[..., Any]
-    run_next_end_in_python: Callable[[], Any]
-    take: Callable[[], tuple[int, int, int, int, int, int, int, int]]  # see Monitor._collect_quiet_steps of clock.py
+    run_next_end_in_python: Callable[[], Any]  # the end of the next step will not be quiet
+    take: Callable[[], tuple[int, int, int, int, int, int, int, int]]  # number and times of quiet steps since last call
 
 
 def _return_zero(*given: Any) -> int:
@@ -144,9 +144,9 @@ class Core:
         function.restype, function.argtypes = result, arguments
 
     def call_back(self, function: Any) -> Any:
-        """A callback for weak references that calls `function(reference)`. Python would drop an exception that a signal
-        handler of the training raises in it; the adapter raises it again later. A C function, since a handler may run
-        before the first line of a Python function."""
+        """A callback for weak references that calls `function(reference)`. If a signal handler of the training raises
+        an exception during the callback, Python would drop the exception; the adapter raises it again later. The
+        callback is a C function, since a signal handler may run before the first line of a Python function."""
         return partial(self.adapter.foreshock_adapter_call_back, function)
 
     def reports_steps(self) -> None:
@@ -159,8 +159,8 @@ class Core:
     def step_end(
         self, step: int, source: int, rate: float | None, batch_id: int | None, spent_ns: int, bits: int
     ) -> None:
-        """Reports the end of a step. `step`: -1: unknown. `rate`: learning rate. `spent_ns`: time that the helper took
-        since the last step. `bits`: GIVEN bits other than those of `rate` and `batch_id`."""
+        """Reports the end of a step. `step`: -1: unknown. `source`: REPORTED, ... `rate`: learning rate. `spent_ns`:
+        time that the helper took since the last step. `bits`: GIVEN bits, but not those of `rate` and `batch_id`."""
         bits |= 0 if rate is None else GIVEN_LEARNING_RATE
         bits |= 0 if batch_id is None else GIVEN_BATCH_ID
         self.adapter.foreshock_adapter_end_step(step, source, rate or 0.0, batch_id or 0, bits, spent_ns)
@@ -194,8 +194,8 @@ class Core:
         has_weights: bool,
     ) -> None:  # fmt: skip
         """Lets quiet steps follow. `may_end_quietly`: the end of the next step may be quiet too. `step`: number of the
-        last step, read from the optimizer's state of the parameter at `address`; if `is_counted`, the helper's own
-        count, and `address` is 0. `begins_left`, `ends_left`: how many begins and ends may be quiet."""
+        last step. If `is_counted`, the helper has counted it and `address` is 0; else it was read from the optimizer's
+        state of the parameter at `address`. `begins_left`, `ends_left`: how many begins and ends may be quiet."""
         capacity = len(self._due_numbers) if has_weights else 0
         self.quiet.arm(
             may_end_quietly, is_counted, step, address, begins_left, ends_left,
@@ -212,9 +212,9 @@ class Core:
         return value if value == value else None  # noqa: PLR0124  # NaN
 
     def step_begins(self, addresses: list[int], inverse_scale: float, copies: int, writes_untracked: bool) -> int:
-        """Publishes the gradients of the parameters at `addresses`. `inverse_scale`: factor by which the optimizer
-        multiplies gradients. `copies`: in-place writes per step into each gradient by DDP. `writes_untracked`: kernels
-        that do not change a tensor's version counter may have clipped gradients. Returns the ns spent in the core."""
+        """Passes the gradients of the parameters at `addresses` to the core and returns the ns spent there.
+        `inverse_scale`: factor by which the optimizer multiplies gradients. `copies`: writes per step by DDP into each
+        gradient. `writes_untracked`: kernels that do not change a tensor's version counter may have clipped them."""
         known, array = self._last_addresses  # read together, since another thread may step too
         if addresses != known:
             array = self._arrays.make(self._ctypes.c_void_p, len(addresses))
@@ -240,9 +240,9 @@ class Core:
             entry.size, entry.version = self._ctypes.sizeof(self.Weight), ABI
             entry.name, entry.layer, entry.dims = row.name.encode(), row.layer.encode(), len(row.shape)
             entry.unfollowed = row.unfollowed
-            beyond = DIMS - len(row.shape)
-            entry.shape[:], entry.part[:] = [*row.shape, *[1] * beyond], [*row.part, *[1] * beyond]
-            entry.offset[:] = [*row.offset, *[0] * beyond]
+            unused = DIMS - len(row.shape)  # dimensions
+            entry.shape[:], entry.part[:] = [*row.shape, *[1] * unused], [*row.part, *[1] * unused]
+            entry.offset[:] = [*row.offset, *[0] * unused]
         self._due_numbers = self._arrays.make(self._ctypes.c_uint32, len(rows))
         self._due_numbers_address = self._ctypes.addressof(self._due_numbers)
         return self.core.foreshock_name_weights(array, len(rows))
@@ -256,7 +256,8 @@ class Core:
         return self._due_numbers[:count]
 
     def observe_weights(self, rows: list[tuple[int, list[int | None], Numbers]], when: int) -> int:
-        """Returns ns spent in the core. `when`: 0 before the optimizer's work, 1 after it; plus 2 if the step ended."""
+        """Passes weights to the core. `rows`: (number, addresses as in WeightState, Numbers). `when`: 0 before the
+        optimizer's work, 1 after it; plus 2 if the step has ended. Returns the ns spent in the core."""
         array = self._arrays.make(self.WeightState, len(rows))
         for entry, (number, addresses, numbers) in zip(array, rows):
             entry.number, entry.step = number, numbers.step

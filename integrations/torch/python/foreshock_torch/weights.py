@@ -36,7 +36,7 @@ class Weight(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where an optimizer has a parameter. (torch.utils.swap_tensors fails for tensors with weak references.)"""
+    """Where an optimizer has a parameter. (A weak reference to it would make torch.utils.swap_tensors fail.)"""
 
     optimizer: Any  # weak reference to the optimizer
     group: int  # index in param_groups
@@ -64,7 +64,7 @@ def local(tensor: Any) -> Any:
 
 
 def folded(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape with at most DIMS dimensions: those from the last one on are multiplied."""
+    """A shape with at most DIMS dimensions: the last one is the product of all that follow the first DIMS - 1."""
     return sizes if len(sizes) <= DIMS else (*sizes[: DIMS - 1], math.prod(sizes[DIMS - 1 :]))
 
 
@@ -109,8 +109,8 @@ class Weights:
 
         A parameter that several optimizers hold is listed once, with the first of them. `unfollowed`: optimizers whose
         parameters are listed but not measured. `temporary`: addresses of parameters that an optimizer has in its groups
-        only during one of several calls per step (see SplitStep); they are not measured either. `named`: {address:
-        (name, parameter)} of the model. `labels`: {name: layer label}. `replicas`: gives the prefixes of names.
+        only during one of several calls per step; they are not measured either. `named`: {address: (name, parameter)}
+        of the model. `labels`: {name: layer label}. `replicas`: prefixes names that ranks do not share with the rank.
         """
         order = {address: n for n, address in enumerate(named)}
         rows: dict[int, tuple[Weight, Position]] = {}  # by address of the parameter
@@ -164,8 +164,8 @@ class Weights:
         self._due = []
 
     def end_step(self) -> None:
-        """Must be called when the clock ends a step. A quiet step, whose hooks run only in C++, does not call due(), so
-        that self._due is that of an earlier step: it is forgotten."""
+        """Must be called when the clock ends a step. After a quiet step, whose hooks run only in C++ and do not call
+        due(), self._due belongs to an earlier step and is forgotten."""
         if not self._is_due_now:
             self._due = []
         self._is_due_now = False
