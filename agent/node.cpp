@@ -61,7 +61,7 @@ int cores_of_node() {
 }
 
 double cgroup_cores(const std::string& cgroups, const std::string& root) {
-  double cores = tightest(root, "", cores_of_cgroup);  // in a cgroup namespace, `root` is the own cgroup
+  double cores = tightest(root, "", cores_of_cgroup);  // `root` is our cgroup in a cgroup namespace
   std::ifstream file(cgroups);
   for (std::string line; std::getline(file, line);) {  // "number:controllers:path", for v2 "0::path"
     const size_t first = line.find(':'), second = line.find(':', first + 1);

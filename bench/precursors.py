@@ -87,9 +87,9 @@ class Trainer:
         return self.out / "records" / f"{recipe.name}-{seed}-{provenance.of_training(recipe)}.jsonl"
 
     def get(self, wanted: Wanted) -> dict | None:
-        """Returns the data of a training: from its record, else from the stored training if that is not outdated (made
-        with another recipe, other detectors or other judging code), else by training. If there is no time to train, or
-        with --score, returns the outdated stored training, or None if there is none."""
+        """Returns the data of a training: from its record, else from the stored training if its detectors and judging
+        code are those of this tree, else by training. If there is no time to train, or with --score, returns a stored
+        training of other detectors or judging code, or None if there is none."""
         recipe, seed = wanted
         path, stored = self.path(recipe, seed), self.stored.get((recipe.name, seed))
         if not path.exists() and (stored is None or provenance.is_outdated(stored)) and not self.options.score:
@@ -140,7 +140,7 @@ def run(options: argparse.Namespace) -> None:
                 file=sys.stderr,
             )
         found = [one for one in provenance.stored() if provenance.is_made_alike(one)]
-    # Adds failed trainings without a loss event: their loss lies above that of the twin.
+    # Marks trainings that failed without a loss event: their loss lies above that of the twin.
     found = comparison.completed(found)
     results: dict[str, Any] = page.no_nan(comparison.results(found, options.steps))
     (out / "results.json").write_text(json.dumps(results, indent=1))

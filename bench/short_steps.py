@@ -7,12 +7,12 @@ Samples and snapshots of weights are then postponed, so that all costs together 
 length of step, a plain training and a training under `foreshock run --record` take turns on one core. The agent, the
 process that judges samples, has the other cores.
 
-Printed for each length: the time of a plain step; `added`, the trainer's CPU time with the monitor / that without the
-monitor - 1, with a 95 % interval; `metered`, the cost according to the monitor, in the trainer and with the agent's CPU
-time; and the parts of the trainer's metered cost in microseconds per step: `each` (median of the steps without samples
-and snapshots) and `beyond` (mean addition by set-up, samples and snapshots).
+Printed for each length: the time of a plain step; `added`, the CPU time that the monitor adds in the trainer, as a
+share of the plain trainer's, with a 95 % interval; `metered`, the cost according to the monitor, in the trainer and
+with the agent's CPU time; and the parts of the trainer's metered cost in microseconds per step: `each` (median of the
+steps without samples and snapshots) and `beyond` (mean addition by set-up, samples and snapshots).
 
-A second line lists times of a clock in the trainer, with the monitor minus without it. `clock`: the hooks around the
+A second line lists times measured in the trainer, with the monitor minus without it. `clock`: the hooks around the
 optimizer's step, in the median step. `other`: the mean addition per step by sampled steps and by steps that check all
 parameters or measure weights. `loss`: the loss function. `norm`: the clipping of gradients in a step that clips, with
 its hooks. No goal is checked.
@@ -106,7 +106,7 @@ def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
         for trainer in trainers.values():
             trainer.turn(steps)
         parts = parts_of_cost(trainers, max(steps, LEAST_PART_STEPS))
-    middle, low, high = interval(ratios)
+    middle, low, high = interval(ratios)  # median, 95 % interval
     cost = Metered(*(statistics.median(column) for column in zip(*measured, strict=True)))
     print(
         f"{statistics.median(plain_ms):5.1f} ms  added {middle:+.2%} [{low:+.2%}, {high:+.2%}]  "

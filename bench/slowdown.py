@@ -61,7 +61,7 @@ def busy_share(trainer: Trainer) -> float:
     return computed / (time.perf_counter() - begin) / 2
 
 
-def run(model: str, steps: int, objects: int, chance: random.Random) -> Pair:
+def run(model: str, steps: int, objects: int, generator: random.Random) -> Pair:
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm"))
     try:
         what = ",".join(map(str, MODELS[model]))
@@ -74,7 +74,7 @@ def run(model: str, steps: int, objects: int, chance: random.Random) -> Pair:
         taken: dict[str, list[dict[str, float]]] = {kind: [] for kind in trainers}
         begin = time.perf_counter()
         for _ in range((steps - FIRST_LOOK_STEPS) // TURN):
-            for kind in chance.sample(list(trainers), len(trainers)):
+            for kind in generator.sample(list(trainers), len(trainers)):  # in random order
                 taken[kind].append(trainers[kind].turn(TURN))
         lasted = time.perf_counter() - begin
         ranks = {kind: trainer.finish() for kind, trainer in trainers.items()}
@@ -96,15 +96,15 @@ def run(model: str, steps: int, objects: int, chance: random.Random) -> Pair:
 
 
 def measure(model: str, pairs: int, steps: int, objects: int) -> None:
-    chance, measured = random.Random(1), []
+    generator, measured = random.Random(1), []
     for number in range(pairs):
-        pair = run(model, steps, objects, chance)
+        pair = run(model, steps, objects, generator)
         measured.append(pair)
         wall = f"{pair.wall:+.2%} (standard error {pair.standard_error:.2%})"
         print(f"  pair {number}: wall {wall}, metered {pair.metered:.2%}", file=sys.stderr, flush=True)
     columns = []
     for clock in ("wall", "cpu"):
-        middle, low, high = interval([[getattr(pair, clock) for pair in measured]])
+        middle, low, high = interval([[getattr(pair, clock) for pair in measured]])  # median, 95 % interval
         columns.append(f"{clock} {middle:+.2%} [{low:+.2%}, {high:+.2%}]")
     metered = [pair.metered for pair in measured]
     slowest = {kind: 1e3 * max(pair.slowest[kind] for pair in measured) for kind in ("plain", "watched")}

@@ -42,14 +42,14 @@ struct LabRequest {  // the command line of `foreshock lab`
   std::vector<LabSweep> sweeps;
   int threads = 1;
   std::string json_path, page_path;  // "": no JSON, no page is written
-  bool help = false, list = false;   // print the help or the list of sweeps instead of measuring
+  bool help = false, list = false;   // print the help, or the algorithms and accumulators; measure nothing
 };
 
 // Reads and checks the command line of `foreshock lab` before anything is measured. Fills in `request`.
 // Returns "" or one line that says what is wrong and what to do.
 std::string parse_lab_request(const std::vector<std::string>& words, LabRequest* request);
 
-// foreshock docs detectors|metrics|options|record: prints a page of docs/ that is generated from a table.
+// foreshock docs commands|detectors|...: prints the part of a page of docs/ that is generated from a table.
 int docs(const std::vector<std::string>& words);
 
 }  // namespace foreshock::cli

@@ -151,7 +151,7 @@ bool matches(const VersionRange& range, const Versions& versions) {
          (range.before.empty() || is_less(installed->second, range.before));
 }
 
-// Prints a line "component version" for each installed component, with the version of its first package.
+// Prints a line "component version" for each component of which one of the listed packages is installed.
 constexpr const char* kVersionsProgram = R"(
 import importlib.metadata as m
 for part, names in (("torch", ["torch"]), ("cudnn", ["nvidia-cudnn-cu13", "nvidia-cudnn-cu12"]),
@@ -180,7 +180,7 @@ std::string known_bad_text(const std::vector<const KnownBad*>& rows, size_t colu
   if (rows.empty()) return "";
   std::ostringstream text;
   text << "\n  Known defects of the attention kernels installed here:\n";
-  // Adds a paragraph. Its lines after the first are indented by 6.
+  // Adds a paragraph whose first line is indented by `indent`, the others by 6.
   const auto add = [&](size_t indent, std::string begin, std::string_view words) {
     text << std::string(indent, ' ') << wrapped(begin.append(words), 6, columns) << "\n";
   };

@@ -14,9 +14,9 @@ namespace foreshock::cli {
 
 class Arguments {
  public:
-  // Reads the words after the command's name. It takes the options that have its OptionReader bit, `reader`.
-  // Stops at --help. The words after "--", or from the first that is not an option, become command(): the
-  // user's command (run, doctor), the record (export, detect), or an error. Returns "" or an error.
+  // Reads the words after the command's name. Accepts the options whose table entry has the command's bit
+  // `reader` (OptionReader). Stops at --help. The words after "--", or from the first that is not an option,
+  // become command(): the user's command (run, doctor) or a record (export, detect). Returns "" or an error.
   std::string parse(const std::vector<std::string>& words, uint32_t reader);
 
   // Returns the value of the flag, else of the environment variable, else the default.

@@ -1,7 +1,7 @@
 // Builds the data of `foreshock report` (Report, report_model.h) from the records of a run: the JSON lines
 // that its agents have written, one record per node. A detector's level is quiet, watch or warn; an episode
-// is a period above quiet. A loss event is a spike or divergence of the loss; its signs are the detectors
-// that left level quiet before it. An attempt is one start of the training.
+// is a period above quiet. A loss event is a spike or divergence of the loss; its signs are the episodes
+// before it. An attempt is a series of steps that ends when the run goes back to a checkpoint.
 #ifndef FORESHOCK_CLI_REPORT_BUILDER_H_
 #define FORESHOCK_CLI_REPORT_BUILDER_H_
 

@@ -152,7 +152,7 @@ bool http_get(const std::string& address, int port, const std::string& path, int
     return fail("answered " + response.substr(9, response.find("\r\n") - 9));
   const size_t body_begin = head_end + 4;  // after "\r\n\r\n"
   constexpr std::string_view kLength = "\r\nContent-Length: ";
-  const size_t length_at = response.find(kLength);
+  const size_t length_at = response.find(kLength);  // npos without this header
   if (length_at < head_end && std::strtoull(response.c_str() + length_at + kLength.size(), nullptr, 10) !=
                                   response.size() - body_begin)
     return fail("the answer ended early");

@@ -81,13 +81,13 @@ bool is_gradient_on_device(const foreshock_gradient& gradient);
 class GradientReadback : public PerContext {
  public:
   static constexpr uint64_t kMostTensors = 4096;
-  static constexpr uint64_t kMostChunks = 32768;  // of 2^16 elements, so of a tensor: 2^31 elements
+  static constexpr uint64_t kMostChunks = 32768;  // a chunk has 2^16 elements: 2^31 elements in all
   static constexpr uint64_t kShareOfFree = 32;    // takes at most 1/32 of the device's free memory
   static constexpr size_t kTimes = 2;             // times (begin and end) that are sent before the sums
 
   void forget() { *this = {}; }
   void set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id);
-  static bool is_ready() { return true; }
+  static bool is_ready() { return true; }  // set_up() queues no work that send() would have to await
 
   // Sums the squares of all gradients that have values, and sends the sums with `scalars`.
   // is_gradient_on_device() must be true for these gradients. Returns -1, or the FORESHOCK_SKIP_ reason.
@@ -103,8 +103,8 @@ class GradientReadback : public PerContext {
   DeviceLimits limits_ = {};
   cuda::Function sums_ = nullptr, clock_ = nullptr;  // clock_: the gather kernel, which also stores times
   cuda::Address memory_ = 0;
-  cuda::Stream last_stream_ = nullptr;
-  uint64_t last_ = 0;  // the last number sent in last_stream_; 0: none yet
+  cuda::Stream last_stream_ = nullptr;  // of the last send(); others must not use memory_ before it has ended
+  uint64_t last_ = 0;                   // the last number sent in last_stream_; 0: none yet
 };
 
 // Estimates the time that summing a step's gradients takes on the trainer's stream. The caller charges the

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CHROOTS = ROOT / "build" / "chroots"
-USER = "newcomer"  # the user in the chroot without root's rights; number 1000
+USER = "newcomer"  # an unprivileged user in the chroot, with uid 1000
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

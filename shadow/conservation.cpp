@@ -1,5 +1,5 @@
-// Checks, by column, sum(dV) = sum(dO) and sum(dK) = 0 (conservation.h). excess: by how much a sum violates
-// its equation; variance: the mean square of the excess that roundings in a sound kernel cause.
+// Checks, by column, sum(dV) = sum(dO) and sum(dK) = 0. excess: by how much a sum violates its equation;
+// variance: mean square of the excess that roundings in a sound kernel cause (formulas: conservation.h).
 #include "shadow/conservation.h"
 
 #include <algorithm>

@@ -82,8 +82,8 @@ LayerSpectra::Layer* LayerSpectra::layer_for(const std::string& name, const Proj
   return &layer;
 }
 
-// Queries and keys may be measured at different steps, less than an interval apart. A spectrum needs a new
-// measurement of each (is_complete()), the same number of steps after the one before.
+// Returns the layer's spectrum once queries and keys both have a new measurement (is_complete()). These may
+// be of different steps, less than an interval apart, but equally many steps after the previous measurements.
 std::optional<LayerSpectrum> LayerSpectra::take(const std::string& name, const ProjectionRows& rows) {
   if (!is_usable(rows)) return std::nullopt;
   Layer* layer = layer_for(name, rows);

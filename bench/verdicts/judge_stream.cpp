@@ -109,7 +109,9 @@ KeyColumns read_columns(const Header& h, Arrays* arrays, std::vector<ColumnSum>*
   return c;
 }
 
-// Returns the result of a slice, with its layer's biases and alarms. `tensor`: a JudgedTensor (out, dQ, ...).
+// Returns the result of a slice, with its layer's biases and alarms. fused, plain: error over that of fused
+// or plain attention; excess: bias beyond that of a correct algorithm. `tensor`: a JudgedTensor (out, dQ,
+// ...).
 nlohmann::json line_of(const SliceDeviation& d, const LayerStatistics& layer, uint32_t tensor) {
   nlohmann::json alarms = nlohmann::json::array();
   for (const LayerAlarm& alarm : alarms_of(layer, tensor)) alarms.push_back(alarm.kind);
@@ -158,7 +160,7 @@ class Stream {
                          const SliceDeviation& deviation) {
     // Trials run one after the other, each with a layer of its own. Dropping all layers limits the memory.
     if (rank_.layers.size() > 256) rank_.layers.clear();
-    observe_slice(slot, {label, "", "annotation"}, deviation, &rank_);
+    observe_slice(slot, {label, /*name=*/"", /*source=*/"annotation"}, deviation, &rank_);
     return line_of(deviation, rank_.layers[label], static_cast<uint32_t>(deviation.tensor));
   }
 

@@ -14,7 +14,7 @@ function boardAddress(base, board, state, rank) {
     return null;
   }
   if (!/^https?:$/.test(url.protocol)) return null;
-  // In seconds; null if unknown.
+  // The begin and end of the run, in seconds since 1970; null if unknown.
   const ranks = state.ranks || [], began = smallest(ranks.map(by("started_at"))), ended = largest(ranks.map(by("last_step_at")));
   url.searchParams.set("var-run", state.run);
   if (board === "attention" && rank !== null) url.searchParams.set("var-rank", rank);

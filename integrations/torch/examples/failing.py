@@ -1,4 +1,4 @@
-"""Two small models whose training always fails at the same step. plain_loop.py trains them: loss(step), rate(step)."""
+"""Two small models whose training always fails at the same step. plain_loop.py trains them with loss() and rate()."""
 
 from __future__ import annotations
 

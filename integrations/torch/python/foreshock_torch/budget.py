@@ -27,8 +27,8 @@ class OverheadGuard:
     """
 
     TIMES, FLAGRANT_TIMES = 5, 10
-    LEAST_NS = 500_000_000  # less own time is always allowed: since set-up (TIMES), in the window (FLAGRANT_TIMES)
-    SET_UP = 6  # number of set-up steps: the first steps, in which names, modules and further optimizers are found
+    LEAST_NS = 500_000_000  # own time below this is allowed: that since set-up, and (FLAGRANT_TIMES) of the window
+    SET_UP = 6  # number of set-up steps: the first ones, in which names, modules and further optimizers are found
     WINDOW, WINDOW_NS = 100, 1_000_000_000  # minimum length of a window in steps and in nanoseconds
 
     def __init__(self, limit: float) -> None:

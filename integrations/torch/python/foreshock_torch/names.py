@@ -170,9 +170,9 @@ def layer_labels(matrices: list[str], names: list[str]) -> dict[str, str]:
     def label_of(name: str) -> str:
         split = _split_at_number(name)
         if split is None:
-            return name.rpartition(".")[0] or name
+            return name.rpartition(".")[0] or name  # the path of its module
         stack, number = split  # "encoder.layers", 3
-        tower = _distinct_part(stack, prefixes) if stack in prefixes else stack
+        tower = _distinct_part(stack, prefixes) if stack in prefixes else stack  # not in `prefixes`: no matrices
         block = _innermost_around(name, blocks)
         blocks_of_stack = {other for other in blocks if (_split_at_number(other) or ("",))[0] == stack}
         numbers = _block_label(block, blocks_of_stack) if block else f"{number:03d}"
