@@ -113,7 +113,7 @@ bool Replicas::is_replica(const Checksums& checksums, Compared* compared) {
   const uint64_t first = checksums.begin()->second;
   compared->is_apart |= !std::all_of(checksums.begin(), checksums.end(),
                                      [first](const auto& by_rank) { return by_rank.second == first; });
-  if (compared->is_apart) return false;
+  if (compared->is_apart) return false;  // once the ranks have differed, it never becomes a replica
   // Only steps with a new checksum count, since constant tensors are equal without being replicas.
   if (compared->equal_steps == 0 || first != compared->last_equal) ++compared->equal_steps;
   compared->last_equal = first;

@@ -287,8 +287,6 @@ void WeightSeries::forget_initial(const TensorKey& key) {
   group->second.initial_elements = 0;
 }
 
-// From here on: the functions that sum the histograms of a window over a layer and over the model.
-
 // Returns the sum of the members' kept histograms in this window. Sets *elements to its number of values.
 // Members whose histogram was not kept are missing in both.
 Histogram WeightSeries::pooled(const TensorKeys& members, int64_t window, uint64_t* elements) const {
@@ -357,7 +355,6 @@ void WeightSeries::set_initial(Group* group, uint64_t elements) {
     group->initial_elements = elements;
 }
 
-// Keeps the summed histogram of a window for the next comparison.
 void WeightSeries::store_previous(Group* group, int64_t window, const std::string& stored,
                                   uint64_t elements) {
   forget(&group->previous);

@@ -23,8 +23,8 @@ struct BaseDirectory {
   std::string problem;  // why none is usable, and what to do
 };
 
-// Chooses the environment variable FORESHOCK_DIR if set (foreshock-<uid> in it, if it is not private to this
-// user), else /dev/shm/foreshock-<uid>, else $XDG_RUNTIME_DIR/foreshock. Creates it if missing, mode 0700.
+// Chooses $FORESHOCK_DIR if set (its folder foreshock-<uid> if other users can use $FORESHOCK_DIR), else
+// /dev/shm/foreshock-<uid>, else $XDG_RUNTIME_DIR/foreshock. Creates it if missing, mode 0700.
 BaseDirectory choose_base_directory();
 
 // Returns the candidates of choose_base_directory(), for commands that only read. Creates nothing.

@@ -29,8 +29,7 @@ struct Search {
   char path[512];    // the result
 };
 
-// Callback of dl_iterate_phdr for each mapped library. For the wanted one, sets search->path and returns 1,
-// which ends the search.
+// Called for each mapped library. For the wanted one, sets search->path and returns 1, which ends the search.
 int match_name(dl_phdr_info* info, size_t, void* data) {
   auto* search = static_cast<Search*>(data);
   const char* slash = std::strrchr(info->dlpi_name, '/');

@@ -55,9 +55,8 @@ constexpr uint64_t round_up(uint64_t value) {
   return (value + StagingRing::kAlign - 1) / StagingRing::kAlign * StagingRing::kAlign;
 }
 
-// In the ring a part begins with the begin and end times of its gather. For a packed batch (of sequences
-// whose lengths only the device has) a GatheredSequence follows, which describes the sequence chosen by the
-// kernel.
+// In the ring a part begins with the begin and end times of its gather. For a packed batch, of which only the
+// device has the lengths of its sequences, GatheredSequence follows: the sequence that the kernel chose.
 constexpr uint64_t kTimes = 64, kSequenceOffset = 64, kTimesAndSequence = 192;
 static_assert(kSequenceOffset + sizeof(GatheredSequence) <= kTimesAndSequence);
 // In a slot the payloads follow the header, in the ring these bytes; so the header must be at least as large.
@@ -380,7 +379,6 @@ int DeviceSampler::check_context(const PerContext& setting, Purpose purpose, con
   return setting.is_of(turn.context_id_) ? -1 : request_set_up(turn.place_, purpose, turn.context_id_);
 }
 
-// Returns -1 if the object can be used now, or the skip reason.
 template <class State>
 int DeviceSampler::check(State& state, Purpose purpose, const DeviceTurn& turn) {
   if (const int why = check_context(state, purpose, turn); why >= 0) return why;

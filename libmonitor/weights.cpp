@@ -1,7 +1,7 @@
-// Measures weight tensors and writes their records to the ring, a part of the segment. Each tensor is due in
-// one step of each interval; turns_ chooses this step, cadence_ the number of steps in an interval. Host
-// tensors are measured at once, with copies_ of their values before the optimizer step. On a device, kernels
-// measure (send()), and the results arrive some steps later (collect(), write_device_record()).
+// Measures weight tensors and writes their records to the ring, a part of the segment. Each tensor has its
+// turn (is due) in one step of each interval; turns_ chooses this step, cadence_ the length of an interval.
+// Host tensors are measured at once, with copies_ of their values before the optimizer step. On a device,
+// kernels measure (send()), and the results arrive some steps later (collect(), write_device_record()).
 #include "libmonitor/weights.h"
 
 #include <algorithm>
@@ -95,12 +95,12 @@ void WeightSampler::attach(segment::TensorRing* ring, uint64_t ring_bytes, const
   memory_ = memory;
   is_off_ = is_off;
   count_ = 0;
-  bytes_ = read_ = 0;
+  rank_bytes_ = bytes_measured_ = 0;
   copies_.forget();
   copy_step_ = -1;
   devices_ = devices;
   pending_.clear();
-  deferred_ns_ = round_ = host_records_ = 0;
+  deferred_ns_ = ended_steps_ = host_records_ = 0;
   host_step_ = -1;
 }
 
@@ -111,8 +111,8 @@ int WeightSampler::name(const foreshock_weight* weights, size_t count) {
   // Tensors of the former list that are due, or whose results a device still computes, get no record.
   if (count_ > 0) writer_.count_skipped(segment::kTensorUnknown, turns_.give_up() + pending_.forget());
   writer_.set_awaited(0);
-  count_ = held_ = 0;
-  bytes_ = 0;
+  count_ = rank_tensors_ = 0;
+  rank_bytes_ = 0;
   ring.tensors = ring.elements = 0;
   std::fill_n(ring.unfollowed, segment::kTensorUnfollowed, uint64_t{0});
   if (!writer_.is_attached()) {
@@ -134,12 +134,12 @@ int WeightSampler::name(const foreshock_weight* weights, size_t count) {
     add(weights[n], static_cast<double>(before) / static_cast<double>(whole + 1));  // + 1: whole may be 0
     before += product(weights[n].shape);
   }
-  copies_.reserve(std::max<uint64_t>(std::min(memory_, bytes_ + count_ * kCopyAlign), 1));
+  copies_.reserve(std::max<uint64_t>(std::min(memory_, rank_bytes_ + count_ * kCopyAlign), 1));
   copies_.forget();
   copy_share_ = copies_.room();  // limit for the copy of one tensor until due() divides the memory
   copy_step_ = -1;
-  ring.tensors = held_;
-  ring.elements = bytes_ / sizeof(float);  // add() has counted 4 bytes for each element, whatever its type
+  ring.tensors = rank_tensors_;
+  ring.elements = rank_bytes_ / sizeof(float);  // add() counts 4 bytes for each element, whatever its type
   ring.interval = cadence_.interval();
   return static_cast<int>(count_);
 }
@@ -147,20 +147,20 @@ int WeightSampler::name(const foreshock_weight* weights, size_t count) {
 // `begins_at`: the share of the model's elements in the tensors before this one, from which its turn follows.
 // A tensor that is not followed, or of which this rank has no part, gets a number but is never due.
 void WeightSampler::add(const foreshock_weight& given, double begins_at) {
-  Weight& to = *weight(count_++);
-  to = {};
-  copy_end(to.name, given.name != nullptr ? given.name : "");
-  copy_end(to.layer, given.layer != nullptr ? given.layer : "");
-  std::copy_n(given.shape, segment::kTensorDims, to.shape);
-  std::copy_n(given.offset, segment::kTensorDims, to.offset);
-  std::copy_n(given.part, segment::kTensorDims, to.part);
-  to.dims = given.dims;
-  to.elements = given.unfollowed == FORESHOCK_FOLLOWED ? product(given.part) : 0;
-  to.element_bytes = sizeof(float);
-  turns_.add(begins_at, to.elements > 0);
-  bytes_ += sizeof(float) * to.elements;
-  held_ += to.elements > 0;
-  if (given.unfollowed == FORESHOCK_FOLLOWED) return outputs_.see(to.name, to.shape, to.dims);
+  Weight& tensor = *weight(count_++);
+  tensor = {};
+  copy_end(tensor.name, given.name != nullptr ? given.name : "");
+  copy_end(tensor.layer, given.layer != nullptr ? given.layer : "");
+  std::copy_n(given.shape, segment::kTensorDims, tensor.shape);
+  std::copy_n(given.offset, segment::kTensorDims, tensor.offset);
+  std::copy_n(given.part, segment::kTensorDims, tensor.part);
+  tensor.dims = given.dims;
+  tensor.elements = given.unfollowed == FORESHOCK_FOLLOWED ? product(given.part) : 0;
+  tensor.element_bytes = sizeof(float);
+  turns_.add(begins_at, tensor.elements > 0);
+  rank_bytes_ += sizeof(float) * tensor.elements;
+  rank_tensors_ += tensor.elements > 0;
+  if (given.unfollowed == FORESHOCK_FOLLOWED) return outputs_.see(tensor.name, tensor.shape, tensor.dims);
   auto why = segment::kUnfollowedPlacement;
   if (given.unfollowed == FORESHOCK_UNFOLLOWED_FLAT) why = segment::kUnfollowedFlat;
   if (given.unfollowed == FORESHOCK_UNFOLLOWED_PACE) why = segment::kUnfollowedPace;
@@ -282,7 +282,7 @@ void WeightSampler::describe(const Weight& tensor, uint32_t number, DType type, 
   record->interval = cadence_.interval();
   record->snapshot = tensor.snapshots + 1;
   record->number = number;
-  record->tensors = held_;
+  record->tensors = rank_tensors_;
   record->dims = tensor.dims;
   record->dtype = static_cast<uint32_t>(type);
   std::copy_n(tensor.shape, segment::kTensorDims, record->shape);
@@ -363,7 +363,8 @@ void WeightSampler::rest(Weight* tensor, uint64_t room) {
 uint64_t WeightSampler::checksum_room() const {
   constexpr uint64_t kRecord = round_up(sizeof(TensorRecord), segment::kTensorAlign);
   constexpr uint64_t kRecordsPerTensor = 8;
-  return has_replicas_ ? std::min(kRecordsPerTensor * held_ * kRecord, writer_.largest_record() / 2) : 0;
+  const uint64_t wanted = kRecordsPerTensor * rank_tensors_ * kRecord;
+  return has_replicas_ ? std::min(wanted, writer_.largest_record() / 2) : 0;
 }
 
 // Writes a record of a host tensor with a checksum and without a histogram, if other ranks may have replicas.
@@ -426,7 +427,7 @@ void WeightSampler::measure_on_host(const foreshock_weight_state& state, int64_t
   if (!open(tensor, &draft)) return write_checksum(state, step);
   TensorRecord* record = draft.record;
   describe(tensor, state.number, type, step, record);
-  read_ += bytes;
+  bytes_measured_ += bytes;
   // Packing comes first, because it may fail.
   const size_t packed = packer_.pack(values.data, type, tensor.elements, draft.histogram,
                                      draft.room - draft.histogram_at, &record->form);
@@ -444,13 +445,13 @@ void WeightSampler::measure_on_host(const foreshock_weight_state& state, int64_t
 }
 
 void WeightSampler::end_step(double step_seconds, double cost_seconds, bool is_overdrawn) {
-  cadence_.end_step(step_seconds, cost_seconds, static_cast<double>(read_));
+  cadence_.end_step(step_seconds, cost_seconds, static_cast<double>(bytes_measured_));
   cadence_.wait(is_overdrawn);  // stops measurements while the monitor's whole budget is overdrawn
-  read_ = 0;
-  ++round_;
+  bytes_measured_ = 0;
+  ++ended_steps_;
   if (count_ == 0) return;
   segment::TensorRing& ring = *writer_.ring();
-  cadence_.choose_interval(static_cast<double>(bytes_));
+  cadence_.choose_interval(static_cast<double>(rank_bytes_));
   std::atomic_ref<uint64_t>(ring.interval).store(cadence_.interval(), std::memory_order_relaxed);
 }
 
@@ -476,7 +477,7 @@ void WeightSampler::send(const foreshock_weight_state& state, int64_t step) {
   pending->step = step;
   pending->time_ns = realtime_ns();
   pending->interval = cadence_.interval();
-  pending->round = round_;
+  pending->ended_steps = ended_steps_;
   pending->host_records = host_records_;
   pending->is_forgotten = false;
   pending_.push();
@@ -503,7 +504,8 @@ bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
   bool is_settled = false;
   devices_->visit_weights(pending->place, [&](WeightStaging& staging) {
     char* results = staging.results(pending->sent);
-    const bool is_given_up = !staging.is_awaited(pending->sent) || round_ - pending->round > kStepsAwaited;
+    const bool is_given_up =
+        !staging.is_awaited(pending->sent) || ended_steps_ - pending->ended_steps > kStepsAwaited;
     if (results == nullptr && !is_given_up) return;
     is_settled = true;
     if (results == nullptr) {
@@ -514,7 +516,7 @@ bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
     // From the begin of the first kernel to the end of the last; not if unsigned arithmetic would wrap.
     if (head.first[0] <= head.last[1]) spent->device_ns += head.last[1] - head.first[0];
     spent->before_ns += pending->launch_ns;
-    read_ += pending->work.count * size_of(pending->work.type);
+    bytes_measured_ += pending->work.count * size_of(pending->work.type);
     if (!pending->is_forgotten) write_device_record(*pending, results);
     staging.release(pending->sent);
   });

@@ -33,7 +33,7 @@ struct PendingWeight {
   int64_t step;
   uint64_t time_ns, interval;
   uint64_t launch_ns;     // host time for the launch
-  uint64_t round;         // number of ended steps at the time of sending
+  uint64_t ended_steps;   // number of ended steps at the time of sending
   uint64_t host_records;  // host_records_ at the time of sending; a change may mean a record of a later step
   bool is_forgotten;      // the tensors were named again since; already counted as skipped
 };
@@ -193,19 +193,19 @@ class WeightSampler {
   MmapBuffer table_;           // of Weight
   uint64_t memory_ = 0;        // limit for copies of tensors, in bytes
   uint32_t count_ = 0;         // tensors in table_
-  uint32_t held_ = 0;          // tensors with a part on this rank
-  uint64_t bytes_ = 0;         // size of these parts, at 4 bytes an element
+  uint32_t rank_tensors_ = 0;  // tensors with a part on this rank
+  uint64_t rank_bytes_ = 0;    // size of these parts, at 4 bytes an element
   bool is_off_ = false;
-  bool has_replicas_ = false;  // there are other ranks, which may hold replicas
-  uint64_t copy_share_ = 0;    // memory for the copy of one tensor in this step, in bytes
-  int64_t copy_step_ = -1;     // the step for which before_step() made the copies
-  uint32_t step_source_ = 0;   // FORESHOCK_STEP_...
-  uint64_t read_ = 0;          // bytes measured since the last end_step()
+  bool has_replicas_ = false;    // there are other ranks, which may hold replicas
+  uint64_t copy_share_ = 0;      // memory for the copy of one tensor in this step, in bytes
+  int64_t copy_step_ = -1;       // the step for which before_step() made the copies
+  uint32_t step_source_ = 0;     // FORESHOCK_STEP_...
+  uint64_t bytes_measured_ = 0;  // bytes measured since the last end_step()
 
   DeviceSampler* devices_ = nullptr;
   PendingWeights pending_;
   uint64_t deferred_ns_ = 0;   // see take_deferred()
-  uint64_t round_ = 0;         // number of ended steps
+  uint64_t ended_steps_ = 0;   // number of ended steps
   uint64_t host_records_ = 0;  // records written for host tensors
   int64_t host_step_ = -1;     // step of the last of these records
 };

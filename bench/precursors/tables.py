@@ -1,10 +1,9 @@
 """Writes the results of comparison.results() as text: into the blocks of RESULTS.md and of docs/precursors.md, and as
 the bench's output. A block lies between "<!-- NAME -->" and "<!-- end -->". `results` is the content of results.json.
 `of` is its entry for one detector; `found` has figures of the detector: over all recipes (`of["all"]`), of one recipe
-with a fault (`of["recipes"][name]`), or of one without (`of["models"][name]`). `–`: unknown.
-
-A recipe is a kind of training; if it has a fault, its twin is the same without the fault. A hit is a loss event with an
-alarm shortly before it; lead: the steps between. Lift: how much more often an event follows an alarm than any step.
+with a fault (`of["recipes"][name]`), or of one without (`of["models"][name]`). `–`: unknown. A recipe is a kind of
+training; its twin is the same training without the fault. A hit is a loss event with an alarm shortly before it; lead:
+the steps between. Lift: how much more often an event follows an alarm than any step.
 
 Standard library only: `./dev docs` runs it without a virtual environment.
 """

@@ -109,9 +109,8 @@ KeyColumns read_columns(const Header& h, Arrays* arrays, std::vector<ColumnSum>*
   return c;
 }
 
-// Returns the result of a slice, with its layer's biases and alarms. fused, plain: error over that of fused
-// or plain attention; excess: bias beyond that of a correct algorithm. `tensor`: a JudgedTensor (out, dQ,
-// ...).
+// Returns the result of a slice, with its layer's biases and alarms. `tensor`: a JudgedTensor (out, dQ, ...).
+// fused, plain: the error over that of fused, plain attention; excess: bias beyond a correct algorithm's.
 nlohmann::json line_of(const SliceDeviation& d, const LayerStatistics& layer, uint32_t tensor) {
   nlohmann::json alarms = nlohmann::json::array();
   for (const LayerAlarm& alarm : alarms_of(layer, tensor)) alarms.push_back(alarm.kind);

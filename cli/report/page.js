@@ -1,5 +1,5 @@
 // Fills the sections of the report's page from `report`, the parsed JSON of `foreshock report --json`. The build joins the
-// scripts words.js (which reads `report`), charts.js, events.js and this one to one script, in this order.
+// scripts words.js (which reads `report` and has helpers), charts.js, events.js and this one to one, in this order.
 const LABEL_WIDTH = Math.min(190, Math.round(innerWidth / 3.5)); // pixels, beside the charts of loss, detectors and attention
 
 function head() {

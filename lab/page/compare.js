@@ -24,7 +24,7 @@
   function ratio(x, y) { return x === null || !y ? null : x / y; }
   const colour = (i) => COLOURS[i % COLOURS.length];
 
-  // A table with FIGURES. `entries`: [labels in the first columns, entry of the JSON]; `names`: the labels' headings.
+  // A table with FIGURES. `entries`: [labels in the first columns, entry of the JSON]; `names`: those columns' headings.
   const figures = (names, entries) => table([...names, ...FIGURES.map(([name]) => name)],
     entries.map(([labels, e]) => [...labels, ...FIGURES.map(([, value]) => short(value(e)))]), names.length);
 
