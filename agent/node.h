@@ -15,7 +15,7 @@ int cores_of_node();
 
 // Returns the smallest CPU quota, in cores, of this process's cgroups (v1 and v2) and their parents; infinity
 // without a quota. `cgroups`: the file that lists this process's cgroups (/proc/self/cgroup). `root`: the
-// folder above their folders (/sys/fs/cgroup); in a container it is the folder of the only cgroup.
+// folder above their folders (/sys/fs/cgroup); in a container, it is the folder of the container's cgroup.
 double cgroup_cores(const std::string& cgroups, const std::string& root);
 
 // Returns the inode number that identifies this process's pid namespace, or 0 if it cannot be read. The same

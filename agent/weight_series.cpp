@@ -36,10 +36,10 @@ void set_means(double squares, double updates, PoolSnapshot* pool) {
 
 }  // namespace
 
-// Returns nothing if there is no earlier histogram (`has_before` is false) or one has no finite value.
-std::optional<Wasserstein> WeightSeries::distance(bool has_before, const Histogram& before,
+// Returns nothing if `before` is not completely known, or if a histogram has no finite value.
+std::optional<Wasserstein> WeightSeries::distance(bool before_known, const Histogram& before,
                                                   const Histogram& now) {
-  if (!has_before || now.finite == 0 || before.finite == 0) return std::nullopt;
+  if (!before_known || now.finite == 0 || before.finite == 0) return std::nullopt;
   return wasserstein(before, now);
 }
 
@@ -128,7 +128,7 @@ bool WeightSeries::keep(bool is_first, bool same_interval, const TensorSnapshot&
   tensor->layer = snapshot.layer;
   tensor->seen_at_window = window_count_;
   KeptSnapshot& kept = tensor->kept[window_of(snapshot)];
-  const bool is_kept = store(snapshot.stored, most_bytes_, &kept.stored);
+  const bool is_kept = store_bytes(snapshot.stored, most_bytes_, &kept.stored);
   kept.snapshot = snapshot;
   kept.snapshot.histogram = {};  // kept.stored has its storage format
   kept.snapshot.stored = {};
@@ -142,7 +142,7 @@ bool WeightSeries::keep(bool is_first, bool same_interval, const TensorSnapshot&
 
 // Keeps the first snapshot of a tensor if all kept histograms together then take at most half of the limit.
 void WeightSeries::keep_initial(const TensorSnapshot& snapshot, Tensor* tensor) {
-  if (!store(snapshot.stored, most_bytes_ / 2, &tensor->initial)) return;
+  if (!store_bytes(snapshot.stored, most_bytes_ / 2, &tensor->initial)) return;
   tensor->initial_step = snapshot.step;
   tensor->initial_elements = snapshot.elements;
 }
@@ -163,7 +163,7 @@ void WeightSeries::forget(std::string* stored) {
 }
 
 // Replaces *to by `bytes`. Returns false and keeps *to if all kept histograms would exceed `limit` bytes.
-bool WeightSeries::store(const std::string& bytes, uint64_t limit, std::string* to) {
+bool WeightSeries::store_bytes(const std::string& bytes, uint64_t limit, std::string* to) {
   if (bytes_ + bytes.size() > limit) {
     ++dropped_;
     return false;
@@ -192,7 +192,7 @@ bool WeightSeries::open_window(const TensorSnapshot& snapshot, Group* group) {
   group->seen_at_window = window_count_;
   group->building.try_emplace(window);
   while (group->building.size() > kMostBuilding)
-    group->is_first ? end_first_window(group) : close(group->building.begin()->first, group);
+    group->in_first_window ? end_first_window(group) : close(group->building.begin()->first, group);
   return window > group->closed;  // the loop may have closed this window
 }
 
@@ -200,7 +200,7 @@ bool WeightSeries::open_window(const TensorSnapshot& snapshot, Group* group) {
 void WeightSeries::expect_none_before(int64_t step) {
   std::erase_if(new_groups_, [&](const std::string& layer) {
     const auto found = groups_.find(layer);
-    if (found == groups_.end() || !found->second.is_first) return true;
+    if (found == groups_.end() || !found->second.in_first_window) return true;
     Group& group = found->second;
     // The first window stays open until the group has a snapshot in a second one, which is compared with it.
     if (group.building.size() < 2) return false;
@@ -217,7 +217,7 @@ void WeightSeries::end_first_window(Group* group) {
   uint64_t elements = 0;
   const Histogram before = pooled(seen, window, &elements);
   store_previous(group, window, foreshock::store(before), elements);
-  group->is_first = false;
+  group->in_first_window = false;
   close(window, group);
 }
 
@@ -235,7 +235,7 @@ void WeightSeries::close(int64_t window, Group* group) {
 // Completes the windows in which all members have a snapshot, but none in the group's first window, in which
 // not all members are known. Searches again after each window, because complete() erases windows.
 void WeightSeries::complete_windows(const std::string& layer, Group* group) {
-  if (group->is_first || group->members.empty()) return;
+  if (group->in_first_window || group->members.empty()) return;
   const auto is_whole = [group](const auto& each) { return each.second.size() == group->members.size(); };
   for (auto found = std::ranges::find_if(group->building, is_whole); found != group->building.end();
        found = std::ranges::find_if(group->building, is_whole))
@@ -351,14 +351,14 @@ void WeightSeries::set_initial(Group* group, uint64_t elements) {
   group->initial_elements = 0;
   uint64_t summed_elements = 0;
   const Histogram first = initial_of(group->members, &summed_elements);
-  if (summed_elements == elements && store(foreshock::store(first), most_bytes_, &group->initial))
+  if (summed_elements == elements && store_bytes(foreshock::store(first), most_bytes_, &group->initial))
     group->initial_elements = elements;
 }
 
 void WeightSeries::store_previous(Group* group, int64_t window, const std::string& stored,
                                   uint64_t elements) {
   forget(&group->previous);
-  group->previous_window = store(stored, most_bytes_, &group->previous) ? window : -1;
+  group->previous_window = store_bytes(stored, most_bytes_, &group->previous) ? window : -1;
   group->previous_elements = elements;
 }
 

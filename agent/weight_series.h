@@ -74,7 +74,7 @@ class WeightSeries {
     std::map<int64_t, TensorKeys> building;
     int64_t newest = -1;                        // the last window with a snapshot
     int64_t closed = -1;                        // the last window that is complete or dropped
-    bool is_first = true;                       // the first window has not ended, so members may be missing
+    bool in_first_window = true;                // the first window has not ended, so members may be missing
     uint64_t interval = 0, seen_at_window = 0;  // seen_at_window: window_count_ at the latest snapshot
     // Stored histograms: sums over the members in previous_window, and over their first snapshots.
     std::string previous, initial;
@@ -90,7 +90,8 @@ class WeightSeries {
     size_t groups = 0;                                 // of the model: groups added so far
   };
 
-  static std::optional<Wasserstein> distance(bool has_before, const Histogram& before, const Histogram& now);
+  static std::optional<Wasserstein> distance(bool before_known, const Histogram& before,
+                                             const Histogram& now);
   void leave_group(const std::string& layer, const TensorKey& key);
   void compare(const Tensor& tensor, TensorSnapshot* snapshot) const;
   bool keep(bool is_first, bool same_interval, const TensorSnapshot& snapshot, const Group& group,
@@ -112,7 +113,7 @@ class WeightSeries {
   void complete_model(int64_t window, Sums* model);
   void forget_kept(Tensor* tensor, const std::map<int64_t, TensorKeys>& building, int64_t except);
   void forget(std::string* stored);
-  bool store(const std::string& bytes, uint64_t limit, std::string* to);
+  bool store_bytes(const std::string& bytes, uint64_t limit, std::string* to);
 
   const uint64_t most_bytes_;
   std::map<TensorKey, Tensor> tensors_;

@@ -1,6 +1,6 @@
-"""Alerts on incidents: NaN or Inf, and a rising loss. `limits`: an alert's section of values.toml. From rule.py: RUN,
-AT_STEP, VALUE and ranks() are text templates, RUN_KEY has the labels that identify a run, CHOICE selects the run of an
-alert, and UNLESS_ENDED excludes ended ranks."""
+"""Alerts on incidents: NaN or Inf, and a rising loss. `limits`: an alert's section of values.toml. Arguments of Alert:
+name, kind, component, dashboard, expression, summary, description, times, severity. From rule.py: RUN, AT_STEP, VALUE,
+ranks() are text templates, RUN_KEY has the labels of a run, CHOICE selects a run, UNLESS_ENDED excludes ended ranks."""
 
 from rule import AT_STEP, CHOICE, RUN, RUN_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, ranks
 

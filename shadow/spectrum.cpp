@@ -169,7 +169,7 @@ std::optional<Spectrum> spectrum_of(std::span<const double> singular_values) {
     const double p = s / largest * (s / largest) / squares;
     if (p > 0) entropy -= p * std::log(p);
   }
-  return Spectrum{largest * std::sqrt(squares), squares, std::exp(entropy)};
+  return Spectrum{largest * std::sqrt(squares), squares, std::exp(entropy)};  // norm, stable, effective rank
 }
 
 std::optional<Spectrum> update_spectrum(const HeadProjections& head) {

@@ -33,7 +33,7 @@
       label, data: steps.map((x) => ({ x, y: height })), showLine: false, pointStyle: style, pointRadius: 5, borderColor: colour, backgroundColor: colour,
     });
     const alarmed = Object.entries(fault.alarms);
-    const height = (n) => most * Math.pow(most / least, 0.06 * (n + 1));
+    const height = (n) => most * Math.pow(most / least, 0.06 * (n + 1)); // rows above the curves, on a logarithmic axis
     const datasets = [...arms.map(line), marks('loss event', fault.onsets, most, '#b3372e', 'triangle'),
       ...alarmed.map(([detector, steps], n) => marks(detector, steps, height(n), COLOURS[(n + 2) % COLOURS.length], 'rect'))];
     drawn.push(() => new Chart(canvas, {

@@ -111,7 +111,7 @@ class Gpt(nn.Module):
         self.register_buffer("sine", angles.sin(), persistent=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                # As in GPT-2: lower for the matrices whose products are added to x, twice in each of the layers.
+                # As in GPT-2: a lower deviation for the matrices whose products are added to x, two in each layer.
                 last = name.endswith(("out.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * size.layers) if last else 0.02)
 

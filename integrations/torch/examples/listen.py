@@ -30,12 +30,12 @@ def agreed() -> Advice | None:
     mine = foreshock.advice()
     if not (distributed.is_available() and distributed.is_initialized()):
         return mine
-    # All ranks compute the same maximum of each number, so all ranks return here, or all go on.
+    # from_step: first step at which this rank may act. age_steps: steps that the agent has not read yet.
     numbers = [LEVELS.index(mine.level), mine.from_step, mine.age_steps] if mine else [0, 0, 0]
     maximum = torch.tensor(numbers, dtype=torch.int64, device=device_of_group())
     distributed.all_reduce(maximum, distributed.ReduceOp.MAX)
     level, from_step, age = maximum.tolist()
-    if LEVELS[level] != "warn":
+    if LEVELS[level] != "warn":  # the same on all ranks, since all have computed the same maximum
         return None
     by_rank: list[Advice | None] = [None] * distributed.get_world_size()
     distributed.all_gather_object(by_rank, mine)
@@ -53,7 +53,6 @@ class Listener:
     def step_ended(self, step: int) -> None:
         """Call it after each step. `step`: number of optimizer steps done, as the status page shows it."""
         advice = agreed()
-        # from_step: first step at which the ranks may act. age_steps: steps that the agent has not read yet.
         if advice is None or advice.level != "warn" or advice.age_steps > STALE or step < advice.from_step:
             return
         warning = (advice.detector, advice.layer, advice.since_step)
