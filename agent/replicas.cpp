@@ -1,5 +1,6 @@
-// Compares checksums of weight tensors between ranks that must hold equal values (data-parallel replicas). A
-// tensor may be divided among ranks; a part is a piece of it that one or several ranks hold.
+// Compares checksums of weight tensors between ranks that must hold equal values (data-parallel replicas).
+// Also sums them by rank, so that Prometheus can compare ranks of different nodes. A tensor may be divided
+// among ranks; a part is a piece of it that one or several ranks hold.
 #include "agent/replicas.h"
 
 #include <algorithm>
@@ -61,7 +62,6 @@ uint64_t hash_of_part(std::string_view name, const segment::TensorRecord& record
 
 }  // namespace
 
-// Adds a checksum and compares those of each step that is then complete. Returns the ranks that differ.
 std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const segment::Identity& identity,
                                    size_t ranks_here) {
   reached_[identity.rank] = record.step;

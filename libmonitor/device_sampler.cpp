@@ -1,8 +1,9 @@
-// Sends slices (copied parts of attention calls) from a device to slots of the segment, the memory shared
-// with the agent. Gather kernels copy the trainer's rows into a ring of device memory, whose parts (one for
-// each slot) are then copied to the slots. The sequence word of a full slot with ticket t is 2t. Samples are
-// skipped while the stream is being captured into a CUDA graph, and until the device is set up. The int that
-// a function returns (except place_of()) is -1 for success, else the FORESHOCK_SKIP_ reason, 0 or more.
+// DeviceState sends slices (parts of attention calls) to slots of the segment, the memory shared with the
+// agent. Gather kernels copy the trainer's rows into a ring of device memory, whose parts (one for each slot)
+// are then copied to the slots. The sequence word of a full slot with ticket t is 2t. DeviceSampler finds the
+// device of a stream, for slices, scalars, gradients and weights. It skips samples while the stream is being
+// captured into a CUDA graph, and until the device is set up. An int that a function returns (not place_of())
+// is -1 for success, else the FORESHOCK_SKIP_ reason, which is 0 or more.
 #include "libmonitor/device_sampler.h"
 
 #include <algorithm>

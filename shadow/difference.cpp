@@ -40,8 +40,8 @@ hn::Vec<Lanes> load(const char* at) {
 }
 
 // Sums the first `count` pairs; the caller sets sums->pairs. `count` must be a multiple of the values in two
-// vectors. Each sum has two accumulators (of_a: squares of a), so that an addition need not wait for the
-// previous one. If a value is not finite, sum_magnitude is not finite either.
+// vectors. Each sum has two accumulators, so that an addition need not wait for the previous one. If a value
+// is not finite, sum_magnitude is not finite either. of_a0, of_a1: sums of the squares of a.
 template <DType kA, DType kB>
 void sum_pairs(const char* a, const char* b, size_t count, Difference* sums) {
   const Lanes d;
