@@ -36,10 +36,10 @@ void set_means(double squares, double updates, PoolSnapshot* pool) {
 
 }  // namespace
 
-// Returns nothing if `before` is not completely known, or if a histogram has no finite value.
-std::optional<Wasserstein> WeightSeries::distance(bool before_known, const Histogram& before,
+// Returns nothing if `before` is not completely known (has_before), or if a histogram has no finite value.
+std::optional<Wasserstein> WeightSeries::distance(bool has_before, const Histogram& before,
                                                   const Histogram& now) {
-  if (!before_known || now.finite == 0 || before.finite == 0) return std::nullopt;
+  if (!has_before || now.finite == 0 || before.finite == 0) return std::nullopt;
   return wasserstein(before, now);
 }
 

@@ -90,8 +90,7 @@ class WeightSeries {
     size_t groups = 0;                                 // of the model: groups added so far
   };
 
-  static std::optional<Wasserstein> distance(bool before_known, const Histogram& before,
-                                             const Histogram& now);
+  static std::optional<Wasserstein> distance(bool has_before, const Histogram& before, const Histogram& now);
   void leave_group(const std::string& layer, const TensorKey& key);
   void compare(const Tensor& tensor, TensorSnapshot* snapshot) const;
   bool keep(bool is_first, bool same_interval, const TensorSnapshot& snapshot, const Group& group,

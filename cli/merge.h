@@ -86,7 +86,7 @@ class TensorShares {
     uint64_t whole = 0;                   // number of values of the whole tensor
     std::map<uint32_t, Share> of_record;  // by number of the record: the share in the record's last line
     bool is_complete = false;
-    bool has_histograms = true;  // false: the first record has only a part, and no line has a histogram
+    bool has_histograms = true;  // false: parts without the histograms by which they would be merged
   };
   using Key = std::pair<uint32_t, uint32_t>;  // number of the tensor (IndexedLine::subject), generation
 

@@ -200,8 +200,7 @@ void count_unusable(const double* g, const double* v, size_t n, AdamSums* block)
   block->unusable_state = count(n, [&](size_t i) { return !is_usable(/*g=*/0, v[i]); });
 }
 
-// Adds n <= kJointBlock elements: g is the gradient, v the second moment. For elements to be left out,
-// adam_element() returns values that change no sum or count.
+// Adds n <= kJointBlock elements (g: gradient, v: second moment). Unusable ones change no sum or count.
 void add_block(const double* g, const double* v, size_t n, const AdamConstants& c, AdamSums* sums) {
   double square[kJointBlock], corrected[kJointBlock], moment[kJointBlock];  // g^2, bias-corrected v, v
   for (size_t i = 0; i < n; ++i) {

@@ -118,7 +118,7 @@ class GradientCost {
   // Returns the charge for a repetition of the last charge_for(), in seconds.
   double seconds() const { return static_cast<double>(due_ns()) * 1e-9; }
 
-  // Records a launch of the kernels of the last charge_for(); `at`: their values. Returns the charge in ns.
+  // Records a launch of the kernels of the last charge_for() with the values `at`. Returns the charge in ns.
   uint64_t sent(const SentGradients& at);
 
   // Reads the times that have arrived, with find(number, &value), a call of ScalarReadback::find().

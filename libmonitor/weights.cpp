@@ -504,8 +504,8 @@ bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
   bool is_settled = false;
   devices_->visit_weights(pending->place, [&](WeightStaging& staging) {
     char* results = staging.results(pending->sent);
-    const bool is_given_up =
-        !staging.is_awaited(pending->sent) || ended_steps_ - pending->ended_steps > kStepsAwaited;
+    const uint64_t age = ended_steps_ - pending->ended_steps;
+    const bool is_given_up = !staging.is_awaited(pending->sent) || age > kStepsAwaited;
     if (results == nullptr && !is_given_up) return;
     is_settled = true;
     if (results == nullptr) {

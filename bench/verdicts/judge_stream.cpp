@@ -1,5 +1,6 @@
 // Judges slices (parts of attention calls) from standard input as the agent does, for bench/verdicts.py:
 // compares each with its fp64 reference. Prints one line of JSON per slice, with its layer's alarms so far.
+// Every array of the input is padded to 8 bytes.
 //
 // A slice of rows (pass 0: forward, 1: backward) is a Header, then the arrays key_limit (uint32: for each
 // row, how many keys it sees), query, key, value, out, log_sum_exp (fp32, if has_lse), and in a backward
@@ -10,8 +11,6 @@
 // conservation check (sums over all keys, shadow/conservation.h), grad_key and grad_value of all keys of the
 // kv-head, and grad_query of all query heads that share it. In the Header, `rows` is the number of key
 // positions and `keys` the number of queries of one head. Its line has two objects, grad_key and grad_value.
-//
-// Every array is padded to 8 bytes.
 #include <cstdint>
 #include <cstdio>
 #include <nlohmann/json.hpp>
