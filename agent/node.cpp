@@ -25,19 +25,17 @@ double cpu_seconds(clockid_t clock) {
 
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
-// Returns the quota of a v2 cgroup, in cores.
-double cores_of_cgroup(const std::string& directory) {
+double cores_of_v2_cgroup(const std::string& directory) {
   double quota = 0, period = 0;  // without a quota cpu.max begins with "max", not a number
   std::ifstream limit(directory + "/cpu.max");
   return limit >> quota >> period && period > 0 ? quota / period : kUnlimited;
 }
 
-// Returns the quota of a v1 cgroup, in cores. A quota of -1 means no limit.
-double cores_of_old_cgroup(const std::string& directory) {
+double cores_of_v1_cgroup(const std::string& directory) {
   double quota = 0, period = 0;
   std::ifstream(directory + "/cpu.cfs_quota_us") >> quota;
   std::ifstream(directory + "/cpu.cfs_period_us") >> period;
-  return quota > 0 && period > 0 ? quota / period : kUnlimited;
+  return quota > 0 && period > 0 ? quota / period : kUnlimited;  // a quota of -1 means no limit
 }
 
 // Returns the smallest limit of the cgroup root + path and of every cgroup above it up to `root`. cores_of()
@@ -61,16 +59,16 @@ int cores_of_node() {
 }
 
 double cgroup_cores(const std::string& cgroups, const std::string& root) {
-  double cores = tightest(root, "", cores_of_cgroup);  // `root` is our cgroup in a cgroup namespace
+  double cores = tightest(root, "", cores_of_v2_cgroup);  // `root` is our cgroup in a cgroup namespace
   std::ifstream file(cgroups);
   for (std::string line; std::getline(file, line);) {  // "number:controllers:path", for v2 "0::path"
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos || line[second + 1] != '/') continue;
     const std::string controllers = line.substr(first + 1, second - first - 1),
                       path = line.substr(second + 1);
-    if (line.starts_with("0::")) cores = std::min(cores, tightest(root, path, cores_of_cgroup));
+    if (line.starts_with("0::")) cores = std::min(cores, tightest(root, path, cores_of_v2_cgroup));
     if (std::string(",").append(controllers).append(",").find(",cpu,") != std::string::npos)
-      cores = std::min(cores, tightest(root + "/" + controllers, path, cores_of_old_cgroup));
+      cores = std::min(cores, tightest(root + "/" + controllers, path, cores_of_v1_cgroup));
   }
   return cores;
 }

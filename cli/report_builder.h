@@ -64,9 +64,8 @@ class EventCollector {
   // which the event was recognized. event.step, its onset, may be earlier.
   void take(const EventLine& event, size_t attempt, int64_t declared);
 
-  // Fills in the steps and curves of the loss events whose first rank is `rank`. An event is filled in once
-  // the rank has made ReportEvent::kAfter steps since the onset or, if `no_more_steps` (its attempt is over),
-  // at once.
+  // Fills in the steps and curves of the loss events whose first rank is `rank`, once the rank has made
+  // ReportEvent::kAfter steps since the onset, or at once if `no_more_steps` (the rank's attempt is over).
   void close(int64_t rank, const Trail& trail, const std::map<int64_t, Signals>& signals, bool no_more_steps);
 
   // Must be called when the detectors have lost their state, e.g. in a restarted agent. Earlier episodes then

@@ -199,8 +199,7 @@ struct HistogramJob {
 };
 static_assert(sizeof(HistogramJob) == 24);
 
-// Shared memory for a 16-bit counter of each pattern. If a device has less, the kernel counts in device
-// memory.
+// Shared memory for a 16-bit counter per pattern. If a device has less, the kernel counts in its memory.
 inline constexpr uint32_t kPatternSharedBytes = kPatterns * sizeof(uint16_t);
 
 // At most one block per multiprocessor, since a block takes most of its shared memory. At its end a block

@@ -32,8 +32,7 @@ class Arithmetic {
   void store(Tensor& x);
   double store(double x);
 
-  // Returns x as a register holds it: rounded to fp32, or unchanged if format() has over 24 bits of
-  // precision.
+  // Returns x as a register holds it: rounded to fp32, or unchanged if format() is more precise than fp32.
   double in_register(double x) const { return wide_ ? x : static_cast<float>(x); }
   double exp(double x) const { return in_register(std::exp(x)); }
 

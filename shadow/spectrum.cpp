@@ -188,8 +188,7 @@ std::optional<Spectrum> update_spectrum(const HeadProjections& head) {
   };
   const Matrix query = columns(head.query_before), key = columns(head.key_before);
   // The increment D2 = dWq^T Wk + Wq^T dWk (dW: the change of W) is A B^T with A = [dWq^T, Wq^T] and
-  // B = [Wk^T, dWk^T]. A = Qa Ra and B = Qb Rb; Qa and Qb have orthonormal columns, so Ra Rb^T has the
-  // singular values of D2.
+  // B = [Wk^T, dWk^T]. With A = Qa Ra and B = Qb Rb (QR), D2 and Ra Rb^T have the same singular values.
   const Matrix left = triangle_of(side_by_side(columns(head.query_after) - query, query));
   const Matrix right = triangle_of(side_by_side(key, columns(head.key_after) - key));
   const Matrix core = left * right.transpose();

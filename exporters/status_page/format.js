@@ -27,8 +27,7 @@ const mean = (values) => {
   const good = values.filter(finite);
   return good.length ? good.reduce((sum, v) => sum + v, 0) / good.length : null;
 };
-// "14:05:12" or "14:05" (without hasSeconds), preceded by the date if it is not that of `today`. Both times are in
-// seconds since 1970.
+// "14:05:12" or "14:05" (without hasSeconds), after the date if it is not that of `today`. Times: seconds since 1970.
 const clock = (seconds, today = seconds, hasSeconds = true) => {
   if (!finite(seconds)) return "";
   const [time, now] = [new Date(1000 * seconds), new Date(1000 * today)];
