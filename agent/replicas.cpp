@@ -96,14 +96,14 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   return outliers;
 }
 
-// Whether `here` has all checksums that will arrive for a step: all ranks that hold a replica have reported
-// it (with hybrid sharding not all ranks hold one), or the other ranks have reported a later step.
-bool Replicas::is_complete(const Compared& compared, int64_t step, const Checksums& here,
+// Whether `arrived` has all checksums that will arrive for a step: all ranks that hold a replica have
+// reported it (with hybrid sharding not all ranks hold one), or the other ranks have reported a later step.
+bool Replicas::is_complete(const Compared& compared, int64_t step, const Checksums& arrived,
                            size_t ranks_here) const {
-  if (here.size() >= ranks_here ||
-      (compared.is_settled && compared.holders.size() > 1 && here.size() >= compared.holders.size()))
+  if (arrived.size() >= ranks_here ||
+      (compared.is_settled && compared.holders.size() > 1 && arrived.size() >= compared.holders.size()))
     return true;
-  const auto is_done = [&](const auto& rank) { return rank.second > step || here.contains(rank.first); };
+  const auto is_done = [&](const auto& rank) { return rank.second > step || arrived.contains(rank.first); };
   return reached_.size() >= ranks_here && std::all_of(reached_.begin(), reached_.end(), is_done);
 }
 
@@ -129,7 +129,8 @@ void Replicas::close(Compared* compared, const std::string& name, std::vector<in
   open_ -= checksums.size();
   compared->is_settled = true;  // `holders` counts as complete until another rank reports the part
   if (checksums.size() < 2) return;
-  // Whether the rank is in the tensor's name. If it is a replica all the same, the script keeps it equal.
+  // Whether the tensor's name contains the rank. Such a tensor is a replica only if the script keeps it
+  // equal.
   const bool is_by_hand = compared->equal_steps > 0 || !compared->is_replica;
   if (!is_replica(checksums, compared)) return;
   Tensor& tensor = tensors_[name];

@@ -91,8 +91,8 @@ class Replicas {
     OfRank last;              // the last complete interval
     uint64_t mismatches = 0;
   };
-  // Whether no other rank will report the part at `step`. `here`: the checksums that were reported.
-  bool is_complete(const Compared& compared, int64_t step, const Checksums& here, size_t ranks_here) const;
+  // Whether no other rank will report the part at `step`. `arrived`: the checksums that were reported.
+  bool is_complete(const Compared& compared, int64_t step, const Checksums& arrived, size_t ranks_here) const;
   // Compares the oldest open step of a part. Adds the ranks that differ to *outliers.
   void close(Compared* compared, const std::string& name, std::vector<int32_t>* outliers);
   static bool is_replica(const Checksums& checksums, Compared* compared);  // updates Compared::is_replica
