@@ -129,8 +129,7 @@ void Replicas::close(Compared* compared, const std::string& name, std::vector<in
   open_ -= checksums.size();
   compared->is_settled = true;  // `holders` counts as complete until another rank reports the part
   if (checksums.size() < 2) return;
-  // Whether the tensor's name contains the rank. Such a tensor is a replica only if the script keeps it
-  // equal.
+  // Whether the tensor's name contains the rank. Only the training script can keep such a tensor equal.
   const bool is_by_hand = compared->equal_steps > 0 || !compared->is_replica;
   if (!is_replica(checksums, compared)) return;
   Tensor& tensor = tensors_[name];

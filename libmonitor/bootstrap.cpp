@@ -43,7 +43,7 @@ int match_name(dl_phdr_info* info, size_t, void* data) {
   return 1;
 }
 
-// Finds the mapped library with this name, or the next one after the first `skip` of them. Sets search->path.
+// Finds a mapped library with this name, the first one after `skip` others. Sets search->path.
 bool find_mapped(const char* name, Search* search, int skip = 0) {
   search->name = name;
   search->skip = skip;

@@ -127,7 +127,7 @@ def test_training(python: str, run: Runner) -> None:
         if counts["judged"] == 0 or counts["judged"] != counts["sampled"] or counts["calls"] != 240:
             raise TestError(f"{name}: {counts}")
         print(f"package: {name}: {counts['judged']} of {counts['calls']} calls judged", flush=True)
-    # "counted" would mean that the Python helper, which hooks the optimizers, was not loaded.
+    # With the Python helper, layers are found by their weights ("parameter"), and optimizers report the steps.
     if rank["layer_source"] != "parameter" or rank["step_source"] == "counted":
         raise TestError(f"layers by {rank['layer_source']}, steps by {rank['step_source']}")
     print(f"package: torch {plain['torch']}: same bits, loss {plain['first']:.2f} -> {plain['last']:.2f}", flush=True)

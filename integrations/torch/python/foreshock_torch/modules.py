@@ -170,8 +170,8 @@ class Modules:
 
     @staticmethod
     def _gathered(root: Any, rows: dict[int, tuple[str, Any]]) -> dict[int, tuple[str, Any]]:
-        """{address: (name, parameter)} of the parameters that fully_shard has gathered, for attention. The optimizer
-        steps the shards, whose names are in `rows`."""
+        """{address: (name, parameter)} of the whole parameters that fully_shard has gathered, which attention reads.
+        The optimizer steps the shards, whose names are in `rows`."""
         found = {}
         for _, module in tree(root):
             for shard in shards_of(module):
