@@ -89,7 +89,7 @@ class Trainer:
     def get(self, wanted: Wanted) -> dict | None:
         """Returns the data of a training: from its record, else from the stored training if its detectors and judging
         code are those of this tree, else by training. If there is no time to train, or with --score, returns a stored
-        training of other detectors or judging code, or None if there is none."""
+        training of other detectors or judging code, or None without one."""
         recipe, seed = wanted
         path, stored = self.path(recipe, seed), self.stored.get((recipe.name, seed))
         if not path.exists() and (stored is None or provenance.is_outdated(stored)) and not self.options.score:

@@ -102,7 +102,7 @@ Json facts_json(const std::vector<ReportFact>& facts) {
 }
 
 // Returns how many steps before `since_step` the sign may have started: the steps since the detector's
-// previous value; -1 if there is none. But a detector may react only after several values: if its last
+// previous value; -1 without one. But a detector may react only after several values: if its last
 // kValues values have gaps of more than kLongUnseen steps, the steps since the start of the latest such gap.
 int64_t unseen_before(const ReportSign& sign) {
   constexpr int kValues = 4;

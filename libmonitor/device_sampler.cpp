@@ -189,7 +189,7 @@ bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const Cl
 }
 
 // Queues on this object's stream: the copies from the ring to the slots, then the writes of the slots'
-// sequence words and of the device's progress word. Slot::told gets the GatheredSequence.
+// sequence words and of the device's progress word. A slot also gets the GatheredSequence.
 bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
   const DriverApi& driver = *setting_.driver;
   cuda::Address part_begin = memory_ + place_.offset;
