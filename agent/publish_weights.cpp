@@ -144,7 +144,7 @@ nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, 
       unfollowed[segment::kTensorUnfollowedNames[reason]] = rank.tensors.unfollowed[reason];
   return {{"tensors", rank.tensors.tensors},
           {"interval_steps", rank.tensors.tensors > 0 ? json(rank.tensors.interval) : json(nullptr)},
-          {"snapshots", rank.tensors.taken},
+          {"snapshots", rank.tensors.snapshots_taken},
           {"due", rank.tensors.due},
           {"awaited", rank.tensors.awaited},
           {"skipped", skipped},

@@ -380,7 +380,7 @@ void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t 
   describe(tensor, state.number, type, step, record);
   record->bytes = kBytes;
   record->checksum = checksum(state.parameter.data, tensor.elements * size_of(type));
-  writer_.publish_uncounted(record);  // no snapshot: the caller has counted the tensor as skipped
+  writer_.publish_without_histogram(record);  // no snapshot: the caller has counted the tensor as skipped
 }
 
 // Begins a record in the ring if the ring has room for `least` bytes and for `kept` bytes of checksums, else
@@ -415,7 +415,7 @@ void WeightSampler::close(Weight* tensor, const Draft& draft, uint64_t end) {
   draft.record->bytes = tensor->needs = round_up(end, segment::kTensorAlign);
   tensor->next_rest = 0;
   ++tensor->snapshots;
-  writer_.publish(draft.record);
+  writer_.publish_snapshot(draft.record);
 }
 
 void WeightSampler::measure_on_host(const foreshock_weight_state& state, int64_t step) {

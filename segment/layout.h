@@ -532,10 +532,10 @@ struct TensorRing {
   uint64_t written;   // bytes of all records so far, fillers included; stored last, with release order
   uint64_t interval;  // steps between two snapshots of a tensor; 0: no snapshots
   uint64_t tensors, elements;  // named tensors that this rank holds parts of, and the elements of these parts
-  uint64_t taken;              // snapshots so far
+  uint64_t snapshots_taken;    // since the segment was created
   uint64_t skipped[kTensorSkips];
   uint64_t heads_skipped[kTensorHeadSkips];
-  uint64_t due;  // tensors whose turn has come so far: taken + skipped + awaited + those of the present step
+  uint64_t due;  // tensors whose turn has come: snapshots_taken + skipped + awaited + those of this step
   uint64_t unfollowed[kTensorUnfollowed];  // tensors by reason, among those of the last list of names
   uint64_t awaited;                        // due tensors whose results are still on a device
   uint64_t reserved[2];

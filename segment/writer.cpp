@@ -424,8 +424,8 @@ uint64_t SegmentWriter::append_step(const StepRecord& record) {
   return number;
 }
 
-// The sequence stays unchanged, so the record is valid even if the trainer dies in this function. `given` is
-// stored last: after a reader has seen it without kNumbersPending, it reads all numbers of the record.
+// The sequence stays unchanged, so the record is valid even if the trainer dies in this function. `given`
+// (bits of the known numbers) is stored last: a reader of it without kNumbersPending then reads all numbers.
 void SegmentWriter::complete_step(uint64_t number, const StepRecord& record) {
   StepRecord* to = step(number);
   if (word(to->sequence).load(std::memory_order_relaxed) != 2 * number) return;
@@ -475,12 +475,12 @@ TensorRecord* TensorWriter::begin(uint64_t least, uint64_t* bytes) {
   return *bytes < least ? nullptr : reinterpret_cast<TensorRecord*>(at(written + filler_));
 }
 
-void TensorWriter::publish(const TensorRecord* record) {
-  store(ring_->taken, ring_->taken + 1);
-  publish_uncounted(record);
+void TensorWriter::publish_snapshot(const TensorRecord* record) {
+  store(ring_->snapshots_taken, ring_->snapshots_taken + 1);
+  publish_without_histogram(record);
 }
 
-void TensorWriter::publish_uncounted(const TensorRecord* record) {
+void TensorWriter::publish_without_histogram(const TensorRecord* record) {
   const uint64_t written = ring_->written;
   if (filler_ > 0) {
     auto* filler = reinterpret_cast<TensorRecord*>(at(written));  // only its first 16 bytes are sure to fit

@@ -63,7 +63,7 @@ class SegmentWriter {
   bool claim(uint64_t ticket, uint32_t count, Slot** slots) const;
   // Undoes a claim of `count` slots that were not published.
   void give_back(uint64_t ticket, uint32_t count) const;
-  // Copies `header` into a claimed slot, except for the fields that claim() has set and the device's times.
+  // Copies `header` into a claimed slot, except what claim() sets or a device writes (times, SequenceTold).
   void describe(Slot* slot, const Slot& header) const;
   // Makes claimed slots visible to the agent as one slice: sets their sequences to 2 * their ticket.
   void publish(Slot* slot, uint64_t ticket) const { publish(&slot, ticket, 1); }
@@ -73,8 +73,8 @@ class SegmentWriter {
   // Appends a record to the ring of steps and sets its `sequence`. Returns its number. One caller at a time.
   uint64_t append_step(const StepRecord& record);
   // Completes record `number`, which was appended with the bit kNumbersPending, since some of its numbers
-  // were still on a device. Stores loss, norm, skipped steps and the bits `given` of `record`; does nothing
-  // if the record was overwritten. Must not run at the same time as append_step().
+  // were still on a device. Stores loss, norm, skipped steps and `given` (bits of the known numbers); does
+  // nothing if the record was overwritten. Must not run at the same time as append_step().
   void complete_step(uint64_t number, const StepRecord& record);
 
  private:
@@ -109,9 +109,9 @@ class TensorWriter {
   TensorRecord* begin(uint64_t least, uint64_t* bytes);
 
   // Makes the record built in the range of begin() visible; record->bytes must be set. Counts a snapshot.
-  void publish(const TensorRecord* record);
+  void publish_snapshot(const TensorRecord* record);
   // Publishes a record without histogram. Counts no snapshot, since the caller counted its tensor as skipped.
-  void publish_uncounted(const TensorRecord* record);
+  void publish_without_histogram(const TensorRecord* record);
 
   // These change the counters of the same names in TensorRing (layout.h).
   void count_due(uint64_t tensors);

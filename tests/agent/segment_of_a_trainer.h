@@ -224,7 +224,7 @@ class SegmentOfATrainer {
     record->bytes = (at + segment::kTensorAlign - 1) / segment::kTensorAlign * segment::kTensorAlign;
     writer.tensors()->tensors = static_cast<uint64_t>(layers);
     writer.tensors()->interval = 1;
-    tensors_.publish(record);
+    tensors_.publish_snapshot(record);
   }
 
   std::string directory;

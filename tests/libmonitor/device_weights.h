@@ -89,8 +89,8 @@ class DeviceWeightsTest : public DeviceTest {
     uint64_t skipped = 0;
     for (uint32_t each = 0; each < segment::kTensorSkips; ++each) skipped += ring.skipped[each];
     EXPECT_EQ(ring.skipped[reason], count) << segment::kTensorSkipNames[reason];
-    EXPECT_EQ(ring.taken, taken);
-    EXPECT_EQ(ring.due, ring.taken + skipped + ring.awaited);
+    EXPECT_EQ(ring.snapshots_taken, taken);
+    EXPECT_EQ(ring.due, ring.snapshots_taken + skipped + ring.awaited);
   }
   StoredRecords records() { return read_records(open().get()); }
 };

@@ -159,7 +159,7 @@ TEST_F(DeviceWeightsFaults, ALostContextIsNotAwaitedForEver) {
   });
   // What was on its way, those that found the context lost, and none that nobody has shown.
   EXPECT_EQ(ring().skipped[segment::kTensorDevice], 1u + kSteps);
-  EXPECT_EQ(ring().taken, 0u);
+  EXPECT_EQ(ring().snapshots_taken, 0u);
 }
 
 TEST_F(DeviceWeightsFaults, SlowResultsAreOfTheirOwnStep) {
@@ -227,7 +227,7 @@ TEST_F(DeviceWeightsFaults, AResetDeviceIsSetUpAgain) {
   // One never came, one met the new context.
   EXPECT_EQ(ring().skipped[segment::kTensorDevice], 1u);
   EXPECT_EQ(ring().skipped[segment::kTensorSetUp], 2u);
-  EXPECT_EQ(ring().taken, 2u);
+  EXPECT_EQ(ring().snapshots_taken, 2u);
 }
 
 // A table that is named anew gives other tensors the numbers.
@@ -317,9 +317,9 @@ TEST_F(DeviceWeightsFaults, BesideAttentionOnAnotherThread) {
       },
       "1", fake_cuda::Run::kByThreads);
   const segment::TensorRing ring = this->ring();
-  EXPECT_GT(ring.taken, 0u);
+  EXPECT_GT(ring.snapshots_taken, 0u);
   EXPECT_EQ(ring.awaited, 0u);
-  EXPECT_EQ(ring.due, ring.taken + ring.skipped[segment::kTensorSetUp] +
+  EXPECT_EQ(ring.due, ring.snapshots_taken + ring.skipped[segment::kTensorSetUp] +
                           ring.skipped[segment::kTensorDeviceFull] + ring.skipped[segment::kTensorRingFull]);
 }
 
@@ -345,7 +345,7 @@ TEST_F(DeviceWeightsFaults, TimeOnTheTrainersStreamCounts) {
         },
         {{"FORESHOCK_MAX_SLOWDOWN", "50%"}});
     interval[slow] = ring().interval;
-    EXPECT_GT(ring().taken, 0u);
+    EXPECT_GT(ring().snapshots_taken, 0u);
     clear();
   }
   EXPECT_EQ(interval[false], WeightCadence::kFirstInterval);

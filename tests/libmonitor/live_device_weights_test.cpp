@@ -126,12 +126,12 @@ TEST_F(LiveDeviceWeightsTest, NoStepWaitsForTheDevice) {
     gate.shut(weights.stream);
     weights.train();
     for (int n = 0; n < 3; ++n) weights.end_step();
-    EXPECT_EQ(open()->tensor_ring().taken, 0u) << "what is behind the gate";
+    EXPECT_EQ(open()->tensor_ring().snapshots_taken, 0u) << "what is behind the gate";
     EXPECT_EQ(open()->tensor_ring().awaited, 5u);
     gate.open();
     device.wait();
     weights.end_step();
-    EXPECT_EQ(open()->tensor_ring().taken, 5u);
+    EXPECT_EQ(open()->tensor_ring().snapshots_taken, 5u);
   });
 }
 

@@ -56,7 +56,7 @@ TEST(WeightRing, ATensorThatDoesNotFitBeforeTheEndBeginsAtTheFront) {
       follower.after_step(&state, 1, step);
       control.tensor_cursor = ring->written;
     }
-    EXPECT_EQ(ring->taken, static_cast<uint64_t>(steps));
+    EXPECT_EQ(ring->snapshots_taken, static_cast<uint64_t>(steps));
     return ring->written;
   };
   const uint64_t record = follow(1 << 16, 1);
@@ -82,7 +82,7 @@ TEST(WeightRing, OfATensorLargerThanTheRoomForCopiesAPartIsCompared) {
   for (float& value : large) value += 0.5f;
   for (float& value : small) value += 0.25f;
   follower.after_step(states, 2, 5);
-  ASSERT_EQ(ring->taken, 2u);
+  ASSERT_EQ(ring->snapshots_taken, 2u);
   const auto reductions_at = [&](uint64_t at) {
     const auto* record = reinterpret_cast<const segment::TensorRecord*>(memory + sizeof *ring + at);
     return reinterpret_cast<const double*>(reinterpret_cast<const char*>(record) +
@@ -125,8 +125,8 @@ TEST(WeightRing, ARecordThatIsTooLargeIsNotTriedAtEveryTurn) {
   EXPECT_EQ(ring->skipped[segment::kTensorTooLarge], 2u);
   std::fill(values.begin(), values.end(), 1.f);
   for (int64_t step = 3; step < 10; ++step) follower.after_step(&state, 1, step);
-  EXPECT_GT(ring->taken, 0u) << "it is tried again in the end";
-  EXPECT_EQ(ring->due, ring->taken + ring->skipped[segment::kTensorTooLarge]);
+  EXPECT_GT(ring->snapshots_taken, 0u) << "it is tried again in the end";
+  EXPECT_EQ(ring->due, ring->snapshots_taken + ring->skipped[segment::kTensorTooLarge]);
   munmap(closed, values.size() * sizeof(float) / page * page + page);
 }
 

@@ -58,7 +58,7 @@ TEST_F(WeightsTest, EachTensorIsWrittenOnceInEveryInterval) {
     for (int64_t step = 2; step < 22; ++step) written += model.step(step, 0.25f);
     EXPECT_EQ(written, 2u * 20 / 4);
     auto reader = open();
-    EXPECT_EQ(reader->tensor_ring().taken, written);
+    EXPECT_EQ(reader->tensor_ring().snapshots_taken, written);
     EXPECT_EQ(reader->tensor_ring().interval, 4u);
     EXPECT_EQ(reader->tensor_ring().elements, 10006u);
     std::map<std::string, int64_t> last;
@@ -108,7 +108,7 @@ TEST_F(WeightsTest, WhatCannotBeReadIsCountedWithItsReason) {
     EXPECT_EQ(ring.skipped[segment::kTensorDevice], 1u);
     EXPECT_EQ(ring.skipped[segment::kTensorFormat], 1u);
     EXPECT_EQ(ring.skipped[segment::kTensorLayout], 2u);
-    EXPECT_EQ(ring.taken, 1u);
+    EXPECT_EQ(ring.snapshots_taken, 1u);
   });
 }
 
@@ -145,7 +145,7 @@ TEST_F(WeightsTest, ProjectionsShowTheRowsOfTheirHeads) {
     foreshock_observe_weights(states, 5, FORESHOCK_AFTER_STEP);
     auto reader = open();
     const segment::TensorRing ring = reader->tensor_ring();
-    EXPECT_EQ(ring.taken, 5u);
+    EXPECT_EQ(ring.snapshots_taken, 5u);
     EXPECT_EQ(ring.heads_skipped[segment::kHeadsSharded], 1u);
     EXPECT_EQ(ring.heads_skipped[segment::kHeadsShape], 2u) << "of 100 rows, and of another shape than named";
     EXPECT_EQ(ring.heads_skipped[segment::kHeadsRingFull], 0u);
@@ -201,9 +201,9 @@ TEST_F(WeightsTest, ATurnThatNobodyShowsIsCountedAsUnknown) {
     foreshock_weights_due(due, 8);  // the last ones are told by then
     const segment::TensorRing ring = open()->tensor_ring();
     // Both have their turn at even steps, and were shown at 4 and 8.
-    EXPECT_EQ(ring.taken, 4u);
+    EXPECT_EQ(ring.snapshots_taken, 4u);
     EXPECT_EQ(ring.skipped[segment::kTensorUnknown], 6u);
-    EXPECT_EQ(ring.due - ring.taken - ring.skipped[segment::kTensorUnknown], 2u) << "of the step now";
+    EXPECT_EQ(ring.due - ring.snapshots_taken - ring.skipped[segment::kTensorUnknown], 2u) << "step now";
   });
 }
 
@@ -268,9 +268,9 @@ TEST_F(WeightsTest, AmongSeveralRanksTheIntervalStaysAndTurnsAreLeftOut) {
                const segment::TensorRing ring = open()->tensor_ring();
                EXPECT_EQ(ring.interval, 64u);
                EXPECT_EQ(ring.due, 2u * 8);
-               EXPECT_LE(ring.taken, shown) << "some are asked for their checksum alone";
+               EXPECT_LE(ring.snapshots_taken, shown) << "some are asked for their checksum alone";
                EXPECT_GT(ring.skipped[segment::kTensorBudget], 0u);
-               EXPECT_EQ(ring.taken + ring.skipped[segment::kTensorBudget], ring.due);
+               EXPECT_EQ(ring.snapshots_taken + ring.skipped[segment::kTensorBudget], ring.due);
              });
     fs::remove_all(base_ + "/r");
     fs::create_directory(base_ + "/r");
@@ -316,8 +316,8 @@ TEST_F(WeightsTest, WaitWhileTheRestTakesMoreThanTheLimit) {
     EXPECT_EQ(quiet_steps(0.9), 40);
     EXPECT_TRUE(is_shown_again());
     const segment::TensorRing ring = open()->tensor_ring();
-    EXPECT_EQ(ring.taken + ring.skipped[segment::kTensorBudget] + ring.skipped[segment::kTensorRingFull],
-              ring.due);
+    EXPECT_EQ(ring.due, ring.snapshots_taken + ring.skipped[segment::kTensorBudget] +
+                            ring.skipped[segment::kTensorRingFull]);
     EXPECT_EQ(ring.skipped[segment::kTensorUnknown], 0u);
   });
 }
@@ -359,7 +359,7 @@ TEST_F(WeightsTest, AFullRingIsCountedAndDoesNoHarm) {
     for (size_t step = 2; step < steps; ++step) due += model.step(static_cast<int64_t>(step), 1e-4f);
     const segment::TensorRing ring = open()->tensor_ring();
     EXPECT_GT(ring.skipped[segment::kTensorRingFull], 0u);
-    EXPECT_EQ(ring.taken + ring.skipped[segment::kTensorRingFull], due);
+    EXPECT_EQ(ring.snapshots_taken + ring.skipped[segment::kTensorRingFull], due);
   });
 }
 
@@ -388,7 +388,7 @@ TEST_F(WeightsTest, AmongSeveralRanksAFullRingStillHasRoomForChecksums) {
              }
              EXPECT_EQ(checksums["large"], checksum(model.large.data(), 4 * model.large.size()));
              const segment::TensorRing ring = reader->tensor_ring();
-             EXPECT_EQ(ring.taken + ring.skipped[segment::kTensorRingFull], ring.due);
+             EXPECT_EQ(ring.snapshots_taken + ring.skipped[segment::kTensorRingFull], ring.due);
            });
 }
 

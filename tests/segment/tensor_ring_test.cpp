@@ -40,7 +40,7 @@ class TensorRingTest : public SegmentFiles {
     std::strcpy(record->name, "blocks.0.weight");
     char* at = reinterpret_cast<char*>(record) + record->payload[kTensorHistogram].offset;
     std::memset(at, static_cast<int>(step), 4 * elements);
-    tensors_.publish(record);
+    tensors_.publish_snapshot(record);
     return true;
   }
 
@@ -67,7 +67,7 @@ TEST_F(TensorRingTest, RecordsOfAnyLengthCrossInOrderManyTimesRoundTheRing) {
     }
   }
   EXPECT_EQ(next, 499);
-  EXPECT_EQ(reader->tensor_ring().taken, 500u);
+  EXPECT_EQ(reader->tensor_ring().snapshots_taken, 500u);
 }
 
 TEST_F(TensorRingTest, WhatWasNotReadIsNotOverwritten) {
@@ -167,7 +167,7 @@ TEST_F(TensorRingTest, WhatNoWriterMakesIsRefusedAndPassedOver) {
     ASSERT_GE(room, kRingBytes - sizeof(TensorRing) - written);
     rest->bytes = kRingBytes - sizeof(TensorRing) - written;
     rest->kind = TensorKind::kFiller;
-    tensors_.publish(rest);
+    tensors_.publish_snapshot(rest);
     EXPECT_FALSE(reader->next_tensor(&ready)) << what;
   }
 }
