@@ -68,8 +68,8 @@ uint64_t outputs_of(ProjectionKind kind, const HeadGeometry& heads) {
   return kind == ProjectionKind::kKey ? keys : queries + 2 * keys;
 }
 
-// Whether the kind behind an ambiguous name matters. With one kv-head both kinds have the same order of rows.
-// With one kv-head per query head, no model was found whose kind differs from that in kWords.
+// Whether the kind behind an ambiguous name matters. False with one kv-head (both kinds have the same rows),
+// and with one per query head (every known model there has the kind in kWords).
 bool has_several_groups(const HeadGeometry& heads) {
   return heads.kv_heads > 1 && heads.kv_heads < heads.heads;
 }
@@ -118,9 +118,9 @@ void ProjectionOutputs::see(const char* name, const int64_t* shape, uint32_t dim
   if (kind == ProjectionKind::kFused || kind == ProjectionKind::kGrouped) store_rows(&fused, &fused_differs_);
 }
 
-// Derives the number of kv-heads from the model's projections, because its attention calls may repeat keys:
-// from the key projection, or from a fused one, which has heads + 2 * kv_heads heads of outputs.
-HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs) {
+// Some models copy each key to all its query heads before they call attention. The number of kv-heads then
+// comes from the key projection, or from a fused one, which has heads + 2 * kv_heads heads of outputs.
+HeadGeometry with_kv_heads_of_model(const HeadGeometry& called, const ProjectionOutputs& outputs) {
   if (called.head_dim == 0 || called.kv_heads != called.heads) return called;
   const uint64_t key_heads = outputs.key / called.head_dim, fused_heads = outputs.fused / called.head_dim;
   const bool is_exact =

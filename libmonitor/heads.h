@@ -55,7 +55,7 @@ struct ProjectionOutputs {
 
 // Returns `called`, the heads of attention calls, with the model's own number of kv-heads, derived from
 // `outputs`: models with fewer kv-heads than query heads may repeat the keys before they call attention.
-HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs);
+HeadGeometry with_kv_heads_of_model(const HeadGeometry& called, const ProjectionOutputs& outputs);
 
 // Each head has head_dim consecutive outputs. Return the index of the first output of the first query head
 // that reads this kv-head, and of the key of this kv-head. The projection must compute queries, or keys.

@@ -477,7 +477,7 @@ void Monitor::reset() {
   ordinal_ = {};
   layers_.attach(writer.layers());
   if (!layers_.has_names()) parameters_without_room_ = 0;  // the count came from the parent process
-  store_unnamed_count();
+  store_unnamed_parameters();
   devices_.attach(&writer);
   pending_steps_.forget();
   fetched_ = {};

@@ -45,7 +45,7 @@ class Monitor {
   // foreshock_skips_unseen: from now on the number of skipped steps is recorded as unknown.
   void mark_skips_unknown() { skips_unseen_.store(true, std::memory_order_relaxed); }
   void observe_loss(double value, uint32_t source);
-  void observe_root_divisor(double divisor);
+  void observe_root_divisor(double divisor);  // the next backward root is a loss divided by it (accumulation)
   void loss_is_of(const char* name);
   void observe_loss_sum(double sum, double weight);
   bool fetch(const foreshock_tensor* values, size_t count, void* stream, uint32_t what, uint64_t* numbers);
@@ -69,7 +69,7 @@ class Monitor {
   void observe_weights(const foreshock_weight_state* states, size_t count, uint32_t when);
 
  private:
-  void store_unnamed_count();
+  void store_unnamed_parameters();
   // Creates the segment if this process has no segment. Returns true if this call created it.
   bool ensure_segment(uint64_t slot_bytes_needed);
   void reset();
@@ -139,23 +139,23 @@ class Monitor {
   std::atomic_flag weights_busy_;    // weights_
   std::atomic<uint64_t> ticket_{0};  // the last ticket given out; every use of a slot has its own ticket
 
-  // Step state. Written under clock_busy_, read by every sampled call.
+  // Step state. Written under clock_busy_ (members marked *: also without). Sampled calls read the atomics.
   std::atomic<int64_t> step_{-1};         // number of the step to which present calls belong; -1: unknown
   std::atomic<int64_t> next_step_{-1};    // the step that begins with the next forward call
-  std::atomic<int64_t> period_steps_{1};  // expected difference of the numbers of two reported steps
+  std::atomic<int64_t> period_steps_{1};  // steps from one report to the next: n if every n-th is reported
   std::atomic<uint64_t> interval_{8};     // sampling interval in this step, in steps
   uint64_t base_interval_ = 8;  // sampling interval outside of bursts (denser sampling after a warning)
-  std::atomic<uint64_t> call_in_step_{0};
+  std::atomic<uint64_t> call_in_step_{0};  // * calls in this step so far
   std::atomic<uint64_t> calls_last_step_{0};
   std::atomic<uint32_t> free_slots_{0};              // when the step began
-  std::atomic<uint32_t> slots_per_slice_{1};         // slots of the last slice of rows
-  std::atomic<uint32_t> slots_per_columns_{0};       // slots of the last slice of key positions; 0: none yet
+  std::atomic<uint32_t> slots_per_slice_{1};         // * slots of the last slice of rows
+  std::atomic<uint32_t> slots_per_columns_{0};       // * slots of the last slice of key positions; 0: none
   std::atomic<uint32_t> affordable_slices_{0};       // slices of rows that the budget pays for in this step
   std::atomic<bool> columns_are_affordable_{false};  // the budget also pays for slices of key positions
-  std::atomic<int64_t> column_slots_{0};             // slots left for key positions in this step
-  std::atomic<uint64_t> slices_ns_{0};               // time spent on slices in this step
-  std::atomic<uint64_t> skipped_steps_{0};
-  std::atomic<bool> skips_unseen_{false};
+  std::atomic<int64_t> column_slots_{0};             // * slots left for key positions in this step
+  std::atomic<uint64_t> slices_ns_{0};               // * time spent on slices in this step
+  std::atomic<uint64_t> skipped_steps_{0};           // *
+  std::atomic<bool> skips_unseen_{false};            // *
   bool step_was_sampled_ = false;
   bool steps_are_explicit_ = false;  // set once the trainer reports a step; then detected steps are ignored
   bool had_segment_ = false;         // this process or a parent has had a segment

@@ -196,11 +196,11 @@ int Monitor::name_parameters(const foreshock_parameter* parameters, size_t count
   int stored = 0;
   for (size_t n = 0; n < count; ++n) stored += layers_.name(parameters[n]);
   if (count > 0) parameters_without_room_ = count - static_cast<size_t>(stored);
-  if ((g_process.hot() & kHotArmed) != 0) store_unnamed_count();
+  if ((g_process.hot() & kHotArmed) != 0) store_unnamed_parameters();
   return stored;
 }
 
-void Monitor::store_unnamed_count() {
+void Monitor::store_unnamed_parameters() {
   std::atomic_ref<uint64_t>(g_process.writer().coverage()->parameters_unnamed)
       .store(parameters_without_room_, std::memory_order_relaxed);
 }

@@ -240,7 +240,7 @@ int first_number(const SafeEnvironment& variables, std::initializer_list<const c
 }
 
 // Returns the number of tasks on node number `node` from Slurm's list for all nodes: "4(x2),3" means 4, 4 and
-// 3. Returns -1 if the list is missing, invalid or too short.
+// 3. Reads the list only as far as needed. Returns -1 if this part is missing, invalid or too short.
 int tasks_of_node(const char* list, int node) {
   for (int64_t first = 0; list != nullptr && *list >= '0' && *list <= '9';) {
     char* end = nullptr;

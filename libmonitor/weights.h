@@ -93,9 +93,9 @@ class WeightSampler {
 
   // Sets the numbers of heads of the sampled attention calls, by which the rows of query and key projections
   // are assigned to heads. All zero: the calls have different numbers. `is_sampled`: a call was sampled. Some
-  // models copy each key to all its query heads before the call: with_own_keys() then corrects the key heads.
+  // models copy keys to all their query heads before the call; with_kv_heads_of_model() then corrects this.
   void set_heads(const HeadGeometry& called, bool is_sampled) {
-    heads_ = with_own_keys(called, outputs_);
+    heads_ = with_kv_heads_of_model(called, outputs_);
     knows_heads_ = is_sampled;
   }
 

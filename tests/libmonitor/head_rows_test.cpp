@@ -102,20 +102,20 @@ ProjectionOutputs outputs_of(std::initializer_list<std::pair<const char*, int64_
 
 TEST(HeadRows, RepeatedKeysAreToldByTheirProjections) {
   constexpr HeadGeometry kRepeated{.heads = 8, .kv_heads = 8, .head_dim = 16};
-  EXPECT_EQ(with_own_keys(kRepeated, outputs_of({{"a.k_proj.weight", 32}, {"b.k_proj.weight", 32}})),
+  EXPECT_EQ(with_kv_heads_of_model(kRepeated, outputs_of({{"a.k_proj.weight", 32}, {"b.k_proj.weight", 32}})),
             kGrouped);
-  EXPECT_EQ(with_own_keys(kRepeated, outputs_of({{"a.qkv.weight", (8 + 2 * 2) * 16}})), kGrouped);
-  EXPECT_EQ(with_own_keys(kRepeated, outputs_of({{"a.qkv.weight", 3 * 8 * 16}})), kRepeated) << "none are";
-  EXPECT_EQ(with_own_keys(kRepeated, outputs_of({{"a.k_proj.weight", 128}})), kRepeated);
-  EXPECT_EQ(with_own_keys(kRepeated, outputs_of({})), kRepeated);
+  EXPECT_EQ(with_kv_heads_of_model(kRepeated, outputs_of({{"a.qkv.weight", (8 + 2 * 2) * 16}})), kGrouped);
+  EXPECT_EQ(with_kv_heads_of_model(kRepeated, outputs_of({{"a.qkv.weight", 3 * 8 * 16}})), kRepeated);
+  EXPECT_EQ(with_kv_heads_of_model(kRepeated, outputs_of({{"a.k_proj.weight", 128}})), kRepeated);
+  EXPECT_EQ(with_kv_heads_of_model(kRepeated, outputs_of({})), kRepeated);
   for (const int64_t rows : {33, 48, 256})
-    EXPECT_EQ(with_own_keys(kRepeated, outputs_of({{"a.k_proj.weight", rows}})), kRepeated) << rows;
-  EXPECT_EQ(
-      with_own_keys(kRepeated, outputs_of({{"a.k_proj.weight", 32}, {"b.k_proj.weight", 16}, {"c.wk", 32}})),
-      kRepeated)
+    EXPECT_EQ(with_kv_heads_of_model(kRepeated, outputs_of({{"a.k_proj.weight", rows}})), kRepeated) << rows;
+  EXPECT_EQ(with_kv_heads_of_model(
+                kRepeated, outputs_of({{"a.k_proj.weight", 32}, {"b.k_proj.weight", 16}, {"c.wk", 32}})),
+            kRepeated)
       << "layers that differ";
-  EXPECT_EQ(with_own_keys(kGrouped, outputs_of({{"a.k_proj.weight", 64}})), kGrouped) << "the calls know";
-  EXPECT_EQ(with_own_keys({}, outputs_of({{"a.k_proj.weight", 64}})), HeadGeometry{});
+  EXPECT_EQ(with_kv_heads_of_model(kGrouped, outputs_of({{"a.k_proj.weight", 64}})), kGrouped) << "as is";
+  EXPECT_EQ(with_kv_heads_of_model({}, outputs_of({{"a.k_proj.weight", 64}})), HeadGeometry{});
 }
 
 }  // namespace
