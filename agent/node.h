@@ -14,8 +14,8 @@ namespace foreshock {
 int cores_of_node();
 
 // Returns the smallest CPU quota, in cores, of this process's cgroups (v1 and v2) and their parents; infinity
-// without a quota. `cgroups`: the file that lists this process's cgroups (/proc/self/cgroup). `root`: the
-// folder above their folders (/sys/fs/cgroup); in a container, it is the folder of the container's cgroup.
+// without a quota. `cgroups`: the file that lists these cgroups (/proc/self/cgroup). `root`: where they are
+// mounted (/sys/fs/cgroup); in a cgroup namespace (container), the mount point is this process's cgroup.
 double cgroup_cores(const std::string& cgroups, const std::string& root);
 
 // Returns the inode number that identifies this process's pid namespace, or 0 if it cannot be read. The same
@@ -29,7 +29,7 @@ std::string user_name(uid_t user);
 
 // Raises the limit of open files to at most 16384. The agent opens two files per live rank and three per run.
 void raise_descriptor_limit();
-// Gives the calling thread the lowest CPU priority. Threads that it starts later inherit the priority.
+// Gives this thread and its later threads the lowest CPU priority; lowers the session's if it is the leader.
 void be_nice();
 
 }  // namespace foreshock
