@@ -55,7 +55,7 @@ constexpr int kPollMs = 50;
 static_assert(kExitTimeoutMs % kPollMs == 0);
 constexpr int kServiceTimeoutMs = 3000;   // by then a service, which looks every second, has found a new run
 constexpr off_t kExitBytes = 4096;        // reserved for the exit file, which has about 60 bytes: one page
-constexpr off_t kSpareBytes = 256 << 10;  // a summary has about 3 KiB for each rank and attempt
+constexpr off_t kSpareBytes = 256 << 10;  // for the summary: about 3 KiB per process, also of past attempts
 
 bool is_stop_signal(int signal) { return signal == SIGTERM || signal == SIGINT || signal == SIGHUP; }
 
@@ -269,7 +269,7 @@ std::string ExitExchange::reserve(const std::string& directory) {
   const std::string launcher = std::to_string(launcher_id());
   exit_ = directory + "/exit." + launcher + ".json";
   summary_ = directory + "/summary." + launcher + ".json";
-  // The exit file is removed first, because the agent writes a summary for an exit file that has none.
+  // First the exit file: if the summary went first, the agent would write it again for the old exit file.
   unlink(exit_.c_str());
   unlink(summary_.c_str());
   spare_ = directory + "/spare." + launcher;

@@ -81,7 +81,7 @@ class AgentKeeper {
 
   std::string directory_;
   std::vector<std::string> command_;
-  FileLock start_lock_;  // lock on agent.start, held while an agent of ours starts
+  FileLock start_lock_;  // lock on agent.start, held until agent.json names our agent, at most 5 s
   pid_t pid_ = -1;       // the agent that we have started; -1: none, or another launcher's agent runs
   // Pid namespace and pid of the agent that new_address() last returned.
   std::pair<uint64_t, pid_t> reported_{0, -1};
@@ -128,7 +128,7 @@ class ExitExchange {
   std::string directory_, exit_, spare_, summary_;
 };
 
-// What the command line reads from a summary (docs/summary.md) or from the state of a live run.
+// What this program reads from a summary (docs/summary.md) or from the state of a live run.
 struct Summary {
   bool is_valid = false;            // the summary is a JSON object
   std::string text;                 // several lines; "" if the agent wrote none

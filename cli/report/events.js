@@ -1,15 +1,15 @@
-// Makes the table of all loss events, the table of warnings, and one section for each loss event. A sign is a detector
-// that left level quiet ("moved") before the event; event.before has all signs, the most reliable first. charts.js has
-// signalChart(), words.js `report` (the data) and helpers: before(lead) writes a number of steps as "12 steps before".
+// Makes tables of loss events and warnings, and sections of the `detailed` events (at most the first 40). An episode: a
+// period in which a detector was above level quiet ("moved" at its start). event.before: the episodes before an event
+// (its signs), the most reliable first. charts.js has signalChart(), words.js `report` (the data) and other helpers.
 const OPEN = 3;   // number of loss events whose sections are open when the page is loaded
 const CURVES = 6; // most curves of detectors in a section
-const UNSEEN = 8; // steps; if a detector had no values for longer before it moved, the step is shown as a range
+const UNSEEN = 8; // steps; if a detector may have moved earlier by more than this, the step is shown as a range
 const OF_GRADIENT = ['gradient_norm', 'gradient_growth']; // detectors whose input is the gradient norm, which has a chart anyway
 
 const place = (sign) => (known(sign.layer) ? `layer ${sign.layer}` : 'the whole model');
 const ranksOf = (event) => `${event.ranks.length > 1 ? 'ranks' : 'rank'} ${event.ranks.slice(0, 8).join(', ')}${event.ranks.length > 8 ? ', …' : ''}`;
 
-// When the detector moved. If it had no values in the unseen_steps steps before, it may have moved at any of them.
+// When the detector moved. It may have moved up to unseen_steps steps earlier: it had at most three values in them.
 const moved = (sign) => (sign.unseen_steps > UNSEEN ? `${count(sign.lead_steps)} to ${count(sign.lead_steps + sign.unseen_steps)} steps before: too few samples to say` : before(sign.lead_steps));
 
 function signTable(event) {
