@@ -1,12 +1,12 @@
 // Formats values for the status page, and makes its elements. Names in the state (JSON from the agent) come from a
 // trainer and are untrusted, so every text is set with textContent. Unknown values are null in the state and a dash on
-// the page. `number` writes `digits` significant digits, `fixed`, `signed` and `percent` write `digits` decimals.
+// the page ("" for `clock`). `number` writes `digits` significant digits; `fixed`, `signed`, `percent` write decimals.
 // `short` writes at most three significant digits without trailing zeros; its value must be known.
 "use strict";
 
 const known = (value) => value !== null && value !== undefined;
 const finite = (value) => known(value) && Number.isFinite(value);
-const minus = (text) => text.replace("-", "\u2212"); // the first "-": the sign, or that of the exponent of a positive number
+const minus = (text) => text.replace("-", "\u2212"); // replaces only the first "-": the sign of the number or, if it is positive, of its exponent
 const withoutPlus = (text) => text.replace("e+", "e");
 const significant = (value, digits) => (value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(digits - 1) : value.toPrecision(digits));
 const number = (value, digits = 4) => (finite(value) ? minus(withoutPlus(significant(value, digits))) : "–");
@@ -27,7 +27,7 @@ const mean = (values) => {
   const good = values.filter(finite);
   return good.length ? good.reduce((sum, v) => sum + v, 0) / good.length : null;
 };
-// "14:05:12" or "14:05" (without hasSeconds), after the date if it is not that of `today`. Times: seconds since 1970.
+// "14:05:12" or "14:05" (without hasSeconds), after its date if that is not the date of `today`. Times: s since 1970.
 const clock = (seconds, today = seconds, hasSeconds = true) => {
   if (!finite(seconds)) return "";
   const [time, now] = [new Date(1000 * seconds), new Date(1000 * today)];
