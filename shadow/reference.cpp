@@ -32,7 +32,7 @@ constexpr int kLanes = lanes_of<double>();
 // a tile as [key][element]. The other arrays are [element or key][row], with `stride` (the padded number of
 // rows) from one element to the next. By row: the largest, second and smallest score (max, second, min); sums
 // of the weights exp(score - max) and of weight * (score - max) (sum, weighted); the maximum before this tile
-// (factor); the number of keys that the row sees (limit); the sum of grad_out * out (delta).
+// (factor, despite its name); the number of keys the row sees (limit); the sum of grad_out * out (delta).
 struct Workspace {
   int stride;
   double *query, *out, *scores, *keys, *values;
@@ -117,7 +117,7 @@ HWY_INLINE V clamp_lanes(V x) {
 
 // Rescales the sums from the old maxima (in w.factor) to the new ones. With change = old - new maximum,
 // weighted = sum of weight * (score - max) becomes exp(change) * (weighted + change * sum). Sum and out are
-// multiplied by exp(change), the local `factor`; it is exactly 1 in lanes whose maximum is unchanged.
+// multiplied by exp(change), the local `factor`: exactly 1 if the maximum is unchanged, 0 before any key.
 HWY_INLINE void rescale(const Workspace& w, int value_dim) {
   const D d;
   for (int row = 0; row < w.stride; row += kLanes) {
@@ -155,8 +155,8 @@ HWY_INLINE void weigh_tile(const Workspace& w, int count) {
 }
 
 // Computes the scores of keys [first, first + count), and applies the mask, if any. multiply({lanes, stride,
-// matrix, inner_step, outer_step, inner, accumulate}, columns, result) sets result[j][row], or adds to it, to
-// the sum over i < inner of lanes[i][row] * matrix[i * inner_step + j * outer_step].
+// matrix, inner_step, outer_step, inner, accumulate}, columns, result): for j < columns, result[j][row] = (if
+// accumulate: +=) the sum over i < inner of lanes[i][row] * matrix[i * inner_step + j * outer_step].
 HWY_INLINE void score_tile(const AttentionSlice& slice, const Workspace& w, int first, int count) {
   const size_t dim = slice.head_dim;
   load_tile(slice.key, slice.dtype, first * dim, count * dim, w.keys);
