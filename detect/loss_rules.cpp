@@ -137,7 +137,7 @@ std::optional<int64_t> LossRiseRule::end_block(double mean, double within) {
   return onset_step_;
 }
 
-// best_ is the level: the lowest mean over kLevel blocks in a row. Blocks that is_above() are skipped.
+// best_, the level: the lowest mean of kLevel passed blocks. end_block() passes no block above the level.
 void LossRiseRule::learn(double mean, double within) {
   within_.add(within);
   if (has_previous_) differences_.add(mean - previous_);
