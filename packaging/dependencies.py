@@ -1,7 +1,7 @@
 """Provides what the packaged `foreshock` is linked with: static libraries, and the oldest supported glibc (2.31).
 
-Debian has the libraries only as shared ones. So they are built from Debian's source packages, in the version of the
-installed development package, with which foreshock was tested. glibc is downloaded as a binary package. All packages
+Debian has the libraries only as shared ones. They are built from Debian's source packages in the installed version, so
+that foreshock's packages contain the version that the tests used. glibc is downloaded as a binary package. All packages
 come from the archives in apt's configuration. The system is not changed, and root is not needed.
 """
 

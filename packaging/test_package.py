@@ -1,8 +1,8 @@
 """./dev test-package: the newcomer's path with the packages of build/packages on Debian 11, 12 and testing.
 
 For each system, newcomer.py installs the packages and trains with them in a bare chroot, without root or a compiler.
-Making chroots needs root, missing downloads need a network, and the disk needs 25 GB. An adapter is a library for one
-release of torch. The packages must have those of SYSTEMS: `./dev package --torch 2.8.0,2.13.0,2.15.0`, or all.
+Chroots need root, missing downloads need a network, and the disk needs 25 GB. build/packages must contain the adapters
+(libraries for one release of torch) for the releases in SYSTEMS: `./dev package --torch 2.8.0,2.13.0,2.15.0`, or all.
 """
 
 from __future__ import annotations
