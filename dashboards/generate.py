@@ -11,7 +11,7 @@ from board import board_json
 from fleet_board import fleet
 from monitor_board import monitor
 from overview_board import overview
-from rules import rules_yaml
+from rules import rules_yaml  # the rules also depend on bench/precursors/results.json (standing.py)
 from runbook import PAGE, runbook
 from weights_board import weights
 
