@@ -21,12 +21,12 @@ ACTIONS = ("checkpoint", "lower-rate", "roll-back", "raise-precision")
 
 
 class ActOnAdvice(Callback):
-    """Acts once for each warning, after the optimizer's step.
+    """Acts once for each warning, at the end of a batch.
 
     `action`: one of ACTIONS. "raise-precision" needs a method raise_precision(layer) of the trained module.
-    `directory`: where "checkpoint" saves. `keep_every`: steps between two states for "roll-back"; the last four states
-    are kept in memory. `factor`: "lower-rate" and "roll-back" multiply the learning rate by it. A scheduler that sets
-    the rate at every step overwrites the lower rate, so the scheduler must be changed too.
+    `directory`: where "checkpoint" saves. `keep_every`: optimizer steps between two states for "roll-back"; the last
+    four are kept in memory. `factor`: "lower-rate" and "roll-back" multiply the learning rate by it. A scheduler that
+    sets the rate at every step overwrites the lower rate, so the scheduler must be changed too.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class ActOnAdvice(Callback):
         self.listener = Listener(self.act)  # calls act() once for each warning
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_index: int) -> None:
-        self.trainer, self.module = trainer, module
-        if self.action == "roll-back" and trainer.global_step % self.keep_every == 0:
+        self.trainer, self.module, step = trainer, module, trainer.global_step  # several batches may have the same step
+        if self.action == "roll-back" and step % self.keep_every == 0 and [s["step"] for s in self.kept[-1:]] != [step]:
             self.kept = [*self.kept[-3:], self.state()]
-        self.listener.step_ended(trainer.global_step)
+        self.listener.step_ended(step)
 
     def act(self, advice: Advice) -> None:
         """Calls the method of the action: checkpoint(), lower_rate(), roll_back() or raise_precision()."""

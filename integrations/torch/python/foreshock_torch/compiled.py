@@ -65,7 +65,7 @@ class Watch:
                     self._stepped(optimizer)
             finally:
                 self._frames.set_eval_frame(tracer)
-        except Exception as error:  # also one that a signal handler or thread of the training raised here
+        except Exception as error:  # also those that a signal handler or another thread of the training raised here
             if is_of_trainer is not None and is_of_trainer(error):  # at process exit a global may be None
                 raise
             self.is_on = False

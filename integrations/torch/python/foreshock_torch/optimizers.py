@@ -1,5 +1,5 @@
-"""Reads parameters and states of optimizers, and classifies the optimizers of a training that has several.
-One optimizer is the clock: each of its steps ends a training step (a tick). See OtherOptimizers for the other kinds."""
+"""Reads parameters and states of optimizers, and classifies the optimizers of a training. One optimizer is the clock:
+its first step() after a backward pass ends a training step (a tick). See OtherOptimizers for the other kinds."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Partner:
     def __init__(self, reference: Any, number: int) -> None:
         self.reference = reference  # weak reference to the optimizer
         self.number = number  # see OtherOptimizers.number_of()
-        self.ticks = 0  # steps of the clock since this optimizer's first step
+        self.ticks = 0  # ticks since this optimizer's first step
         self.steps = 0
         self.keeps_pace: bool | None = None  # None: undecided
 
@@ -122,7 +122,7 @@ class OtherOptimizers:
         return False
 
     def ticked(self) -> None:
-        """Call it after each step of the clock."""
+        """Call it at each tick."""
         for partner in self._partners:
             partner.tick()
 
@@ -141,8 +141,8 @@ class OtherOptimizers:
         return any(partner.keeps_pace is None and partner.reference() is not None for partner in self._partners)
 
     def number_of(self, optimizer: Any) -> int:
-        """The number in the name of the optimizer's loss: 0 if it is not a partner, else 2 or more (the clock has 1). A
-        partner keeps its number. The number of a partner that was destroyed may be given to a new one."""
+        """The number n in "loss of optimizer n", under which the partner's losses are recorded; 0: not a partner. At
+        least 2. A partner keeps its number. The number of a partner that was destroyed may be given to a new one."""
         partner = self._partner(optimizer)
         return 0 if partner is None else partner.number
 
@@ -164,7 +164,7 @@ class OtherOptimizers:
 
 
 class SplitStep:
-    """Collects the parameters of a clock that is called several times in one step, each time with other parameters.
+    """Collects the parameters of a clock whose step() is called several times in a training step, each with others.
 
     DeepSpeed's ZeRO does this: one call for each group, in stage 3 for each sub-group. The parameters of a call are
     flat copies of many parameters, or of this rank's share of them.
@@ -173,14 +173,14 @@ class SplitStep:
     def __init__(self) -> None:
         # Addresses (_cdata) of the parameters of all calls; empty until a step has had a second call.
         self.addresses: list[int] = []
-        self._first: list[int] = []  # addresses of the parameters of the step's first call
+        self._first: list[int] = []  # addresses that begin() got at the step's first call
 
     def forget(self) -> None:
         """Call it when another optimizer becomes the clock."""
         self.addresses = []
 
     def begin(self, addresses: list[int]) -> None:
-        """Notes the first call of a step."""
+        """Notes the first call of a step. `addresses`: those of the parameters of the clock and its companions."""
         self._first = addresses
 
     def add(self, optimizer: Any) -> None:
