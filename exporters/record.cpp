@@ -438,7 +438,7 @@ void RecordWriter::copy_to_spool() {
     if (shared_->survives() || shared_->is_failing) return;
   }
   // Waits for twice kPatience: check_for_hang(), at the end of write_out(), finds a hang only if the thread
-  // has begun the attempt more than kPatience ago, and the thread may begin late.
+  // started the attempt more than kPatience ago, and the thread may begin late.
   write_out(2 * kPatience);
 }
 

@@ -416,7 +416,7 @@ class RecordFile {
   // Creates the file, or opens a record to append to it after its last whole line. Returns null and a
   // one-line *error if the file cannot be opened, is not a record, or another writer has locked it. With a
   // `max_bytes` above 0, the record is kept in two parts of at most half of `max_bytes` each: before a part
-  // would become larger, it is renamed to older_part(path), replacing that file, and a new one is begun.
+  // would become larger, it is renamed to older_part(path), replacing that file, and a new one is started.
   static std::unique_ptr<RecordFile> open(const std::string& path, std::string* error, WriteCall write,
                                           uint64_t max_bytes = 0);
   ~RecordFile();

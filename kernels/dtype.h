@@ -7,22 +7,44 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <iterator>
 
 namespace foreshock {
 
 enum class DType : uint32_t { kNone = 0, kFp64 = 1, kFp32 = 2, kBf16 = 3, kFp16 = 4, kBool = 5 };
 
 constexpr size_t size_of(DType type) {
-  constexpr size_t kSizes[] = {0, 8, 4, 2, 2, 1};  // in bytes, by DType
-  const auto index = static_cast<size_t>(type);
-  return index < std::size(kSizes) ? kSizes[index] : 0;
+  switch (type) {
+    case DType::kFp64:
+      return 8;
+    case DType::kFp32:
+      return 4;
+    case DType::kBf16:
+    case DType::kFp16:
+      return 2;
+    case DType::kBool:
+      return 1;
+    case DType::kNone:
+      break;
+  }
+  return 0;
 }
 
 constexpr const char* name_of(DType type) {
-  constexpr const char* kNames[] = {"none", "fp64", "fp32", "bf16", "fp16", "bool"};
-  const auto index = static_cast<size_t>(type);
-  return index < std::size(kNames) ? kNames[index] : kNames[0];
+  switch (type) {
+    case DType::kFp64:
+      return "fp64";
+    case DType::kFp32:
+      return "fp32";
+    case DType::kBf16:
+      return "bf16";
+    case DType::kFp16:
+      return "fp16";
+    case DType::kBool:
+      return "bool";
+    case DType::kNone:
+      break;
+  }
+  return "none";
 }
 
 constexpr bool is_floating(DType type) {

@@ -1,6 +1,7 @@
 // The core of libforeshock.so: receives calls, steps, losses, gradients and weights from the hooks, and
 // writes samples and step records to the segment, the shared memory that the agent process reads. Read this
-// file first. monitor.cpp decides what is sampled and takes samples, monitor_steps.cpp has everything else.
+// file first. monitor.cpp decides what is sampled, takes samples and charges steps; monitor_steps.cpp has the
+// rest.
 //
 // A sample of an attention call is a slice of rows: up to 16 query rows with all keys that they see. A
 // backward call may add a slice of key positions (columns): up to 16 keys with all query rows, for dK and dV.

@@ -158,7 +158,7 @@ constexpr uint32_t kMostSlices = 10000;  // in a step; more than any segment hol
 
 // The returned seconds are the time that the agent reports, plus the estimate for this step's slices, minus
 // the part of earlier estimates that belongs to the slices that the agent reports.
-double AgentForecast::end_step(uint64_t slices, bool is_granted, const Report& report) {
+double AgentForecast::end_step(uint64_t slices, bool is_first_look, const Report& report) {
   const uint64_t settled = std::min(report.slices, outstanding_);
   const double charged_before =
       settled == 0 ? 0 : charged_ * static_cast<double>(settled) / static_cast<double>(outstanding_);
@@ -170,7 +170,7 @@ double AgentForecast::end_step(uint64_t slices, bool is_granted, const Report& r
     const double counted = is_first ? each : std::min(each, kSurprise * slice_seconds_);
     slice_seconds_ += (is_first ? 1 : kNewCost) * (counted - slice_seconds_);
   }
-  const double charged_now = is_granted ? 0 : static_cast<double>(slices) * slice_seconds_;
+  const double charged_now = is_first_look ? 0 : static_cast<double>(slices) * slice_seconds_;
   outstanding_ += slices;
   charged_ += charged_now;
   return report.seconds - charged_before + charged_now;

@@ -190,9 +190,9 @@ class AgentForecast {
     uint64_t slices = 0;        // slices of query rows in slices_seconds
   };
 
-  // Ends a step that copied `slices` slices of query rows; `is_granted`: the grant of the first look pays for
-  // them. Returns the seconds that the budget pays in this step; negative: a forecast was too high.
-  double end_step(uint64_t slices, bool is_granted, const Report& report);
+  // Ends a step that copied `slices` slices of query rows; `is_first_look`: the grant of the first look pays
+  // for them. Returns the seconds that the budget pays in this step; negative: a forecast was too high.
+  double end_step(uint64_t slices, bool is_first_look, const Report& report);
 
   // The agent's expected time for a slice of query rows and the key positions beside it; 0: not known yet.
   double slice_seconds() const { return slice_seconds_; }

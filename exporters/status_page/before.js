@@ -52,7 +52,7 @@ function earliestSignals({ step, declared, ranks }) {
     for (const { detector, layer, level, since_step } of event.preceded_by || [])
       addSignal({ detector, layer, level, since: since_step, lead: step - since_step, rank });
   }
-  const preceding = new Set(earliest.keys());
+  const preceding = new Set([...earliest.values()].filter(({ lead }) => lead > 0).map(by("detector")));
   for (const { rank } of ranks) {
     for (const { event, layer, first_step } of rank.events || []) {
       const detector = event.startsWith("warn_") ? event.slice(5) : null; // warn_DETECTOR, or another event

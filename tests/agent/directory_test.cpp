@@ -50,8 +50,8 @@ TEST_F(DirectoryTest, FilesAreReadAndReplacedWhole) {
 
 TEST_F(DirectoryTest, AFileThatCannotBeReadIsNotAnEmptyOne) {
   std::string why;
-  const auto own =
-      Directory::open("/proc/self", &why);  // its file `mem` opens, but has no byte at the address 0
+  // The file `mem` of a process opens, but cannot be read at the address 0.
+  const auto own = Directory::open("/proc/" + std::to_string(getpid()), &why);
   ASSERT_NE(own, nullptr) << why;
   EXPECT_EQ(own->read("mem", 100), std::nullopt);
   EXPECT_EQ(errno, EIO);

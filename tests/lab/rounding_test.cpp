@@ -39,11 +39,11 @@ TEST_P(RoundingOf, AgreesWithMpfrAndWithItsDefinition) {
   const NumberFormat format = *parse_format(GetParam());
   for (auto [rounding, mode] :
        {std::pair{Rounding::kNearestEven, MPFR_RNDN}, {Rounding::kTowardZero, MPFR_RNDZ}}) {
-    const std::vector<double> x = format_samples(format, kSamples, false, 7);
+    const std::vector<double> x = format_samples(format, kSamples / test::kVariationStep, false, 7);
     std::vector<double> fast = x;
     round_to(format, rounding, fast.data(), fast.size());
     int64_t against_mpfr = 0, against_definition = 0, signs = 0;
-    for (size_t i = 0; i < x.size(); i += test::kVariationStep) {
+    for (size_t i = 0; i < x.size(); ++i) {
       against_mpfr += !same(fast[i], by_mpfr(format, mode, x[i]));
       against_definition += !same(fast[i], round_scalar(format, rounding, x[i]));
       signs += !std::isnan(fast[i]) && std::signbit(fast[i]) != std::signbit(x[i]);
