@@ -86,8 +86,8 @@ inline uint64_t count_nonfinite(const TensorView& view, int64_t batch, int64_t h
 }
 
 // A packed batch (sequences stored one after the other without padding) and the choice of the sequence to
-// sample: the one that contains the query position at the fraction place / 2^32 of all query positions. The
-// offsets may be readable only on the device, so find_sequence() is compiled for host and device.
+// sample: the one that contains the query position at the fraction (`place` / 2^32) of all query positions.
+// The offsets may be readable only on the device, so find_sequence() is compiled for host and device.
 //
 // Sequence n has the query positions from query offset n up to, but not including, query offset n + 1. Its
 // key positions follow from the key offsets in the same way.
@@ -108,9 +108,9 @@ struct SequencePlace {
 };
 
 // Finds the sequence that batch.place chooses, by bisection. If `place` is uniform, every query position is
-// equally likely and an empty sequence is never chosen. The offsets may be invalid: the result always lies
-// within batch.queries and batch.keys. It has no positions if offsets that were read are negative, do not
-// increase or are too large, or if the sequence is too long or has no keys. `memory` reads the offsets.
+// equally likely and an empty sequence is never chosen. `memory` reads the offsets, which may be invalid. The
+// result lies within batch.queries and batch.keys. It has no positions if the first and last query offsets,
+// or those of the sequence, are negative, do not increase or are too large, or if the sequence is too long.
 template <class Memory>
 FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& batch, const Memory& memory) {
   const auto offset = [&memory](uint64_t offsets, uint32_t n) {

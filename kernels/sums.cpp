@@ -215,7 +215,7 @@ void add_block(const double* g, const double* v, size_t n, const AdamConstants& 
   block.staleness = sum(n, [&](size_t i) { return staleness_of(square[i], corrected[i], c); });
   block.epsilon_dominated = count(n, [&](size_t i) { return corrected[i] < c.eps_squared; });
   block.gradient_squares = sum(n, [&](size_t i) { return square[i]; });
-  if (c.before > 0) {  // not the first step, before which there is no second moment
+  if (c.old_moment_factor > 0) {  // not the first step, before which there is no second moment
     block.surprised = count(n, [&](size_t i) { return is_surprising(square[i], moment[i], c); });
     block.surprise_counted = block.counted;
   }
@@ -230,7 +230,7 @@ AdamConstants adam_constants(const AdamStep& step) {
           .eps_squared = eps_squared,
           .floor = eps_squared > DBL_MIN ? eps_squared : DBL_MIN,
           .new_share = 1 - step.beta2,
-          .before = step.beta2 * (1 - power(step.beta2, step.step - 1))};
+          .old_moment_factor = step.beta2 * (1 - power(step.beta2, step.step - 1))};
 }
 
 void add_adam_sums(const TensorView& gradient, const TensorView& second_moment, const AdamStep& step,

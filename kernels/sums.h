@@ -53,11 +53,11 @@ void for_each_joint_block(const TensorView& a, const TensorView& b, const Visit&
 
 // The sum of the squares of a dense array, in fp64. `type` must be floating. A NaN or an infinity in the
 // array makes the result NaN or infinite. The elements are added in eight chains (partial sums), so the
-// relative error is at most count / 8 * 2^-53, far below the rounding of any gradient.
+// relative error is at most (count / 8 + 14) * 2^-53, far below the rounding of any gradient.
 double sum_of_squares(const void* data, DType type, size_t count);
 
 // Sums, in fp64, over the changes d = after - before that a step made in an array, and over the values after
-// the step. A value that is not finite makes its sums not finite. Relative error: at most count / 8 * 2^-53.
+// it. A value that is not finite makes its sums not finite. Relative error: at most (count / 8 + 16) * 2^-53.
 struct Update {
   double sum_magnitude = 0, sum_squares = 0, max_magnitude = 0;  // of d
   double sum_squares_after = 0;                                  // of the values after the step
@@ -83,8 +83,8 @@ struct GradientSums {
   }
 };
 
-// Adds a tensor with any strides and a floating type to *sums: elements in order within each joint block,
-// then the blocks in order. The relative error of the squares is below (blocks + 257) * 2^-53.
+// Adds a tensor with any strides and a floating type to *sums: in order within each block of at most 256
+// elements, then the blocks in order. The relative error of the squares is below (blocks + 257) * 2^-53.
 void add_gradient_sums(const TensorView& gradient, GradientSums* sums);
 
 struct AdamStep {  // parameters of the Adam step that was just taken
@@ -123,11 +123,11 @@ struct AdamSums {
 
 // Values that are constant over a tensor in one step, for the functions of one element below.
 struct AdamConstants {
-  double correction;   // 1 / (1 - beta2^t), so that v^ = v * correction
-  double eps_squared;  // eps dominates if v^ is below this
-  double floor;        // the least divisor in `staleness`: eps^2, but always above 0
-  double new_share;    // 1 - beta2
-  double before;       // beta2 (1 - beta2^(t - 1)): v - (1 - beta2) g^2 = before * w^; 0: w^ is unknown
+  double correction;         // 1 / (1 - beta2^t), so that v^ = v * correction
+  double eps_squared;        // eps dominates if v^ is below this
+  double floor;              // the least divisor in `staleness`: eps^2, but always above 0
+  double new_share;          // 1 - beta2
+  double old_moment_factor;  // beta2 (1 - beta2^(t - 1)): v - (1 - beta2) g^2 divided by w^; 0: unknown
 };
 
 AdamConstants adam_constants(const AdamStep& step);
@@ -166,7 +166,7 @@ constexpr double staleness_of(double square, double corrected, const AdamConstan
 
 // Whether g^2 > 50 w^ with w^ = (v - (1 - beta2) g^2) / (beta2 (1 - beta2^(t - 1))), without the division.
 constexpr bool is_surprising(double square, double moment, const AdamConstants& c) {
-  return square * c.before > kSurprise * (moment - c.new_share * square);
+  return square * c.old_moment_factor > kSurprise * (moment - c.new_share * square);
 }
 
 // A checksum of a dense array: the sum modulo 2^64 of w[n] * m[n] over the 32-bit words w[n] of `bytes` bytes
