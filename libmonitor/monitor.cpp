@@ -145,7 +145,7 @@ void Monitor::settle_step(const EndedStep& ended) {
     else if (!step_was_sampled_)
       weights_seconds = std::clamp(rest_seconds - bare, weights_seconds, kMaxWeightsCharge * weights_seconds);
     agent_seconds = agent_forecast_.end_step(slices, is_first_look, report);
-    smallest_sample_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold()) +
+    smallest_sample_seconds = cost_.sampled_step_extra_seconds() + cost_.slice_seconds(is_cold()) +
                               agent_forecast_.slice_seconds() + gradient_cost_.seconds();
   }
   // The time that the grant of the first look pays for is removed from the step and from its cost.

@@ -89,7 +89,8 @@ bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, 
                    uint64_t seed, int64_t step, uint64_t call) {
   // The share of calls follows from the elements read: `rows` for a slice of rows (keys and values of a
   // kv-head), `copied` for a slice of key positions (queries, outputs, output gradients), `summed` for its
-  // sums over all keys. Measured costs differ by up to a fourth, so kExtraCost is below 0.3 (see sampling.h).
+  // sums over all keys. If the budget has plenty (`is_affordable`), the share is larger. Else the mean extra
+  // cost must stay below 0.3 of the rows' cost; kExtraCost is lower, as costs differ by up to a fourth.
   constexpr double kExtraCost = 0.22;
   const double group = static_cast<double>(shape.heads / shape.kv_heads);
   const double rows = static_cast<double>(shape.keys) * static_cast<double>(head_dim + value_dim);
@@ -123,9 +124,9 @@ void OrdinalFollower::end_run() {
   }
 }
 
-int OrdinalFollower::next(bool backward, bool in_backward) {
-  if (!backward && in_backward) return -1;  // a recomputation
-  if (!backward) {
+int OrdinalFollower::next(bool is_backward_call, bool during_backward_pass) {
+  if (!is_backward_call && during_backward_pass) return -1;  // checkpointing repeats the forward pass
+  if (!is_backward_call) {
     backward_ = 0;
     const uint32_t index = run_++;
     return is_trusted() ? static_cast<int>(index % period_) : -1;
@@ -136,7 +137,8 @@ int OrdinalFollower::next(bool backward, bool in_backward) {
   return static_cast<int>((last_run_ - 1 - index) % period_);
 }
 
-void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interval, double least_seconds) {
+void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interval,
+                      double smallest_sample_seconds) {
   const double trainer_seconds = std::max(step_seconds - cost_seconds, 0.0);
   step_seconds_ += (step_seconds_ == 0 ? 1 : kWeight) * (trainer_seconds - step_seconds_);
   if (steps_ < kFirstSteps) return void(++steps_);  // the set-up is not charged
@@ -144,7 +146,7 @@ void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interva
     return max_slowdown_ * static_cast<double>(steps) * step_seconds_;
   };
   const double change = max_slowdown_ * trainer_seconds - cost_seconds;
-  const double most_saved = earnings(interval) + least_seconds;
+  const double most_saved = earnings(interval) + smallest_sample_seconds;
   balance_seconds_ = std::clamp(balance_seconds_ + change, -kMostOwed * earnings(interval), most_saved);
   const double most_owed = kMostOwed * earnings(std::min(interval, kPatientInterval));
   patient_balance_ = std::clamp(patient_balance_ + change, -most_owed, most_saved);
@@ -176,9 +178,9 @@ double AgentForecast::end_step(uint64_t slices, bool is_first_look, const Report
   return report.seconds - charged_before + charged_now;
 }
 
-// Returns the time for a slice of `bytes` on the fitted line. If all slices are of about one size, no slope
-// can be fitted, and the time is taken as proportional to the size.
-double CostModel::warm_seconds(double bytes) const {
+// Returns the time for copying `bytes` into a slot that was used before, on the fitted line. If all slices
+// are of about one size, no slope can be fitted, and the time is taken as proportional to the size.
+double CostModel::reused_seconds(double bytes) const {
   const double mean_bytes = bytes_sum_ / count_, mean_seconds = seconds_sum_ / count_;
   const double variance = bytes_squares_ / count_ - mean_bytes * mean_bytes;
   const double limit = kSpread * mean_bytes;
@@ -189,16 +191,16 @@ double CostModel::warm_seconds(double bytes) const {
   return std::max(mean_seconds + std::max(slope, 0.0) * (bytes - mean_bytes), 0.1 * mean_seconds);
 }
 
-void CostModel::observe_slice(uint64_t bytes, bool cold, double seconds) {
+void CostModel::observe_slice(uint64_t bytes, bool first_use_of_slot, double seconds) {
   bytes_ = static_cast<double>(bytes);
-  const double warm = warm_seconds(bytes_);
-  if (cold) {
+  const double usual = reused_seconds(bytes_);
+  if (first_use_of_slot) {
     // 1e-12: with a limit of 0, a cost that has fallen to 0 could not rise again.
-    const double extra = std::clamp((seconds - warm) / bytes_, 0.0, kSurprise * cold_per_byte_ + 1e-12);
-    cold_per_byte_ += kNewCost * (extra - cold_per_byte_);
+    const double extra = std::clamp((seconds - usual) / bytes_, 0.0, kSurprise * first_use_per_byte_ + 1e-12);
+    first_use_per_byte_ += kNewCost * (extra - first_use_per_byte_);
     return;
   }
-  seconds = std::min(seconds, kSurprise * warm);
+  seconds = std::min(seconds, kSurprise * usual);
   const auto fade = [](double& sum, double added) { sum = kFading * sum + added; };
   fade(count_, 1);
   fade(bytes_sum_, bytes_);
@@ -221,11 +223,11 @@ void CostModel::observe_step(bool sampled, double seconds) {
     bare_ += (bare_ == 0 ? 1 : kNewCost) * (seconds - bare_);
 }
 
-double CostModel::slice_seconds(bool cold) const {
-  return warm_seconds(bytes_) + device_seconds_ + (cold ? cold_per_byte_ * bytes_ : 0);
+double CostModel::slice_seconds(bool first_use_of_slot) const {
+  return reused_seconds(bytes_) + device_seconds_ + (first_use_of_slot ? first_use_per_byte_ * bytes_ : 0);
 }
 
-double CostModel::step_seconds() const {
+double CostModel::sampled_step_extra_seconds() const {
   double sorted[kExtras];
   const uint32_t count = std::min(extras_, kExtras);
   std::copy_n(extra_, count, sorted);
@@ -233,8 +235,9 @@ double CostModel::step_seconds() const {
   return count == 0 ? 0 : sorted[count / 2];
 }
 
-uint32_t CostModel::slices_within(double seconds, bool cold, double agent_seconds) const {
-  const double slices = (seconds - step_seconds()) / (slice_seconds(cold) + agent_seconds);
+uint32_t CostModel::slices_within(double seconds, bool first_use_of_slot, double agent_seconds) const {
+  const double for_slices = seconds - sampled_step_extra_seconds();
+  const double slices = for_slices / (slice_seconds(first_use_of_slot) + agent_seconds);
   return static_cast<uint32_t>(std::clamp(slices, 0.0, static_cast<double>(kMostSlices)));
 }
 
@@ -245,22 +248,21 @@ bool WeightSchedule::reserve(uint32_t count) {
   return turns_.reserve(count * sizeof(uint32_t)) && states_.reserve(count * sizeof(State));
 }
 
-// A turn modulo the interval is a step. Bit reversal spreads the tensors of any part of the model evenly over
-// an interval that is a power of two. If the interval doubles, a tensor keeps every second one of its steps.
+// Bit reversal spreads the tensors of any part of the model evenly over an interval that is a power of two.
+// If the interval doubles, a tensor keeps every second one of its steps.
 void WeightSchedule::add(double begins_at, bool is_here) {
   turns()[count_] = reversed(static_cast<uint32_t>(0x1p32 * begins_at));
-  states()[count_] = {0, 0, is_here};
-  ++count_;
+  states()[count_++] = {0, 0, is_here};
 }
 
-// Calls use(number, &state) for every tensor whose turn is one of the `steps` steps from `step` on.
+// Calls use(number, &state) for every tensor that is due in one of the `steps` steps from `step` on.
 void WeightSchedule::for_each_due(int64_t step, int64_t steps, uint64_t interval, const auto& use) {
   const auto length = static_cast<uint32_t>(interval);
   const auto now = static_cast<uint32_t>(static_cast<uint64_t>(step) % length);
   const bool is_power = (length & (length - 1)) == 0;
   for (uint32_t n = 0; n < count_; ++n) {
     const uint32_t own = is_power ? turns()[n] & (length - 1) : turns()[n] % length;
-    const uint32_t ahead = own >= now ? own - now : own + (length - now);  // steps from `step` to the turn
+    const uint32_t ahead = own >= now ? own - now : own + (length - now);  // steps until it is due
     if (ahead < static_cast<uint64_t>(steps) && states()[n].is_here) use(n, &states()[n]);
   }
 }
@@ -348,7 +350,8 @@ void WeightCadence::choose_interval(double bytes) {
 }
 
 bool WeightCadence::allows_debt(double intervals) const {
-  return is_unlimited_ || (!waits_ && share_ > 0 && step_seconds_ > 0 && balance_ >= -intervals * earnings());
+  return is_unlimited_ ||
+         (!is_budget_overdrawn_ && share_ > 0 && step_seconds_ > 0 && balance_ >= -intervals * earnings());
 }
 
 }  // namespace foreshock

@@ -69,20 +69,20 @@ bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, 
 // sequence that holds the position is sampled.
 uint32_t choose_place(uint64_t seed, int64_t step, uint64_t call, int rank);
 
-// Finds the layer of calls without a layer name, from the order of calls: a model calls its layers in turn,
-// and backward in reverse. A run is a sequence of calls in one direction. The n-th call of a forward run gets
-// the ordinal n, from 0; the backward calls after it get its ordinals in reverse. The period is the usual
-// length of a forward run, i.e. the number of layers. Ordinals are given once two runs in a row had the same
-// period. They stop for good if the period changes later, or if a step contains a shorter run, perhaps an
-// unmarked recomputation. next() must be called for every call of the sampled steps, in order.
+// Infers the ordinal (a layer's number) of calls without a layer name from their order: a model calls its
+// layers in turn, and backward in reverse. A run is a sequence of calls in one direction. The n-th call of a
+// forward run gets the ordinal n, from 0; the backward calls after it get its ordinals in reverse. The period
+// is the usual length of a forward run, i.e. the number of layers. Ordinals are given once two runs in a row
+// had the same period. They stop for good if the period changes later, or if a step contains a shorter run,
+// perhaps an unmarked recomputation. next() must be called for every call of the sampled steps, in order.
 class OrdinalFollower {
  public:
   // Called at the start of a sampled step.
   void begin_step();
 
-  // Returns the ordinal of the next call; -1: unknown. `backward`: it is a backward call. `in_backward`: it
-  // runs during a backward pass; a forward call is then a recomputation and does not change the direction.
-  int next(bool backward, bool in_backward);
+  // Returns the ordinal of the next call; -1: unknown. A forward call during a backward pass repeats the
+  // forward pass (checkpointing), so it has no ordinal and does not change the direction.
+  int next(bool is_backward_call, bool during_backward_pass);
 
  private:
   static constexpr uint32_t kRunsToTrust = 2;
@@ -112,8 +112,9 @@ class Budget {
   }
 
   // Ends a step. `cost_seconds`: the monitor's time in it; `interval`: the present sampling interval;
-  // `least_seconds`: expected cost of a step with one slice.
-  void end_step(double step_seconds, double cost_seconds, uint64_t interval, double least_seconds = 0);
+  // `smallest_sample_seconds`: expected cost of a step with one slice, or more as a margin.
+  void end_step(double step_seconds, double cost_seconds, uint64_t interval,
+                double smallest_sample_seconds = 0);
 
   // Whether the sampled step that begins now is allowed. With a limit of 100 % always, with 0 never.
   bool allows() const { return is_unlimited() || (max_slowdown_ > 0 && balance_seconds_ >= 0); }
@@ -131,8 +132,8 @@ class Budget {
   static constexpr double kMostLimited = 0.99;  // largest limit, unless max_slowdown itself is larger
   static constexpr double kWeight = 0.1;        // weight of a new step in the running mean of the step time
   static constexpr double kMostOwed = 64;       // largest debt, in earnings of an interval
-  // The debt in patient_balance_ is limited to kMostOwed intervals of at most this many steps, so that it is
-  // paid off in 512 steps even with a long interval. is_overdrawn() becomes true at half of that limit.
+  // patient_balance_ has a smaller debt limit, kMostOwed intervals of at most this many steps, and is paid
+  // off in 512 steps even with a long interval. Weights wait from half of that limit on (is_overdrawn()).
   static constexpr uint64_t kPatientInterval = 8;
   // The first steps contain the set-up, whose cost is reported but does not change the balance.
   static constexpr int kFirstSteps = 2;
@@ -140,7 +141,7 @@ class Budget {
   double max_slowdown_ = 0.01;
   double step_seconds_ = 0;  // running mean of a step's length, without the monitor's time
   double balance_seconds_ = 0;
-  double patient_balance_ = 0;  // the balance for is_overdrawn()
+  double patient_balance_ = 0;  // a second balance, for is_overdrawn()
   bool is_overdrawn_ = false;
   int steps_ = 0;
 };
@@ -209,28 +210,24 @@ class CostModel {
  public:
   // Sets the expected size of a slice until the first one is observed.
   void expect(uint64_t bytes) { bytes_ = static_cast<double>(bytes); }
-
-  // A slice was copied. `cold`: into a slot that was never written before, whose pages the kernel had to map.
-  void observe_slice(uint64_t bytes, bool cold, double seconds);
-
+  // A slice was copied. The first use of a slot costs more, since the kernel has to map its pages.
+  void observe_slice(uint64_t bytes, bool first_use_of_slot, double seconds);
   // `slices` slices took `seconds` of device time together, in addition to the host time.
   void observe_device(uint32_t slices, double seconds);
-
   // A step has ended; `seconds` is the monitor's time in it, without slices and weights.
   void observe_step(bool sampled, double seconds);
-
   // The mean cost of a step without samples and without weights; 0: none seen yet.
   double bare_seconds() const { return bare_; }
 
   // The expected cost of the next slice, and the expected extra cost of a sampled step without slices.
-  double slice_seconds(bool cold) const;
-  double step_seconds() const;
+  double slice_seconds(bool first_use_of_slot) const;
+  double sampled_step_extra_seconds() const;
 
   // Returns how many slices `seconds` pay for in a step. A slice costs the agent `agent_seconds` in addition.
-  uint32_t slices_within(double seconds, bool cold, double agent_seconds) const;
+  uint32_t slices_within(double seconds, bool first_use_of_slot, double agent_seconds) const;
 
  private:
-  double warm_seconds(double bytes) const;
+  double reused_seconds(double bytes) const;  // with a slot that was used before
 
   // Sums for a least-squares line of seconds over bytes. Older observations fade. The sums begin with two
   // assumed observations: an empty slice and one of kFirstBytes.
@@ -239,11 +236,11 @@ class CostModel {
   double count_ = 2, bytes_sum_ = kFirstBytes, bytes_squares_ = kFirstBytes * kFirstBytes;
   double seconds_sum_ = 2 * kFirstCall + kFirstPerByte * kFirstBytes;
   double products_sum_ = kFirstBytes * (kFirstCall + kFirstPerByte * kFirstBytes);
-  double cold_per_byte_ = 0.5e-9;  // extra cost per byte of a cold slot
-  double device_seconds_ = 0;      // cost of a slice on the device, in addition to the host
-  double bytes_ = 0;               // size of the last slice
+  double first_use_per_byte_ = 0.5e-9;  // extra cost per byte of the first use of a slot
+  double device_seconds_ = 0;           // cost of a slice on the device, in addition to the host
+  double bytes_ = 0;                    // size of the last slice
 
-  // step_seconds() is the median of these costs, so that one stall does not stop the sampling for hours.
+  // sampled_step_extra_seconds() is their median, so that one stall does not stop the sampling for hours.
   static constexpr uint32_t kExtras = 5;
   double extra_[kExtras] = {};  // of the last sampled steps: cost beyond bare_
   uint32_t extras_ = 0;         // number of sampled steps so far
@@ -276,7 +273,7 @@ class WeightSchedule {
   // Returns the count of `step`, in which due() could not be called: all tensors due in it are lost.
   Count count_missed(int64_t step, int64_t steps, uint64_t interval);
   // Records that tensor `number` was shown in `step`, or skipped for a reason that is counted elsewhere.
-  // Returns 1 if the tensor was not due or was already shown, else 0.
+  // Returns 1 if the tensor was not due, or was already shown or skipped, else 0.
   uint64_t end(uint32_t number, int64_t step);
   // Forgets the due tensors that were not shown. Returns their number.
   uint64_t give_up();
@@ -287,8 +284,8 @@ class WeightSchedule {
     bool is_here;
   };
   void for_each_due(int64_t step, int64_t steps, uint64_t interval, const auto& use);
-  // A tensor's turn is the step at which it is due within an interval of 2^32 steps; modulo a shorter
-  // interval, within that interval. Separate from State, because all turns are read at every step.
+  // turn % interval is the step, within the interval, in which a tensor is due. Separate from State, because
+  // all turns are read at every step.
   uint32_t* turns() const { return reinterpret_cast<uint32_t*>(turns_.data()); }
   State* states() const { return reinterpret_cast<State*>(states_.data()); }
 
@@ -315,7 +312,7 @@ class WeightCadence {
   // Ends a step of `step_seconds` seconds, in which the measurement of `bytes` bytes took `cost_seconds`.
   void end_step(double step_seconds, double cost_seconds, double bytes);
   // Stops all measurements while the overhead budget of the whole monitor is overdrawn.
-  void wait(bool is_overdrawn) { waits_ = is_overdrawn; }
+  void wait(bool is_overdrawn) { is_budget_overdrawn_ = is_overdrawn; }
   // Chooses the interval; called once a step. `bytes` is the size of all tensors together. If the share does
   // not pay for the present interval, a longer one is chosen at once. If it would have paid for a shorter
   // interval in each of kCalm steps, the shorter one is chosen.
@@ -344,7 +341,7 @@ class WeightCadence {
 
   double share_ = 0;
   uint64_t interval_ = kFirstInterval;
-  bool is_fixed_ = false, is_unlimited_ = false, waits_ = false;
+  bool is_fixed_ = false, is_unlimited_ = false, is_budget_overdrawn_ = false;
   double step_seconds_ = 0, balance_ = 0;  // running mean of a step's length; savings (negative: debt)
   double last_per_byte_ = 0;               // true cost of the last measurement, not limited by kMostTimes
   double new_cost_ = 0;  // since the last measurement, in seconds; device costs arrive some steps later

@@ -52,15 +52,15 @@ TEST(CostModel, OneStallMovesNothingMuch) {
   model.observe_slice(1 << 20, false, 10);
   model.observe_step(true, 10);
   EXPECT_LT(model.slice_seconds(false), 125e-6);  // one in twenty, counted as four times the expected
-  EXPECT_NEAR(model.step_seconds(), 200e-6, 1e-9);
+  EXPECT_NEAR(model.sampled_step_extra_seconds(), 200e-6, 1e-9);
 }
 
 TEST(CostModel, WhatASampledStepCostsByItself) {
   CostModel model;
-  EXPECT_EQ(model.step_seconds(), 0);
+  EXPECT_EQ(model.sampled_step_extra_seconds(), 0);
   for (int n = 0; n < 50; ++n) model.observe_step(false, 50e-6);
   model.observe_step(true, 350e-6);
-  EXPECT_NEAR(model.step_seconds(), 300e-6, 1e-9);
+  EXPECT_NEAR(model.sampled_step_extra_seconds(), 300e-6, 1e-9);
   model.expect(1 << 20);
   const double slice = model.slice_seconds(false);
   EXPECT_EQ(model.slices_within(300e-6 + 3.5 * slice, false, 0), 3u);
@@ -148,8 +148,8 @@ Outcome simulate(const Synthetic& s, double limit, uint64_t steps) {
     if (paid > 0) own += s.sampled_step;
     model.observe_step(paid > 0, own);
     own += on_slices;
-    budget.end_step(s.step + own, own, s.interval,
-                    1.5 * (model.step_seconds() + model.slice_seconds(outcome.slices < s.slots)));
+    const double sample = model.sampled_step_extra_seconds() + model.slice_seconds(outcome.slices < s.slots);
+    budget.end_step(s.step + own, own, s.interval, 1.5 * sample);
     ours += own;
     theirs += s.step;
     outcome.worst = std::max(outcome.worst, ours - limit * theirs);
