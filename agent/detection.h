@@ -47,15 +47,15 @@ class Watches {
   // From now on each observe() sets *readings to the values that it gave to detectors, each with the score
   // and level that the detector computed. Null ends this.
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
-  uint64_t lines() const { return lines_; }  // lines given to detectors so far; restore() does not change it
+  uint64_t lines() const { return lines_; }  // accepted so far, even if no detector reads them (grad_key)
   // Number of lines ignored because there are too many ranks (limit: 4096) or the run's name is too long.
   uint64_t lines_left_out() const { return lines_left_out_; }
-  int64_t last_rank() const { return last_rank_; }  // the rank whose detectors received the last line
+  int64_t last_rank() const { return last_rank_; }  // the rank of the last accepted line
   // Serializes the state of all detectors, together with a number that restore() returns in *note: the agent
   // passes the size of the record, so that the next agent reads only the lines after it.
   std::string save(uint64_t note) const;
   // Restores the state that save() has written. The bytes are untrusted: returns false and changes nothing if
-  // save() did not write them, or wrote them in a version with other detectors or thresholds.
+  // save() did not write them, or wrote them with other detectors or thresholds. Never changes lines().
   bool restore(std::string_view bytes, uint64_t* note);
 
  private:
@@ -63,12 +63,12 @@ class Watches {
   // Returns the detectors of a rank, created if missing, for one line, and counts the line in lines_. If
   // there are too many ranks or the run's name is too long, counts it in lines_left_out_ and returns null.
   RankWatch* watch_for(const std::string& run, int64_t rank);
-  // Passes a value of a tensor to one detector of the run's lowest rank. `place`: the tensor, whose values
-  // form a series. `span`: the number of steps that the value covers, or 0 if every value covers as many.
+  // Passes a tensor's value to a detector of the run's lowest rank. `place`: the tensor, whose values form a
+  // series. `span`: steps that the value covers; 0 if all values of the detector cover equally many steps.
   const std::vector<EventLine>& observe_of_run(const std::string& run, DetectorId detector,
                                                const std::string& place, const std::string& layer,
                                                int64_t step, double value, int64_t span = 0);
-  const std::vector<EventLine>& end(const std::string& run, int64_t rank);  // to lines_found_
+  const std::vector<EventLine>& end(const std::string& run, int64_t rank);  // fills lines_found_ from found_
 
   std::map<std::pair<std::string, int64_t>, RankWatch> watches_;
   std::vector<WatchEvent> found_;       // events of the present observe()

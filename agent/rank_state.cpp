@@ -185,8 +185,8 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor,
   const double limit = ratio_limit(statistics, tensor);
   for (const LayerAlarm& alarm : alarms_of(*layer, tensor)) {
     const std::string kind = alarm.kind;
-    // An alarm holds for 64 slices. If it comes from earlier slices only, this step is not stored. A bias is
-    // visible only in the pool of slices, so every slice in the pool contributes to it.
+    // An alarm outlasts the slices that caused it. If it comes from earlier slices only, this step is not
+    // stored. A bias is visible only in the pool of slices, so every slice in the pool contributes to it.
     if (kind == "nonfinite" && !is_nonfinite(deviation)) continue;
     if (kind == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > limit)) continue;
     if (kind == "fused_ratio" && !(deviation.fused_ratio.value_or(0) > limit)) continue;
@@ -539,7 +539,7 @@ void add_whole_call(const SliceDeviation& deviation, const segment::Slot& slot, 
 }
 
 // Returns a hash of the properties that all calls of one layer share. Never 0, which means no call yet.
-uint64_t kind_of(const segment::Slot& slot) {
+uint64_t shape_hash_of(const segment::Slot& slot) {
   uint64_t hash = 1;  // each step multiplies by 2^64 / golden ratio, which spreads the bits
   for (const uint64_t part : {uint64_t{slot.dtype}, uint64_t{slot.head_dim}, uint64_t{slot.value_dim},
                               std::bit_cast<uint64_t>(slot.scale), uint64_t{slot.heads_in_slice}})
@@ -547,12 +547,12 @@ uint64_t kind_of(const segment::Slot& slot) {
   return hash | 1;
 }
 
-void note_kind(const segment::Slot& slot, LayerStatistics* layer) {
+void note_shape(const segment::Slot& slot, LayerStatistics* layer) {
   if (slot.columns == 1) return;  // a slice of key positions has another shape than a slice of rows
-  const uint64_t kind = kind_of(slot);
-  uint64_t& known_kind = layer->kind[slot.pass];
-  if (layer->source == "ordinal" && known_kind != 0 && known_kind != kind) layer->is_mixed = true;
-  known_kind = kind;
+  const uint64_t hash = shape_hash_of(slot);
+  uint64_t& known_hash = layer->shape_hash[slot.pass];
+  if (layer->source == "ordinal" && known_hash != 0 && known_hash != hash) layer->is_mixed = true;
+  known_hash = hash;
 }
 
 // Counts a restart of the step numbers, and marks layers known by ordinal as mixed, because another training
@@ -589,7 +589,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
     statistics.label = layer.label;
     statistics.name = layer.name;
     statistics.source = layer.source;
-    note_kind(slot, &statistics);
+    note_shape(slot, &statistics);
   }
   note_alarms(deviation, slot.step, tensor, &statistics);  // reads the windows and query_rows set above
   if (named_layer == nullptr || is_key_gradient(tensor)) return;

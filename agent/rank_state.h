@@ -62,7 +62,7 @@ class History {
   std::vector<Cell> cells_;   // by point, then column
 };
 
-// A Window has the last finite values of a series: one value for each of the last 64 slices or steps.
+// Windows with the last 64 finite values of a series, which has at most one value per slice or step.
 using SampleWindow = Window<BiasPool::kSlices>;
 using StepWindow = Window<64>;
 
@@ -89,10 +89,11 @@ struct PastAlarm {
 };
 
 // Statistics of one checked tensor of a rank or a layer: the output in the forward pass; dQ, dK or dV in the
-// backward pass. Windows and pools (of signed errors) cover the last 64 slices, `past` and the counts all.
+// backward pass. Windows and pools (of signed errors) have the last 64 values; the rest covers all slices.
 struct PassStatistics {
-  uint64_t judged = 0;                    // checked slices
-  uint64_t nonfinite = 0;                 // slices with NaN or Inf; for a layer's dQ also slices of keys
+  uint64_t judged = 0;  // checked slices
+  // Slices with NaN or Inf; for a layer's dQ, also slices of key positions whose call has NaN or Inf in dQ.
+  uint64_t nonfinite = 0;
   SampleWindow nonfinite_slices;          // 1 for a slice with NaN or Inf, else 0
   std::map<std::string, PastAlarm> past;  // by LayerAlarm::kind
   // Errors of the trainer's result: relative to the norm of the reference (relative_error_...), divided by
@@ -194,7 +195,7 @@ struct LayerStatistics {
   // Set for a layer known only by its ordinal (the index of the call in its step) once its calls have
   // different shapes or belong to different trainings. A bias then gives no alarm, as a mean has no meaning.
   bool is_mixed = false;
-  uint64_t kind[segment::kPasses] = {};  // hash of the properties that all calls share; 0: no call yet
+  uint64_t shape_hash[segment::kPasses] = {};  // of the properties that all calls share; 0: no call yet
   PassStatistics pass[segment::kPasses];
   KeyStatistics keys;
   ScoreStatistics scores;
@@ -252,9 +253,9 @@ struct LayerAlarm {
   uint32_t pass;
   const char* kind;             // nonfinite, bias, deviation_ratio, fused_ratio, conservation or log_sum_exp
   std::optional<double> value;  // the largest ratio, or the bias in ulp; absent for nonfinite
-  // Step of the last slice that itself exceeds the limit (bias: of the last slice in the pool). The alarm
-  // holds until 64 later slices have replaced that slice. After a divergence this may never happen: a slice
-  // whose inputs are all NaN cannot be compared, so it enters neither the pool nor the windows of ratios.
+  // Step of the last slice that itself exceeds the limit (bias: of the last slice in the pool). `nonfinite`
+  // ends 64 slices later, a ratio's alarm when fewer than 2 or 3 of its last 64 values exceed the limit.
+  // After a divergence, ratios and bias may stay: slices whose inputs are all NaN add nothing to them.
   int64_t last_step = -1;
   uint32_t tensor = 0;  // JudgedTensor
 };
@@ -309,8 +310,8 @@ struct RankStatistics {
   std::optional<double> first_loss, last_loss;
   uint32_t loss_source = 0;  // FORESHOCK_LOSS_... of the last step that had a loss
   std::optional<double> gradient_norm, learning_rate;
-  // The detectors of this rank, over all attempts. Null until they have received a line of the record. Also
-  // null once a later process has replaced this one, so that their events are published only once.
+  // The detectors of this rank, over all attempts. Null until the first line of the record was given to
+  // them, and once a later process has replaced this one, so that their events are published only once.
   const RankWatch* watch = nullptr;
   // The last step that an earlier agent has processed, if this agent has replaced it; else -1.
   int64_t taken_up_step = -1;
@@ -321,8 +322,8 @@ struct RankStatistics {
   Window<kLossWindow> gradient_before;    // norms of the last 128 steps, for gradient_zscore
   std::optional<double> loss_zscore;      // of the last step, against the last 128 losses that were not high
   std::optional<double> gradient_zscore;  // of the last step, against the norms of the 128 steps before it
-  // Duration of the steps, the part of it that the monitor takes in the trainer (own), and CPU time of the
-  // agent for the rank. Own and agent's time exclude the cost of the first look (FirstLookCost).
+  // Duration of the steps without pauses, the part that the monitor takes in the trainer (own), and CPU time
+  // of the agent for the rank. Own and agent's time exclude the cost of the first look (FirstLookCost).
   struct Cost {
     double train_seconds = 0, own_seconds = 0, agent_seconds = 0;
   };
@@ -340,8 +341,8 @@ struct RankStatistics {
   bool is_in_first_look(int64_t step) const {
     return segment::is_first_look(last_step) || step <= first_look.last_step;
   }
-  StepStride stride;  // estimates the difference of two reported step numbers: a trainer may omit steps
-  // The next three are in seconds per reported step.
+  StepStride stride;  // the usual distance of consecutive step numbers: 10 if every tenth step is reported
+  // The next three are seconds between two step records. A record may stand for several steps (`stride`).
   StepWindow step_seconds;       // without the monitor's part
   StepWindow other_step_cost;    // the monitor's part in steps that were not sampled
   Window<16> sampled_step_cost;  // the monitor's part in sampled steps
@@ -353,7 +354,7 @@ struct RankStatistics {
   uint64_t nonfinite_loss = 0, nonfinite_gradient = 0;              // steps with a loss or norm of NaN or Inf
   uint64_t nonfinite_output = 0, nonfinite_attention_gradient = 0;  // values of NaN or Inf in slices
   // NaN and Inf in attention gradients of a step that has not ended. nonfinite_attention_gradient counts them
-  // when the step ends, together with skipped_steps: an alert ignores those of skipped steps.
+  // when StepRecord::skipped_steps of this step is read, so that an alert can ignore those of skipped steps.
   struct PendingGradient {
     uint64_t values = 0, since_ns = 0;  // number of values; time of the first of them
     int64_t step = 0;
@@ -417,7 +418,6 @@ inline uint64_t key_slices_of(const RankStatistics& rank) {
 
 // Continues a rank after `last`, the last step of an earlier agent. `watch`: the detectors after it, or null.
 void resume_from(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank);
-
 // Adds an ended step.
 void observe_step(const segment::StepRecord& step, RankStatistics* rank);
 // Adds an event of the detectors to the rank's list.

@@ -43,7 +43,7 @@ std::optional<Wasserstein> WeightSeries::distance(bool has_before, const Histogr
   return wasserstein(before, now);
 }
 
-// Compares a snapshot with earlier ones and keeps it. `is_first`: it may be the tensor's first in the run.
+// Compares a snapshot with earlier ones and keeps it; `is_first`: also as the first one if the tensor is new.
 void WeightSeries::take(bool is_first, TensorSnapshot* snapshot) {
   snapshot->stored = foreshock::store(snapshot->histogram);
   begin_window(*snapshot);
@@ -56,7 +56,7 @@ void WeightSeries::take(bool is_first, TensorSnapshot* snapshot) {
   compare(tensor, snapshot);  // before keep(), which replaces the tensor's last snapshot
   const bool same_interval =
       !tensor.kept.empty() && tensor.kept.rbegin()->second.snapshot.interval == snapshot->interval;
-  // If the tensor is new or its interval changed, its earlier snapshots in incomplete windows are forgotten.
+  // If the interval changed, the tensor's earlier snapshots no longer count in incomplete windows.
   if (!same_interval)
     for (auto& [window, seen] : group.building) seen.erase(snapshot->key);
   const bool is_kept = keep(is_first, same_interval, *snapshot, group, &tensor);
@@ -130,7 +130,7 @@ bool WeightSeries::keep(bool is_first, bool same_interval, const TensorSnapshot&
   KeptSnapshot& kept = tensor->kept[window_of(snapshot)];
   const bool is_kept = store_bytes(snapshot.stored, most_bytes_, &kept.stored);
   kept.snapshot = snapshot;
-  kept.snapshot.histogram = {};  // kept.stored has its storage format
+  kept.snapshot.histogram = {};  // kept.stored has the histogram, serialized
   kept.snapshot.stored = {};
   if (tensor->initial_step >= 0 && tensor->initial_elements != snapshot.elements) {
     forget(&tensor->initial);
@@ -196,7 +196,7 @@ bool WeightSeries::open_window(const TensorSnapshot& snapshot, Group* group) {
   return window > group->closed;  // the loop may have closed this window
 }
 
-// Ends the first window of each group if no snapshot of that window can follow: `step` is in a later window.
+// The caller promises that no snapshot before `step` follows. Ends each first window that is before `step`.
 void WeightSeries::expect_none_before(int64_t step) {
   std::erase_if(new_groups_, [&](const std::string& layer) {
     const auto found = groups_.find(layer);

@@ -16,8 +16,8 @@ namespace foreshock {
 // window is one interval of steps, in which each tensor has one snapshot; its number is step / interval. The
 // tensors of a layer form a group, and the groups form the model. The members of a group become known in its
 // first window. A later window of a group is complete when all members have a snapshot in it; a window of the
-// model is complete when it is complete in all groups. The histograms in a complete window are added up and
-// compared with those of the previous window; the result is a PoolSnapshot. Thread-compatible.
+// model is complete when it is complete in all groups. A pool (PoolSnapshot) has the summed figures of a
+// complete window, whose histogram is compared with that of the previous window. Thread-compatible.
 class WeightSeries {
  public:
   // Keeps at most `most_bytes` of histograms, in their storage format; first snapshots only up to half of it.
