@@ -1,5 +1,5 @@
-// The texts of `foreshock report` (report_text.h). A "sign" is a detector that left level quiet (for watch or
-// warn) before a loss event, a "clue" a circumstance of the event. The "onset" is the event's first step.
+// The texts of `foreshock report`. An "episode" is a period of a detector above level quiet, anywhere in the
+// run, a "sign" one before a loss event, a "clue" a circumstance of the event, the "onset" its first step.
 // "Proven": the benchmark of detectors shows that the detector is reliable. Others are experimental.
 #include "cli/report_text.h"
 
@@ -207,7 +207,7 @@ static_assert(std::size(kClueTexts) == kClues, "a clue needs a row here");
 
 constexpr int kLossesOfRecovery = 3;       // a loss has recovered after so many consecutive low losses
 constexpr double kUnrecoveredShare = 0.1;  // a slow rise has recovered if at most this share remains
-constexpr int kUsualSteps = 32;  // the mean of so many losses before the onset is usual; few: losses fall
+constexpr int kUsualSteps = 32;  // the mean of so many losses is usual; few, because older losses are higher
 
 std::string number(double value) { return formatted("%.4g", value); }
 std::string step_text(int64_t step) { return count(static_cast<double>(step)); }
@@ -255,7 +255,7 @@ int64_t recovered_at(const ReportEvent& event, int64_t peak_at, double highest) 
 
 // Moving means of kUsualSteps losses from the onset on, since single losses vary too much to show a slow
 // rise. The rise is the highest mean minus the usual loss. The loss has recovered in the first mean after the
-// highest one that is at most kUnrecoveredShare times the rise above the usual loss.
+// highest one that is at most usual + kUnrecoveredShare * rise.
 struct Means {
   double highest = -INFINITY;   // until there are kUsualSteps losses
   int64_t highest_from = 0;     // first step of the highest mean

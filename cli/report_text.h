@@ -72,7 +72,7 @@ struct RunCounts {
   uint64_t losses = 0, warnings = 0;  // over all ranks: steps with a known loss; warnings of detectors
 };
 
-// Returns a few sentences on the attention errors of the run. `largest`: AttentionErrors::largest().
+// Returns a few sentences on the attention errors. `largest`: the largest error, perhaps not a fault.
 std::string attention_text(const std::vector<AttentionFault>& faults, const AttentionFault& largest);
 
 // Returns the verdict on the run in a few sentences: its loss events and attention faults. The members of
