@@ -161,7 +161,7 @@ constexpr MetricInfo kTable[] = {
      "independently. NaN with the source none: not counted."},
     {kAttentionUnseen, "foreshock_attention_unseen", kGauge, "1", kRankUnseen,
      "Always 1; the label op names attention that no hook sees. evidence: it was used, its module was "
-     "imported, or an operation with such arguments was registered."},
+     "imported, or an operation with arguments query, key and value was registered."},
     {kAttentionRecordedTotal, "foreshock_attention_recorded_total", kCounter, "calls", kRankPass,
      "Attention calls counted while a CUDA graph was recorded; recording does not run them."},
     {kAttentionGraphCallsTotal, "foreshock_attention_graph_calls_total", kCounter, "calls", kRankPass,
@@ -207,15 +207,15 @@ constexpr MetricInfo kTable[] = {
      "Largest magnitude of a scaled score of one layer over its last samples."},
 
     {kNonfiniteValuesTotal, "foreshock_nonfinite_values_total", kCounter, "values", kRankSite,
-     "NaN and infinite values, by place. For gradients and the loss: steps that had any."},
+     "NaN and infinite values, by place. For the sites loss and gradient: steps that had any."},
     {kLoss, "foreshock_loss", kGauge, "nats", kRank,
      "Loss of the last step, mean over its micro-batches; in nats for a cross-entropy."},
     {kLossWindow, "foreshock_loss_window", kGauge, "nats", kRankMinMeanMax, "Loss over the last 64 steps."},
     {kLossZscore, "foreshock_loss_zscore", kGauge, "standard deviations", kRank,
-     "Distance of the loss from the mean of the last 128 steps, in their standard deviations."},
+     "(loss - mean) / standard deviation, both of the last 128 losses that were not high."},
     {kLossSpikesTotal, "foreshock_loss_spikes_total", kCounter, "events", kRank,
-     "Loss spikes by the fixed rule: more than 6 standard deviations above the mean of 128 steps, for 3 "
-     "steps."},
+     "Loss spikes by the fixed rule: more than 6 standard deviations above the mean of the last 128 "
+     "losses that were not high, for 3 steps."},
     {kGradientNorm, "foreshock_gradient_norm", kGauge, "1", kRank,
      "L2 norm of the gradient before clipping (exceptions: frameworks.md, clipping)."},
     {kGradientNormWindowMax, "foreshock_gradient_norm_window_max", kGauge, "1", kRank,
@@ -293,8 +293,8 @@ constexpr MetricInfo kTable[] = {
      "from the majority, or from any if there is no majority."},
 
     {kSlowdownRatio, "foreshock_slowdown_ratio", kGauge, "ratio", kRank,
-     "Time that foreshock took on the training threads, divided by wall time; for a CPU training with the "
-     "agent's share of the cores. Mean of the last minutes (weights fall by e in five minutes)."},
+     "Time of foreshock on the training threads, plus the agent's CPU time / the rank's cores, divided by "
+     "the training time without foreshock and pauses; exponentially weighted, time constant five minutes."},
     {kSlowdownLimitRatio, "foreshock_slowdown_limit_ratio", kGauge, "ratio", kRank,
      "Limit of foreshock_slowdown_ratio, from --max-slowdown."},
     {kOverheadSecondsTotal, "foreshock_overhead_seconds_total", kCounter, "seconds", kRankWhere,
@@ -363,8 +363,8 @@ constexpr size_t kMaxDroppedNames = 1 << 16;
 // Ends each label value in a key. No value contains it, since label_text() replaces control characters.
 constexpr char kSeparator = '\x1f';
 
-// Tiers of series: without a rank label, needed by alerts for every rank, of a rank, of a layer. When the
-// series budget is used up, a new series replaces one of a later tier.
+// Tiers. kNodeTier: series without a rank label. kLivenessTier: alerts need them for every rank. kRankTier:
+// others of a rank. kLayerTier: of a layer. Without budget, a new series replaces one of a later tier.
 enum Tier { kNodeTier, kLivenessTier, kRankTier, kLayerTier, kTiers };
 
 // A label is open if the table allows any value of it.

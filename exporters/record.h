@@ -172,8 +172,8 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
     "of fused instead of unfused attention.")                                                                \
   X(RecordNumber, conservation_ratio, "ratio",                                                               \
     "Of grad_key and grad_value: distance of their sum over all keys of the kv-head from its exact value "   \
-    "(0, or the sum of the output's gradient), divided by the distance that roundings explain. Meaningless " \
-    "for partial calls.")                                                                                    \
+    "(0 for grad_key; the sum of the output's gradient for grad_value), divided by the distance that "       \
+    "roundings explain. Meaningless for partial calls.")                                                     \
   X(RecordNumber, reference_norm, "1", "Norm of the reference over the rows compared.")                      \
   X(RecordNumber, effective_rows, "rows",                                                                    \
     "Number of rows over which the error is spread: (sum of e)^2 / sum of e^2. The e of a row is the "       \
@@ -183,7 +183,7 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
   X(RecordNumber, bias_ulp, "ulp",                                                                           \
     "bias_error_sum divided by bias_ulp_sum: mean signed error, positive away from zero. For several "       \
     "samples, divide the totals of the two sums.")                                                           \
-  X(RecordNumber, bias_error_sum, "1", "Sum of the output's errors, each times the sign of the reference.")  \
+  X(RecordNumber, bias_error_sum, "1", "Sum of the tensor's errors, each times the sign of the reference.")  \
   X(RecordNumber, bias_ulp_sum, "1", "Sum of the spacings of the storage format at the reference.")          \
   X(RecordNumber, rounded_reference_bias_ulp, "ulp",                                                         \
     "Control: the same bias of the reference rounded once.")                                                 \
@@ -226,8 +226,8 @@ FORESHOCK_RECORD_LINE(SampleLine, "sample", FORESHOCK_SAMPLE_FIELDS);
   X(RecordIntegers, shape, "", "Shape of the whole tensor; dimensions beyond four are multiplied.")          \
   X(RecordInteger, attempt, "", "Restarts of the run so far.")                                               \
   X(RecordInteger, tensor_parallel, "",                                                                      \
-    "Tensor-parallel coordinate of the ranks that hold the whole tensor. Ranks with another coordinate may " \
-    "hold another tensor with the same name.")                                                               \
+    "Tensor-parallel coordinate of the ranks that together hold the whole tensor. Ranks with another "       \
+    "coordinate may hold another tensor with the same name.")                                                \
   X(RecordInteger, pipeline_parallel, "", "Pipeline-parallel coordinate of these ranks.")                    \
   X(RecordInteger, expert_parallel, "", "Expert-parallel coordinate of these ranks.")                        \
   X(RecordInteger, of_rank, "",                                                                              \
@@ -269,8 +269,8 @@ FORESHOCK_RECORD_LINE(SampleLine, "sample", FORESHOCK_SAMPLE_FIELDS);
   X(RecordText, histogram_hash, "",                                                                          \
     "FNV-1a of the stored histogram, in hexadecimal: equal histograms have equal ones.")                     \
   X(RecordIntegers, odd_ranks, "",                                                                           \
-    "Ranks whose values differ from their data-parallel replicas' in any bit; all of them where two differ " \
-    "and no third one decides.")                                                                             \
+    "Ranks whose values differ from their data-parallel replicas' in any bit; without a majority (as with "  \
+    "two replicas), all of them.")                                                                           \
   X(RecordText, histogram, "",                                                                               \
     "The distribution of its values, with --record-histograms: base64 of what shadow/histogram.h "           \
     "describes.")
@@ -369,11 +369,11 @@ FORESHOCK_RECORD_LINE(SpectrumLine, "spectrum", FORESHOCK_SPECTRUM_FIELDS);
     "attention. nonfinite_gradient: in the gradient of a layer. nonfinite_gradient_norm: the gradient norm " \
     "of a step was NaN or infinite. weight_mismatch: replicas of a weight differ; `value` is a rank whose "  \
     "values differ, or null if nodes differ. resumed: the step count went back, from `value`. "              \
-    "detectors_begin_anew: the detectors have lost their state together with an agent. "                     \
+    "detectors_begin_anew: the detectors start empty, as an earlier agent's state was lost or unusable. "    \
     "weight_initial_unknown: a tensor has no first snapshot to compare with, because the run started "       \
-    "before this agent, the tensor is held in other parts, or there was no room. burst: a detector's level " \
-    "has risen; from this step on, one step in `value` steps is sampled for a while. Further events are "    \
-    "possible.")                                                                                             \
+    "before this agent, the tensor is now divided into other shards, or there was no room. burst: a "        \
+    "detector's level has risen; from this step on, one step in `value` steps is sampled for a while. "      \
+    "Further events are possible.")                                                                          \
   X(RecordText, layer, "", "Label of the layer it happened in.")                                             \
   X(RecordText, detail, "", "A sentence for the reader.")                                                    \
   X(RecordNumber, value, "", "The value that was judged. For some events another number; see `event`.")      \
@@ -524,8 +524,8 @@ class RecordSpool {
   RecordSpool& operator=(const RecordSpool&) = delete;
 
   // Returns the lines of an earlier agent that are not in the record, whose end is at `end`. Returns all
-  // lines of the spool if they belong to another file or behind `end`. Call clear() before the first add():
-  // under the heading of the earlier agent, new lines would have a wrong position.
+  // lines of the spool if they belong to another file or begin after `end`. Call clear() before the first
+  // add(): under the heading of the earlier agent, new lines would have a wrong position.
   std::string missing(const RecordPlace& end) const;
 
   // Adds lines. `place`: the position of the first of them in the record, directly after the lines added
