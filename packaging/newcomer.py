@@ -4,8 +4,8 @@
 
 Runs on Python 3.9 or later. Installs foreshock's wheel and its tarball, which are in the folder PACKAGES, and runs
 trainings under each. The trainings use torch RELEASE, which pip installs from the folder WHEELS. Prints a line for each
-check that passes. The first failed check ends the program with the reason. `plain`: the facts (facts_of()) of the
-training without foreshock. `python`: the interpreter of the environment with torch.
+group of checks that passes. The first failed check ends the program with the reason. Parameters of the functions below:
+`plain` is facts_of() of the training without foreshock, `python` the interpreter of the environment with torch.
 """
 
 import json
