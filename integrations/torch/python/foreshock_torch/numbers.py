@@ -27,7 +27,7 @@ def on_cpu(torch: Any, value: Any) -> float | None:
 
 
 def step_number(torch: Any, value: Any) -> int | None:
-    """The value as a count of steps; None if it is unknown or not from 0 to MOST_STEPS. A fraction is cut off."""
+    """The value as a count of steps, without its fraction. None: unknown, not 0 to MOST_STEPS, float from 2**53 on."""
     step = _whole_number(value)
     if step is None and (real := on_cpu(torch, value)) is not None and abs(real) < 2.0**53:  # not NaN; exact as float
         step = int(real)
