@@ -415,9 +415,9 @@ std::string loss_verdict_of(const Report& report, const RunCounts& counts) {
   if (report.events.size() == 1)
     return what_and_suspect(first) + ". " +
            (first.before.empty() ? "No detector warned before it."
-            : warned == 0        ? "Nothing warned; first to move: " + first_sign_of(first) + "."
-            : is_proven(first.before.front().detector) ? "First proven sign: " + first_sign_of(first) + "."
-                                                       : "First to move: " + first_sign_of(first) + ".") +
+            : warned == 0        ? "Nothing warned; clearest sign: " + first_sign_of(first) + "."
+            : is_proven(first.before.front().detector) ? "Clearest proven sign: " + first_sign_of(first) + "."
+                                                       : "Clearest sign: " + first_sign_of(first) + ".") +
            // Not for later attempts: they repeat step numbers, and an episode only has step numbers.
            (first.attempt == 0 ? warned_after(report, first) : "");
   const std::string events = count(static_cast<double>(report.events.size()));

@@ -48,7 +48,7 @@ TEST_F(ReportBuilding, ASpikeWithTwoDetectorsBeforeItInLayers) {
   EXPECT_THAT(event.consistent_with, Contains(text_of(DetectorId::kBias).consistent_with));
   EXPECT_THAT(event.to_try, Contains(text_of(DetectorId::kMaxLogit).to_try));
   EXPECT_EQ(report.verdict,
-            "Loss spike at step 301. First proven sign: attention's output is biased in layer "
+            "Loss spike at step 301. Clearest proven sign: attention's output is biased in layer "
             "003, 21 steps before.");
   EXPECT_EQ(event.text,
             "The loss was 1 on average in the steps just before and rose to 9 at step 301. It was back 3 "
