@@ -460,7 +460,7 @@ int32_t ProcessState::add_op(const char* name, uint32_t pass) {
   op.pass = pass;
   op.ready = 1;
   ops_known_.store(number + 1, std::memory_order_release);
-  if ((hot() & kHotArmed) != 0) writer_.ops()[number] = op;
+  if ((hot() & kHotArmed) != 0) publish_ops(number);
   return static_cast<int32_t>(number);
 }
 

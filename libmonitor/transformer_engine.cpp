@@ -214,8 +214,36 @@ bool arrangements_of(uint32_t layout, Arrangements* found) {
   return false;
 }
 
-// Whether `handle` may be passed to the library in a call whose query has the handle `query`.
-bool can_be_read(Word handle, Word query);
+constexpr Word kFirstAddress = 4096, kEndOfAddresses = Word{1} << 48;
+// Since 2.8, handles are indexes in a table of some 100'000 entries. Addresses are larger than this limit: a
+// program without address randomization, and so its heap, begins at 4 MiB.
+constexpr Word kEndOfNumbers = Word{1} << 21;
+
+bool is_address(Word word) { return word >= kFirstAddress && word < kEndOfAddresses; }
+
+// Handles are addresses of tensors until 2.7, and indexes in a table since 2.8. 0 always stands for an absent
+// tensor. If the query's handle is an address, so are all handles of the call.
+class Handles {
+ public:
+  explicit Handles(Word query) : are_addresses_(query >= kEndOfNumbers) {}
+
+  bool is_handle(Word word) const {
+    return word == 0 ||
+           (are_addresses_ ? is_address(word) && word % alignof(void*) == 0 : word < kEndOfNumbers);
+  }
+  // Whether the word may be passed to the library, which reads at least 16 bytes of a tensor.
+  bool can_be_dereferenced(Word word) const {
+    return word != 0 && is_handle(word) && (!are_addresses_ || is_readable(word, 2 * sizeof(Word)));
+  }
+
+ private:
+  bool are_addresses_;
+};
+
+struct Pack {  // NVTETensorPack
+  Word tensors[10];
+  size_t size;
+};
 
 // Describes one call. `given` has the words of the call, `places` the index of each argument in them.
 class Describer {
@@ -368,10 +396,6 @@ int Describer::causal(int64_t queries, int64_t keys) const {
 // 1]. For short sequences, older kernels return the matrix of probabilities in this tensor, which has another
 // shape. If the largest score is requested (returns_max), the tensor may be that score.
 void Describer::add_log_sum_exp(foreshock_attention_call* call) const {
-  struct Pack {  // NVTETensorPack
-    Word tensors[10];
-    size_t size;
-  };
   const auto* pack = reinterpret_cast<const Pack*>(word(places_.aux));
   if (pack == nullptr || pack->size < 1 || pack->size > std::size(pack->tensors) ||
       is_true(places_.returns_max))
@@ -379,7 +403,7 @@ void Describer::add_log_sum_exp(foreshock_attention_call* call) const {
   if (given_.pass == FORESHOCK_FORWARD && !is_true(places_.is_training)) return;
   const Word tensor = pack->tensors[0];
   // are_words_plausible() has checked the address of the pack, but not the handles in it.
-  if (!can_be_read(tensor, word(places_.query))) return;
+  if (!Handles(word(places_.query)).can_be_dereferenced(tensor)) return;
   foreshock_tensor stats = {};
   if (!view(tensor, {kFormatBhsd, 1, false}, &stats) || stats.dtype != FORESHOCK_FP32 ||
       !std::equal(stats.shape, stats.shape + 3, call->query.shape) || stats.shape[3] != 1)
@@ -440,35 +464,7 @@ int describe_nvte_call(const NvteGiven& given, foreshock_attention_call* call) {
 
 namespace {
 
-constexpr Word kFirstAddress = 4096, kEndOfAddresses = Word{1} << 48;
 constexpr Word kEndOfLengths = Word{1} << 31;  // also for windows
-// Since 2.8, handles are indexes in a table of some 100'000 entries. Addresses are larger than this limit: a
-// program without address randomization, and so its heap, begins at 4 MiB.
-constexpr Word kEndOfNumbers = Word{1} << 21;
-constexpr size_t kPackBytes = 11 * sizeof(Word);  // NVTETensorPack: ten handles and their number
-
-bool is_address(Word word) { return word >= kFirstAddress && word < kEndOfAddresses; }
-
-// Handles are addresses of tensors until 2.7, and indexes in a table since 2.8. 0 always stands for an absent
-// tensor. If the query's handle is an address, so are all handles of the call.
-class Handles {
- public:
-  explicit Handles(Word query) : are_addresses_(query >= kEndOfNumbers) {}
-
-  bool is_handle(Word word) const {
-    return word == 0 ||
-           (are_addresses_ ? is_address(word) && word % alignof(void*) == 0 : word < kEndOfNumbers);
-  }
-  // Whether the word may be passed to the library, which reads at least 16 bytes of a tensor.
-  bool can_be_dereferenced(Word word) const {
-    return word != 0 && is_handle(word) && (!are_addresses_ || is_readable(word, 2 * sizeof(Word)));
-  }
-
- private:
-  bool are_addresses_;
-};
-
-bool can_be_read(Word handle, Word query) { return Handles(query).can_be_dereferenced(handle); }
 
 // Whether a word can be an argument of this kind. Enumerations use the lower half of their word.
 bool is_plausible(NvteKind kind, Word word, const Handles& handles) {
@@ -477,7 +473,7 @@ bool is_plausible(NvteKind kind, Word word, const Handles& handles) {
     case NvteKind::kHandle:
       return handles.is_handle(word);
     case NvteKind::kPack:
-      return is_address(word) && word % alignof(void*) == 0 && is_readable(word, kPackBytes);
+      return is_address(word) && word % alignof(void*) == 0 && is_readable(word, sizeof(Pack));
     case NvteKind::kLength:
       return word < kEndOfLengths;
     case NvteKind::kBoolean:
