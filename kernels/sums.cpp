@@ -267,7 +267,7 @@ uint64_t checksum(const void* data, size_t bytes) {
     std::memcpy(&word, at, sizeof word);
     sum += uint64_t{word} * first;
   }
-  uint32_t rest = 0;  // the last word, filled up with zeros; 0 if there is none
+  uint32_t rest = 0;  // the last word if it is incomplete, filled up with zeros
   if (const size_t tail = bytes % sizeof(uint32_t); tail > 0) std::memcpy(&rest, at, tail);
   return sum + uint64_t{rest} * first;
 }

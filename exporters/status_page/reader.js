@@ -38,7 +38,7 @@ class StepReader {
   }
 
   // Handles a key. Up and down go to the previous and next warning or loss event, Escape removes the cursor. Indices of
-  // `steps`: `at` (the cursor, or the end if there is none), `to` (the new cursor), `marks` (warnings and loss events).
+  // `steps`: `at` (the cursor; without a cursor, the end), `to` (the new cursor), `marks` (warnings and loss events).
   move(event) {
     if (!this.tables?.length || event.ctrlKey || event.altKey || event.metaKey) return;
     const steps = this.steps(), last = steps.length - 1;
