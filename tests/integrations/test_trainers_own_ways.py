@@ -39,11 +39,17 @@ def test_a_norm_belongs_to_its_tensor_not_to_its_address(trainer) -> None:
     rows, truth = trainer(f"""{TOY}
 model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3); weight = model.qkv.weight
 backward(model); opt.step(); opt.zero_grad(); backward(model); events()
+memory = bytearray(weight.nbytes)  # of every tensor below, so that only the address of the object is left to chance
+def tensor_of(value):
+    memory[:] = torch.full_like(weight, value).numpy().tobytes()
+    return torch.frombuffer(memory, dtype=weight.dtype).view_as(weight)
+kept = []
 for _ in range(1000):
-    other = torch.randn_like(weight); other.norm(); address = other._cdata, other.data_ptr(); del other
-    weight.grad = gradient = torch.full_like(weight, 2.0)
+    other = tensor_of(1.0); other.norm(); address = other._cdata, other.data_ptr(); del other
+    kept.append(gradient := tensor_of(2.0))
     if (gradient._cdata, gradient.data_ptr()) == address: break
 else: raise SystemExit("the allocator gives no address twice")
+weight.grad = gradient
 torch.nn.utils.get_total_norm([model.qkv.bias.grad])
 truth = {{str(p._cdata): p.grad.double().square().sum().item() for p in model.parameters()}}
 opt.step(); print(json.dumps([events("gradients"), truth]))
