@@ -20,7 +20,7 @@ def soak():
 
 
 @pytest.mark.long
-def test_forty_thousand_steps_and_seven_hundred_restarts_are_flat(show_line):
+def test_forty_thousand_steps_and_fifteen_hundred_restarts_are_flat(show_line):
     environment = os.environ | {"FORESHOCK_BUILD": str(monitored.BUILD)}
     done = subprocess.run(
         [sys.executable, str(SOAK), "--short"], env=environment, capture_output=True, text=True, timeout=600
