@@ -68,7 +68,7 @@ class Monitor:
     CALLS_WITHOUT_BACKWARD = 3  # if no backward pass is detected, the clock's calls after so many count as steps
     STATE_PARAMETERS = 4  # parameters whose optimizer state is searched for the step number
     MOST_FAILURES = 3  # after so many failed attempts to name tensors, naming is switched off
-    LOOK_EVERY = 16  # with quiet steps (see _settle), every 16th step checks whether the optimizer's parameters changed
+    LOOK_EVERY = 64  # with quiet steps (see _settle), every 64th step checks whether the optimizer's parameters changed
     UNMONITORED_TICKS = 3  # a process that is not monitored after so many ticks is assumed to stay so
 
     def __init__(self, torch: Any, core: Core) -> None:
