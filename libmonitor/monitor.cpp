@@ -39,8 +39,11 @@ constexpr double kSavingsMargin = 1.5;
 
 // The adapter's time for describing weight tensors is not measured separately. It is estimated in steps with
 // weights that were not sampled: what such a step costs beyond a bare step (no sample, no weights) is charged
-// to the weights, but at most this many times their measured time, since a stall may have another cause.
-constexpr double kMaxWeightsCharge = 4;
+// to the weights, but at most this many times their measured time and this many seconds more, since a stall
+// may have another cause. The adapter took 0.3 ms for small tensors, whose measurement took 0.03 ms.
+constexpr double kMaxWeightsCharge = 4, kMaxDescribingSeconds = 5e-4;
+
+constexpr double kUnavoidableWeight = 0.05;  // weight of a new step in the running mean unavoidable_seconds_
 
 }  // namespace
 
@@ -140,10 +143,17 @@ void Monitor::settle_step(const EndedStep& ended) {
   if (TryLock busy(cost_busy_); busy) {
     // Once the cost of a bare step is known, cost_ observes only steps without weights.
     const double bare = cost_.bare_seconds();  // 0: unknown
-    if (weights_seconds == 0 || bare == 0)
-      cost_.observe_step(step_was_sampled_, std::max(rest_seconds - weights_seconds, 0.0));
-    else if (!step_was_sampled_)
-      weights_seconds = std::clamp(rest_seconds - bare, weights_seconds, kMaxWeightsCharge * weights_seconds);
+    if (weights_seconds == 0 || bare == 0) {
+      // A step of the first look that is not sampled has the set-up, so it is not bare.
+      if (step_was_sampled_ || !is_first_look)
+        cost_.observe_step(step_was_sampled_, std::max(rest_seconds - weights_seconds, 0.0));
+    } else if (!step_was_sampled_) {
+      weights_seconds = std::clamp(rest_seconds - bare, weights_seconds,
+                                   kMaxWeightsCharge * weights_seconds + kMaxDescribingSeconds);
+    }
+    const double agent_rest = report.seconds - tensors_seconds - (is_first_look ? 0 : report.slices_seconds);
+    unavoidable_seconds_ +=
+        kUnavoidableWeight * (cost_.bare_seconds() + std::max(agent_rest, 0.0) - unavoidable_seconds_);
     agent_seconds = agent_forecast_.end_step(slices, is_first_look, report);
     smallest_sample_seconds = cost_.sampled_step_extra_seconds() + cost_.slice_seconds(is_cold()) +
                               agent_forecast_.slice_seconds() + gradient_cost_.seconds();
@@ -155,7 +165,8 @@ void Monitor::settle_step(const EndedStep& ended) {
                    kSavingsMargin * smallest_sample_seconds);
   if (TryLock busy(weights_busy_); busy) {
     weights_.set_step_source(ended.record.step_source);
-    weights_.end_step(step_seconds, weights_seconds + tensors_seconds, budget_.is_overdrawn());
+    weights_.end_step(step_seconds, weights_seconds + tensors_seconds, unavoidable_seconds_,
+                      budget_.is_overdrawn());
   }
   calls_last_step_.store(ended.record.calls, std::memory_order_relaxed);
   last_totals_ = {ended.totals.calls, ended.totals.sampled, ended.totals.cost_ns + ended.own_ns};
@@ -471,6 +482,7 @@ void Monitor::reset() {
   period_steps_.store(1);
   budget_ = {};
   cost_ = {};
+  unavoidable_seconds_ = 0;
   first_look_ = FirstLook(settings.every == 0 && settings.max_slowdown > 0);
   slices_ns_.store(0);
   budget_.set_limit(settings.max_slowdown);

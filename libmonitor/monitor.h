@@ -168,8 +168,9 @@ class Monitor {
   FirstLook first_look_;
   segment::AgentCost last_agent_cost_ = {};  // the agent's totals at the last step
   AgentForecast agent_forecast_;
-  GradientCost gradient_cost_;  // gradients on devices
-  uint64_t gradients_ns_ = 0;   // time charged for gradients on devices in this step
+  double unavoidable_seconds_ = 0;  // running mean: a step's cost without samples and weights, agent included
+  GradientCost gradient_cost_;      // gradients on devices
+  uint64_t gradients_ns_ = 0;       // time charged for gradients on devices in this step
   LossTracker loss_;
   // The open step, and ended steps whose numbers are still on a device. clock_busy_ protects the gradients of
   // the open step; loss_busy_ protects everything else. Ending a step needs both locks.

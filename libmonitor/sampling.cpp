@@ -312,9 +312,14 @@ void WeightCadence::start(double max_slowdown, uint64_t fixed) {
   interval_ = is_fixed_ ? std::min(fixed, kLongestInterval) : kFirstInterval;
 }
 
-void WeightCadence::end_step(double step_seconds, double cost_seconds, double bytes) {
-  const double trainer_seconds = std::max(step_seconds - cost_seconds, 0.0);
-  step_seconds_ += (step_seconds_ == 0 ? 1 : kWeight) * (trainer_seconds - step_seconds_);
+void WeightCadence::end_step(double step_seconds, double cost_seconds, double bytes,
+                             double unavoidable_seconds) {
+  double earning = std::max(step_seconds - cost_seconds, 0.0);
+  if (share_ > 0) {
+    const double paying = unavoidable_seconds * kShare / share_;  // its earnings pay the unavoidable costs
+    earning = std::max(earning - paying, kLeastLeft * earning);
+  }
+  earning_seconds_ += (earning_seconds_ == 0 ? 1 : kWeight) * (earning - earning_seconds_);
   new_cost_ += cost_seconds;
   if (bytes > 0) {
     const double usual = seconds_per_byte() * bytes + kFixedSeconds;
@@ -324,19 +329,19 @@ void WeightCadence::end_step(double step_seconds, double cost_seconds, double by
     byte_sum_ = kKept * byte_sum_ + bytes;
   }
   // Debt is limited to the earnings of 8 intervals, savings to those of one.
-  balance_ = std::clamp(balance_ + share_ * trainer_seconds - cost_seconds, -8 * earnings(), earnings());
+  balance_ = std::clamp(balance_ + share_ * earning - cost_seconds, -8 * earnings(), earnings());
 }
 
 // Returns the shortest interval, kFirstInterval times a power of two, that pays for measuring `bytes` bytes.
 uint64_t WeightCadence::interval_for(double bytes) const {
   uint64_t interval = kFirstInterval;
-  const double cost = bytes * seconds_per_byte(), earned_per_step = share_ * step_seconds_;
+  const double cost = bytes * seconds_per_byte(), earned_per_step = share_ * earning_seconds_;
   while (interval < kLongestInterval && cost > earned_per_step * static_cast<double>(interval)) interval *= 2;
   return interval;
 }
 
 void WeightCadence::choose_interval(double bytes) {
-  if (is_fixed_ || is_unlimited_ || step_seconds_ == 0) return;
+  if (is_fixed_ || is_unlimited_ || earning_seconds_ == 0) return;
   const uint64_t wanted = interval_for(bytes);
   if (wanted >= interval_) {
     interval_ = wanted;
@@ -351,7 +356,7 @@ void WeightCadence::choose_interval(double bytes) {
 
 bool WeightCadence::allows_debt(double intervals) const {
   return is_unlimited_ ||
-         (!is_budget_overdrawn_ && share_ > 0 && step_seconds_ > 0 && balance_ >= -intervals * earnings());
+         (!is_budget_overdrawn_ && share_ > 0 && earning_seconds_ > 0 && balance_ >= -intervals * earnings());
 }
 
 }  // namespace foreshock

@@ -297,7 +297,8 @@ class WeightSchedule {
 };
 
 // Chooses the interval (steps) between two measurements of a weight tensor, so that the cost of measurements
-// stays below kShare times max_slowdown of the training time.
+// stays below kShare times the part of the limit (max_slowdown times the training time) that the unavoidable
+// costs leave, but may reach kShare times kLeastLeft of the limit, since the unavoidable costs are estimates.
 class WeightCadence {
  public:
   static constexpr uint64_t kFirstInterval = 64;
@@ -310,7 +311,9 @@ class WeightCadence {
   uint64_t interval() const { return interval_; }
 
   // Ends a step of `step_seconds` seconds, in which the measurement of `bytes` bytes took `cost_seconds`.
-  void end_step(double step_seconds, double cost_seconds, double bytes);
+  // `unavoidable_seconds`: what trainer and agent are expected to spend on a step without samples and
+  // weights.
+  void end_step(double step_seconds, double cost_seconds, double bytes, double unavoidable_seconds = 0);
   // Stops all measurements while the overhead budget of the whole monitor is overdrawn.
   void wait(bool is_overdrawn) { is_budget_overdrawn_ = is_overdrawn; }
   // Chooses the interval; called once a step. `bytes` is the size of all tensors together. If the share does
@@ -324,10 +327,10 @@ class WeightCadence {
   bool allows_checksum() const { return allows_debt(2); }
 
  private:
-  static constexpr double kShare = 0.25;         // of max_slowdown
+  static constexpr double kShare = 0.25, kLeastLeft = 1.0 / 8;
   static constexpr double kFirstCost = 2.5e-10;  // seconds per byte before the first measurement
   static constexpr double kFirstBytes = 1e6;     // weight of kFirstCost, in bytes
-  static constexpr double kWeight = 0.1;  // weight of a new step in the running mean of the step's length
+  static constexpr double kWeight = 0.1;  // weight of a new step in the running mean of earning_seconds_
   static constexpr double kKept = 1 - 1.0 / 64;  // decay of the sums at each measurement
   // A preempted measurement may take a hundred times the usual time. So a cost counts as at most kMostTimes
   // times the usual cost, unless the previous measurement was as expensive per byte. kFixedSeconds, the part
@@ -335,16 +338,18 @@ class WeightCadence {
   static constexpr double kMostTimes = 8, kFixedSeconds = 5e-5;
   static constexpr int kCalm = 128;  // steps
   bool allows_debt(double intervals) const;
-  double earnings() const { return share_ * static_cast<double>(interval_) * step_seconds_; }
+  double earnings() const { return share_ * static_cast<double>(interval_) * earning_seconds_; }
   double seconds_per_byte() const { return cost_sum_ / byte_sum_; }
   uint64_t interval_for(double bytes) const;
 
   double share_ = 0;
   uint64_t interval_ = kFirstInterval;
   bool is_fixed_ = false, is_unlimited_ = false, is_budget_overdrawn_ = false;
-  double step_seconds_ = 0, balance_ = 0;  // running mean of a step's length; savings (negative: debt)
-  double last_per_byte_ = 0;               // true cost of the last measurement, not limited by kMostTimes
-  double new_cost_ = 0;  // since the last measurement, in seconds; device costs arrive some steps later
+  // Running mean of the seconds of a step whose earnings the unavoidable costs leave; savings (negative:
+  // debt).
+  double earning_seconds_ = 0, balance_ = 0;
+  double last_per_byte_ = 0;  // true cost of the last measurement, not limited by kMostTimes
+  double new_cost_ = 0;       // since the last measurement, in seconds; device costs arrive some steps later
   double cost_sum_ = kFirstCost * kFirstBytes, byte_sum_ = kFirstBytes;  // over the last measurements
   int calm_ = 0;                  // consecutive steps in which a shorter interval was affordable
   uint64_t longest_in_calm_ = 0;  // longest interval needed in these steps

@@ -444,8 +444,9 @@ void WeightSampler::measure_on_host(const foreshock_weight_state& state, int64_t
   host_step_ = step;
 }
 
-void WeightSampler::end_step(double step_seconds, double cost_seconds, bool is_overdrawn) {
-  cadence_.end_step(step_seconds, cost_seconds, static_cast<double>(bytes_measured_));
+void WeightSampler::end_step(double step_seconds, double cost_seconds, double unavoidable_seconds,
+                             bool is_overdrawn) {
+  cadence_.end_step(step_seconds, cost_seconds, static_cast<double>(bytes_measured_), unavoidable_seconds);
   cadence_.wait(is_overdrawn);  // stops measurements while the monitor's whole budget is overdrawn
   bytes_measured_ = 0;
   ++ended_steps_;

@@ -125,8 +125,10 @@ class WeightSampler {
   // not be charged yet: collect() returns it again as before_ns, with the rest of the measurements' cost.
   uint64_t take_deferred() { return std::exchange(deferred_ns_, 0); }
 
-  // Ends a step in which weights cost `cost_seconds`. `is_overdrawn`: see Budget::is_overdrawn().
-  void end_step(double step_seconds, double cost_seconds, bool is_overdrawn = false);
+  // Ends a step in which weights cost `cost_seconds`. `unavoidable_seconds`: see WeightCadence::end_step().
+  // `is_overdrawn`: see Budget::is_overdrawn().
+  void end_step(double step_seconds, double cost_seconds, double unavoidable_seconds = 0,
+                bool is_overdrawn = false);
 
  private:
   struct Weight {

@@ -17,6 +17,20 @@ TEST(WeightCadence, BecomesLongerUntilAQuarterOfTheLimitPaysForIt) {
   EXPECT_EQ(cadence.interval(), 512u);
 }
 
+// 10 ms to measure. Steps of 0.1 s have 1 ms each, of which the share is a quarter of what is left.
+TEST(WeightCadence, GetsAShareOfWhatUnavoidableCostsLeave) {
+  const auto interval_with = [](double unavoidable_seconds) {
+    WeightCadence cadence;
+    cadence.start(0.01, 0);
+    cadence.end_step(0.1, 0, 0, unavoidable_seconds);
+    cadence.choose_interval(4e7);
+    return cadence.interval();
+  };
+  EXPECT_EQ(interval_with(0), 64u) << "0.25 ms a step pay in 40 steps";
+  EXPECT_EQ(interval_with(0.0008), 256u) << "0.05 ms a step pay in 200 steps";
+  EXPECT_EQ(interval_with(0.05), 512u) << "nothing is left, but an eighth of the share pays in 320 steps";
+}
+
 // Steps of `seconds`, each of which reads a 64th of `bytes` at 0.25 ns a byte.
 void train(WeightCadence* cadence, int steps, double seconds, double bytes) {
   for (int n = 0; n < steps; ++n) {
