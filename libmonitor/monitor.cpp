@@ -43,8 +43,6 @@ constexpr double kSavingsMargin = 1.5;
 // may have another cause. The adapter took 0.3 ms for small tensors, whose measurement took 0.03 ms.
 constexpr double kMaxWeightsCharge = 4, kMaxDescribingSeconds = 5e-4;
 
-constexpr double kUnavoidableWeight = 0.05;  // weight of a new step in the running mean unavoidable_seconds_
-
 }  // namespace
 
 // -- which steps and calls are sampled --
@@ -105,8 +103,8 @@ bool Monitor::samples_without_limit() const {
 
 // Returns the time that the agent has spent on this rank since the last call, from totals that the agent
 // writes into the control file. A restarted agent counts from 0 again. The results are limited, so that a
-// faulty agent can only stop the sampling for a while. Sets *tensors_seconds to the part for weight tensors.
-AgentForecast::Report Monitor::take_agent_report(double* tensors_seconds) {
+// faulty agent can only stop the sampling for a while.
+AgentForecast::Report Monitor::take_agent_report() {
   constexpr uint64_t kMostNs = 1'000'000'000;
   auto& agent = const_cast<segment::AgentCost&>(g_process.writer().control()->agent);
   const auto growth = [](uint64_t& total, uint64_t* last, uint64_t most) {
@@ -117,9 +115,9 @@ AgentForecast::Report Monitor::take_agent_report(double* tensors_seconds) {
   const auto seconds = [&](uint64_t& total, uint64_t* last) {
     return 1e-9 * static_cast<double>(growth(total, last, kMostNs));
   };
-  *tensors_seconds = seconds(agent.tensors_ns, &last_agent_cost_.tensors_ns);
   return {seconds(agent.ns, &last_agent_cost_.ns), seconds(agent.slices_ns, &last_agent_cost_.slices_ns),
-          growth(agent.slices, &last_agent_cost_.slices, segment::kMaxSlots)};
+          growth(agent.slices, &last_agent_cost_.slices, segment::kMaxSlots),
+          seconds(agent.tensors_ns, &last_agent_cost_.tensors_ns)};
 }
 
 // Prepares the decisions of begin_step(): charges the step's cost to the budget, the first look and the
@@ -130,31 +128,28 @@ void Monitor::settle_step(const EndedStep& ended) {
   const double cost_seconds = static_cast<double>(ended.record.cost_ns) * 1e-9 - set_up_seconds;
   const double step_seconds = static_cast<double>(ended.record.duration_ns) * 1e-9 - set_up_seconds;
   double smallest_sample_seconds = 0;  // expected cost of a step with one slice, in trainer and agent
-  // Slices and device gradients have cost estimates of their own, so CostModel::observe_step() gets the rest.
-  const uint64_t own_estimate_ns =
-      slices_ns_.exchange(0, std::memory_order_relaxed) + std::exchange(gradients_ns_, 0);
+  // Slices and device gradients have cost estimates of their own, and launches for weights are charged when
+  // their results arrive, so CostModel::observe_step() gets the rest.
+  const uint64_t own_estimate_ns = slices_ns_.exchange(0, std::memory_order_relaxed) +
+                                   std::exchange(gradients_ns_, 0) +
+                                   launches_ns_.exchange(0, std::memory_order_relaxed);
   const double rest_seconds = std::max(cost_seconds - static_cast<double>(own_estimate_ns) * 1e-9, 0.0);
+  const bool has_described = has_observed_weights_.exchange(false, std::memory_order_relaxed);
   const uint64_t slices = ended.totals.sampled - last_totals_.sampled;
   const bool is_first_look = first_look_.is_open();
-  double tensors_seconds = 0;
-  const AgentForecast::Report report = take_agent_report(&tensors_seconds);
-  double agent_seconds = report.seconds;
+  const AgentForecast::Report report = take_agent_report();
+  double agent_seconds = report.seconds, unavoidable_seconds = 0;
   double weights_seconds = static_cast<double>(weights_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9;
   if (TryLock busy(cost_busy_); busy) {
-    // Once the cost of a bare step is known, cost_ observes only steps without weights.
+    // cost_ observes only steps without weights, but also sampled steps while no bare step was seen.
     const double bare = cost_.bare_seconds();  // 0: unknown
-    if (weights_seconds == 0 || bare == 0) {
-      // A step of the first look that is not sampled has the set-up, so it is not bare.
-      if (step_was_sampled_ || !is_first_look)
-        cost_.observe_step(step_was_sampled_, std::max(rest_seconds - weights_seconds, 0.0));
-    } else if (!step_was_sampled_) {
-      weights_seconds = std::clamp(rest_seconds - bare, weights_seconds,
-                                   kMaxWeightsCharge * weights_seconds + kMaxDescribingSeconds);
-    }
-    const double agent_rest = report.seconds - tensors_seconds - (is_first_look ? 0 : report.slices_seconds);
-    unavoidable_seconds_ +=
-        kUnavoidableWeight * (cost_.bare_seconds() + std::max(agent_rest, 0.0) - unavoidable_seconds_);
+    const double most = kMaxWeightsCharge * weights_seconds + (has_described ? kMaxDescribingSeconds : 0);
+    if (weights_seconds == 0 || (step_was_sampled_ && bare == 0))
+      cost_.observe_step(step_was_sampled_, std::max(rest_seconds - weights_seconds, 0.0));
+    else if (!step_was_sampled_)
+      weights_seconds = std::clamp(rest_seconds - bare, weights_seconds, most);
     agent_seconds = agent_forecast_.end_step(slices, is_first_look, report);
+    unavoidable_seconds = cost_.bare_seconds() + agent_forecast_.rest_seconds();
     smallest_sample_seconds = cost_.sampled_step_extra_seconds() + cost_.slice_seconds(is_cold()) +
                               agent_forecast_.slice_seconds() + gradient_cost_.seconds();
   }
@@ -165,7 +160,7 @@ void Monitor::settle_step(const EndedStep& ended) {
                    kSavingsMargin * smallest_sample_seconds);
   if (TryLock busy(weights_busy_); busy) {
     weights_.set_step_source(ended.record.step_source);
-    weights_.end_step(step_seconds, weights_seconds + tensors_seconds, unavoidable_seconds_,
+    weights_.end_step(step_seconds, weights_seconds + report.tensors_seconds, unavoidable_seconds,
                       budget_.is_overdrawn());
   }
   calls_last_step_.store(ended.record.calls, std::memory_order_relaxed);
@@ -482,7 +477,6 @@ void Monitor::reset() {
   period_steps_.store(1);
   budget_ = {};
   cost_ = {};
-  unavoidable_seconds_ = 0;
   first_look_ = FirstLook(settings.every == 0 && settings.max_slowdown > 0);
   slices_ns_.store(0);
   budget_.set_limit(settings.max_slowdown);
@@ -501,6 +495,8 @@ void Monitor::reset() {
   weights_.attach(writer.tensors(), writer.tensor_bytes(), writer.control(), settings.max_slowdown,
                   settings.weights_every, settings.memory, !settings.weights, &devices_);
   weights_ns_.store(0);
+  launches_ns_.store(0);
+  has_observed_weights_.store(false);
   set_up_ns_ = unreported_ns_ = 0;
   deferred_steps_.take([](int64_t) {});  // empties the set
   observed_heads_.reset();

@@ -112,7 +112,7 @@ class Monitor {
   bool samples_without_limit() const;
   uint32_t plan_slices();
   uint32_t free_slices() const;
-  AgentForecast::Report take_agent_report(double* tensors_seconds);
+  AgentForecast::Report take_agent_report();
   // A step that has ended and whose record is written.
   struct EndedStep {
     const segment::StepRecord& record;
@@ -168,9 +168,8 @@ class Monitor {
   FirstLook first_look_;
   segment::AgentCost last_agent_cost_ = {};  // the agent's totals at the last step
   AgentForecast agent_forecast_;
-  double unavoidable_seconds_ = 0;  // running mean: a step's cost without samples and weights, agent included
-  GradientCost gradient_cost_;      // gradients on devices
-  uint64_t gradients_ns_ = 0;       // time charged for gradients on devices in this step
+  GradientCost gradient_cost_;  // gradients on devices
+  uint64_t gradients_ns_ = 0;   // time charged for gradients on devices in this step
   LossTracker loss_;
   // The open step, and ended steps whose numbers are still on a device. clock_busy_ protects the gradients of
   // the open step; loss_busy_ protects everything else. Ending a step needs both locks.
@@ -192,10 +191,12 @@ class Monitor {
   uint64_t parameters_without_room_ = 0;  // in layers_, at the last name_parameters()
   WeightSampler weights_;
   ObservedHeads observed_heads_;
-  std::atomic<uint64_t> weights_ns_{0};  // time spent on weights in this step
-  uint64_t unreported_ns_ = 0;           // time spent in end_step() after its record was written
-  uint64_t set_up_ns_ = 0;               // time spent on setting up devices since the last step record
-  DeferredSteps deferred_steps_;         // steps in which weights_due() could not lock weights_busy_
+  std::atomic<uint64_t> weights_ns_{0};            // time spent on weights in this step
+  std::atomic<uint64_t> launches_ns_{0};           // time for launching kernels for weights in this step
+  std::atomic<bool> has_observed_weights_{false};  // the trainer has described weights in this step
+  uint64_t unreported_ns_ = 0;                     // time spent in end_step() after its record was written
+  uint64_t set_up_ns_ = 0;        // time spent on setting up devices since the last step record
+  DeferredSteps deferred_steps_;  // steps in which weights_due() could not lock weights_busy_
 };
 
 extern Monitor g_monitor;

@@ -250,7 +250,10 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
   }
   const uint64_t own = monotonic_ns() - begin;
   // The time for launching kernels is added to weights_ns_ later, with their results (collect_weights()).
-  weights_ns_.fetch_add(own - std::min(own, weights_.take_deferred()), std::memory_order_relaxed);
+  const uint64_t launches = std::min(own, weights_.take_deferred());
+  launches_ns_.fetch_add(launches, std::memory_order_relaxed);
+  weights_ns_.fetch_add(own - launches, std::memory_order_relaxed);
+  has_observed_weights_.store(true, std::memory_order_relaxed);
   const Counting counting = g_process.counting();
   counting.add(counting.block->step_ns, own);
 }

@@ -119,9 +119,9 @@ inline constexpr Option kOptions[kOptionCount] = {
     {OptionId::kWeights, "--weights", "FORESHOCK_WEIGHTS", "auto", "auto|off|STEPS",
      "measure every weight tensor once per STEPS steps; auto: 64", OptionGroup::kBasic,
      kReaderRun | kReaderTrainer, 1, kMostSteps,
-     "auto keeps the cost within a quarter of what the fixed costs leave of --max-slowdown: a single rank "
-     "uses a longer interval if needed, several ranks skip tensors; a rank skips all of them while its cost "
-     "is more than 256 steps above the limit"},
+     "auto keeps the cost within a quarter of what the fixed costs leave of --max-slowdown, but at least "
+     "within 1/32 of it: a single rank uses a longer interval if needed, several ranks skip tensors; a rank "
+     "skips all of them while its cost is more than 256 steps above the limit"},
     {OptionId::kCountKernels, "--count-kernels", "FORESHOCK_COUNT_KERNELS", "0", "STEPS",
      "count launched attention kernels with CUPTI during STEPS steps, to check the coverage; 0: never",
      OptionGroup::kExpert, kReaderRun | kReaderTrainer, 0, kMostCountedSteps,

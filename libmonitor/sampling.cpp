@@ -172,6 +172,9 @@ double AgentForecast::end_step(uint64_t slices, bool is_first_look, const Report
     const double counted = is_first ? each : std::min(each, kSurprise * slice_seconds_);
     slice_seconds_ += (is_first ? 1 : kNewCost) * (counted - slice_seconds_);
   }
+  steps_ = std::min(steps_ + 1, kMostMeanSteps);
+  const double rest = report.seconds - report.tensors_seconds - (is_first_look ? 0 : report.slices_seconds);
+  rest_seconds_ += (std::max(rest, 0.0) - rest_seconds_) / steps_;
   const double charged_now = is_first_look ? 0 : static_cast<double>(slices) * slice_seconds_;
   outstanding_ += slices;
   charged_ += charged_now;
@@ -218,9 +221,11 @@ void CostModel::observe_device(uint32_t slices, double seconds) {
 
 void CostModel::observe_step(bool sampled, double seconds) {
   if (sampled)
-    extra_[extras_++ % kExtras] = std::max(seconds - bare_, 0.0);
+    last_sampled_[sampled_++ % kLastSampled] = seconds;
+  else if (bare_ == 0 || kSurprise * seconds < bare_)
+    bare_ = seconds;
   else
-    bare_ += (bare_ == 0 ? 1 : kNewCost) * (seconds - bare_);
+    bare_ += kNewCost * (std::min(seconds, kSurprise * bare_) - bare_);
 }
 
 double CostModel::slice_seconds(bool first_use_of_slot) const {
@@ -228,11 +233,11 @@ double CostModel::slice_seconds(bool first_use_of_slot) const {
 }
 
 double CostModel::sampled_step_extra_seconds() const {
-  double sorted[kExtras];
-  const uint32_t count = std::min(extras_, kExtras);
-  std::copy_n(extra_, count, sorted);
+  double sorted[kLastSampled];
+  const uint32_t count = std::min(sampled_, kLastSampled);
+  std::copy_n(last_sampled_, count, sorted);
   std::sort(sorted, sorted + count);
-  return count == 0 ? 0 : sorted[count / 2];
+  return count == 0 ? 0 : std::max(sorted[count / 2] - bare_, 0.0);
 }
 
 uint32_t CostModel::slices_within(double seconds, bool first_use_of_slot, double agent_seconds) const {

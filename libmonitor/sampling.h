@@ -186,9 +186,10 @@ class AgentForecast {
  public:
   // The agent's CPU time since the previous call of end_step(), divided by the number of the rank's cores.
   struct Report {
-    double seconds = 0;         // total, without slices of the first look
-    double slices_seconds = 0;  // on slices, including slices of the first look
-    uint64_t slices = 0;        // slices of query rows in slices_seconds
+    double seconds = 0;          // total, without slices of the first look
+    double slices_seconds = 0;   // on slices, including slices of the first look
+    uint64_t slices = 0;         // slices of query rows in slices_seconds
+    double tensors_seconds = 0;  // on weight tensors
   };
 
   // Ends a step that copied `slices` slices of query rows; `is_first_look`: the grant of the first look pays
@@ -197,9 +198,13 @@ class AgentForecast {
 
   // The agent's expected time for a slice of query rows and the key positions beside it; 0: not known yet.
   double slice_seconds() const { return slice_seconds_; }
+  // The agent's mean time for the rest of its work in a step: all but slices and weight tensors.
+  double rest_seconds() const { return rest_seconds_; }
 
  private:
-  double slice_seconds_ = 0;
+  static constexpr double kMostMeanSteps = 128;
+  double slice_seconds_ = 0, rest_seconds_ = 0;
+  double steps_ = 0;          // in the mean rest_seconds_; at most kMostMeanSteps
   double charged_ = 0;        // seconds charged for slices that the agent has not reported
   uint64_t outstanding_ = 0;  // number of slices that the agent has not reported
 };
@@ -216,7 +221,7 @@ class CostModel {
   void observe_device(uint32_t slices, double seconds);
   // A step has ended; `seconds` is the monitor's time in it, without slices and weights.
   void observe_step(bool sampled, double seconds);
-  // The mean cost of a step without samples and without weights; 0: none seen yet.
+  // The usual cost of a step without samples and without weights; 0: none seen yet.
   double bare_seconds() const { return bare_; }
 
   // The expected cost of the next slice, and the expected extra cost of a sampled step without slices.
@@ -240,11 +245,13 @@ class CostModel {
   double device_seconds_ = 0;           // cost of a slice on the device, in addition to the host
   double bytes_ = 0;                    // size of the last slice
 
-  // sampled_step_extra_seconds() is their median, so that one stall does not stop the sampling for hours.
-  static constexpr uint32_t kExtras = 5;
-  double extra_[kExtras] = {};  // of the last sampled steps: cost beyond bare_
-  uint32_t extras_ = 0;         // number of sampled steps so far
-  double bare_ = 0;             // running mean of the cost of steps that were not sampled
+  // sampled_step_extra_seconds() takes their median, so that one stall does not stop the sampling for hours.
+  static constexpr uint32_t kLastSampled = 5;
+  double last_sampled_[kLastSampled] = {};  // costs of the last sampled steps
+  uint32_t sampled_ = 0;                    // number of sampled steps so far
+  // Usual cost of steps that were not sampled: a running mean in which a stall counts little, and which the
+  // set-up in the first step does not raise for long.
+  double bare_ = 0;
 };
 
 // Decides which weight tensors are due, i.e. to be measured, in a step. A tensor is due once per interval, in
@@ -313,7 +320,7 @@ class WeightCadence {
   // Ends a step of `step_seconds` seconds, in which the measurement of `bytes` bytes took `cost_seconds`.
   // `unavoidable_seconds`: what trainer and agent are expected to spend on a step without samples and
   // weights.
-  void end_step(double step_seconds, double cost_seconds, double bytes, double unavoidable_seconds = 0);
+  void end_step(double step_seconds, double cost_seconds, double bytes, double unavoidable_seconds);
   // Stops all measurements while the overhead budget of the whole monitor is overdrawn.
   void wait(bool is_overdrawn) { is_budget_overdrawn_ = is_overdrawn; }
   // Chooses the interval; called once a step. `bytes` is the size of all tensors together. If the share does

@@ -127,8 +127,7 @@ class WeightSampler {
 
   // Ends a step in which weights cost `cost_seconds`. `unavoidable_seconds`: see WeightCadence::end_step().
   // `is_overdrawn`: see Budget::is_overdrawn().
-  void end_step(double step_seconds, double cost_seconds, double unavoidable_seconds = 0,
-                bool is_overdrawn = false);
+  void end_step(double step_seconds, double cost_seconds, double unavoidable_seconds, bool is_overdrawn);
 
  private:
   struct Weight {

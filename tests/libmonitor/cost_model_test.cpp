@@ -68,6 +68,25 @@ TEST(CostModel, WhatASampledStepCostsByItself) {
   EXPECT_EQ(model.slices_within(-1, false, 0), 0u);
 }
 
+// The set-up takes 0.1 s, later a stall 20 ms. Both are forgotten at once.
+TEST(CostModel, WhatABareStepCosts) {
+  CostModel model;
+  EXPECT_EQ(model.bare_seconds(), 0) << "unknown";
+  model.observe_step(true, 400e-6);
+  EXPECT_NEAR(model.sampled_step_extra_seconds(), 400e-6, 1e-9);
+  model.observe_step(false, 0.1);
+  EXPECT_EQ(model.sampled_step_extra_seconds(), 0);
+  for (int n = 0; n < 20; ++n) model.observe_step(false, 50e-6);
+  EXPECT_NEAR(model.bare_seconds(), 50e-6, 1e-9);
+  EXPECT_NEAR(model.sampled_step_extra_seconds(), 350e-6, 1e-9) << "of the step that was sampled before";
+  model.observe_step(false, 0.02);
+  EXPECT_LE(model.bare_seconds(), 80e-6 + 1e-9) << "a fifth of four times the usual cost";
+  for (int n = 0; n < 20; ++n) model.observe_step(false, 50e-6);
+  EXPECT_NEAR(model.bare_seconds(), 50e-6, 1e-6);
+  for (int n = 0; n < 20; ++n) model.observe_step(false, 500e-6);
+  EXPECT_NEAR(model.bare_seconds(), 500e-6, 50e-6) << "what stays is learned";
+}
+
 TEST(AgentForecast, ChargesASliceWhenItIsCopied) {
   AgentForecast forecast;
   EXPECT_EQ(forecast.end_step(2, false, {}), 0) << "nothing is known yet";
@@ -84,6 +103,17 @@ TEST(AgentForecast, SlicesOfTheFirstLookCostNothingAndTeach) {
   EXPECT_EQ(forecast.end_step(4, true, {0, 0.008, 4}), 0);
   EXPECT_EQ(forecast.end_step(0, true, {0, 0.008, 4}), 0);
   EXPECT_NEAR(forecast.end_step(1, false, {}), 0.002, 1e-12);
+}
+
+// 0.03 ms a step for everything but slices and tensors, reported in every fourth step.
+TEST(AgentForecast, KnowsWhatTheAgentSpendsOnAStepWithoutSlices) {
+  AgentForecast forecast;
+  for (int step = 1; step <= 400; ++step) {
+    const bool reports = step % 4 == 0;
+    forecast.end_step(1, false,
+                      reports ? AgentForecast::Report{0.00712, 0.004, 4, 0.003} : AgentForecast::Report{});
+  }
+  EXPECT_NEAR(forecast.rest_seconds(), 30e-6, 1e-6);
 }
 
 // However the reports are delayed, what is charged in the end is what the agent has spent.

@@ -9,7 +9,7 @@ TEST(WeightCadence, BecomesLongerUntilAQuarterOfTheLimitPaysForIt) {
   WeightCadence cadence;
   cadence.start(0.01, 0);
   EXPECT_FALSE(cadence.allows()) << "before anything is known of a step";
-  cadence.end_step(0.1, 0, 0);
+  cadence.end_step(0.1, 0, 0, 0);
   EXPECT_TRUE(cadence.allows());
   cadence.choose_interval(4e6);  // 1 ms at the first guess; 64 steps earn 16 ms
   EXPECT_EQ(cadence.interval(), 64u);
@@ -35,7 +35,7 @@ TEST(WeightCadence, GetsAShareOfWhatUnavoidableCostsLeave) {
 void train(WeightCadence* cadence, int steps, double seconds, double bytes) {
   for (int n = 0; n < steps; ++n) {
     const double read = bytes / static_cast<double>(cadence->interval());
-    cadence->end_step(seconds, cadence->allows() ? 2.5e-10 * read : 0, cadence->allows() ? read : 0);
+    cadence->end_step(seconds, cadence->allows() ? 2.5e-10 * read : 0, cadence->allows() ? read : 0, 0);
     cadence->choose_interval(bytes);
   }
 }
@@ -57,7 +57,7 @@ TEST(WeightCadence, OnePreemptedLookChangesNothing) {
   cadence.start(0.01, 0);
   train(&cadence, 1000, 0.1, 8e8);
   const uint64_t before = cadence.interval();
-  cadence.end_step(0.1, 0.02, 4096);
+  cadence.end_step(0.1, 0.02, 4096, 0);
   cadence.choose_interval(8e8);
   EXPECT_EQ(cadence.interval(), before);
 }
@@ -68,7 +68,7 @@ TEST(WeightCadence, WhatCostsMoreForGoodMakesTheIntervalLonger) {
   train(&cadence, 1000, 0.1, 8e8);
   const uint64_t before = cadence.interval();
   for (int n = 0; n < 300; ++n) {
-    cadence.end_step(0.1, 2.5e-9 * 8e5, 8e5);
+    cadence.end_step(0.1, 2.5e-9 * 8e5, 8e5, 0);
     cadence.choose_interval(8e8);
   }
   EXPECT_GE(cadence.interval(), 8 * before);
@@ -81,7 +81,7 @@ TEST(WeightCadence, NoiseAtTheEdgeChangesItRarely) {
   int changes = 0;
   uint64_t before = 0;
   for (int n = 0; n < 20000; ++n) {
-    cadence.end_step(n % 7 < 3 ? 0.08 : 0.115, 0, 0);
+    cadence.end_step(n % 7 < 3 ? 0.08 : 0.115, 0, 0, 0);
     cadence.choose_interval(1.024e9);  // 0.256 s: 1024 steps of 0.1 s
     changes += cadence.interval() != before;
     before = cadence.interval();
@@ -92,7 +92,7 @@ TEST(WeightCadence, NoiseAtTheEdgeChangesItRarely) {
 TEST(WeightCadence, AFixedOneStaysAndSkipsInstead) {
   WeightCadence cadence;
   cadence.start(0.01, 4);
-  for (int step = 0; step < 50; ++step) cadence.end_step(0.1, 0.01, 1e6);
+  for (int step = 0; step < 50; ++step) cadence.end_step(0.1, 0.01, 1e6, 0);
   cadence.choose_interval(1e9);
   EXPECT_EQ(cadence.interval(), 4u);
   EXPECT_FALSE(cadence.allows());
@@ -102,7 +102,7 @@ TEST(WeightCadence, WaitsWhileTheBudgetOfAllIsOverdrawn) {
   for (const double limit : {0.01, 1.0}) {
     WeightCadence cadence;
     cadence.start(limit, 0);
-    cadence.end_step(0.1, 0, 0);
+    cadence.end_step(0.1, 0, 0, 0);
     cadence.wait(true);
     EXPECT_EQ(cadence.allows(), limit >= 1) << "without a limit nothing waits";
     cadence.wait(false);
@@ -116,7 +116,7 @@ TEST(WeightCadence, ALimitOfZeroAllowsNothing) {
     cadence.start(0, fixed);
     cadence.hold();
     for (int step = 0; step < 50; ++step) {
-      cadence.end_step(0.1, 0, 0);
+      cadence.end_step(0.1, 0, 0, 0);
       EXPECT_FALSE(cadence.allows()) << step;
     }
   }
