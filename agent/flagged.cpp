@@ -26,7 +26,7 @@
 #include <utility>
 
 #include "agent/directory.h"
-#include "detect/thresholds.h"
+#include "detect/detector.h"
 #include "segment/layout.h"
 #include "shadow/elementary.h"
 #include "shadow/judgement.h"

@@ -11,7 +11,7 @@
 
 #include "agent/detection.h"
 #include "agent/restart_state.h"
-#include "detect/thresholds.h"
+#include "detect/detector.h"
 #include "exporters/http_routes.h"
 #include "segment/layout.h"
 

@@ -49,7 +49,7 @@ nlohmann::json summary_of(const RankStatistics& rank, int cores_per_rank);
 
 // Returns summary_of(), and for page and `foreshock status` also layers, events and the cost of foreshock.
 nlohmann::json state_of(const RankStatistics& rank, int cores_per_rank);
-// Returns the limits of detect/thresholds.h, which the page shows beside the values.
+// Returns the limits of detect/detector.h, which the page shows beside the values.
 nlohmann::json thresholds_json();
 // Adds the histories that the page plots by step: one table for the rank and one for each layer.
 void add_history(const RankStatistics& rank, std::vector<HistoryTable>* tables);

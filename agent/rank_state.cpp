@@ -9,7 +9,7 @@
 #include <cmath>
 #include <limits>
 
-#include "detect/thresholds.h"
+#include "detect/detector.h"
 #include "exporters/http_routes.h"
 #include "segment/layout.h"
 

@@ -55,7 +55,7 @@ struct Burst {
   int64_t planned_step = 0;       // last step of the slowest rank when the burst was planned
 };
 
-// Sampled steps of a burst: an eighth of the samples in a detector's baseline (thresholds.h: 256), so that
+// Sampled steps of a burst: an eighth of the samples in a detector's baseline (detector.h: 256), so that
 // the cause of the burst does not become the baseline.
 inline constexpr int64_t kBurstSamples = 32;
 // No burst begins until this many times the length of the last one have passed. On average bursts then cost

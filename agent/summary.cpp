@@ -13,7 +13,7 @@
 
 #include "agent/detection.h"
 #include "agent/publish.h"
-#include "detect/thresholds.h"
+#include "detect/detector.h"
 #include "segment/layout.h"
 
 namespace foreshock {

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "shadow/elementary.h"
-#include "shadow/noise_floor.h"
 #if FORESHOCK_OPENBLAS
 #include <cblas.h>
 #endif

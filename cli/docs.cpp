@@ -4,7 +4,7 @@
 #include "agent/detection.h"
 #include "cli/commands.h"
 #include "cli/terminal.h"
-#include "detect/thresholds.h"
+#include "detect/detector.h"
 #include "exporters/metrics.h"
 #include "exporters/record.h"
 

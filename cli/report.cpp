@@ -18,7 +18,7 @@
 #include "cli/report_text.h"
 #include "cli/terminal.h"
 #include "cli/words.h"
-#include "detect/thresholds.h"
+#include "detect/detector.h"
 #include "exporters/record.h"
 
 namespace foreshock::cli {

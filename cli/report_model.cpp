@@ -7,7 +7,7 @@
 #include <tuple>
 #include <utility>
 
-#include "detect/thresholds.h"
+#include "detect/detector.h"
 
 namespace foreshock::cli {
 namespace {

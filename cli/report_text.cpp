@@ -10,7 +10,7 @@
 
 #include "agent/detection.h"
 #include "cli/terminal.h"
-#include "detect/thresholds.h"
+#include "detect/detector.h"
 
 namespace foreshock::cli {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "agent/detection.h"
 #include "cli/report_model.h"
-#include "detect/thresholds.h"
+#include "detect/detector.h"
 #include "detect/watch.h"
 
 namespace foreshock::cli {

@@ -1,4 +1,4 @@
-// Computes the scores of detectors; `info` is the detector's row in the table of thresholds.h. A score is a
+// Computes the scores of detectors; `info` is the detector's row in the table of detector.h. A score is a
 // statistic / info.warn, in Drift, Shift and growth() at most effect / info.least. Detectors warn from 1 on.
 #include "detect/detector.h"
 

@@ -21,7 +21,6 @@
 
 #include "detect/detector.h"
 #include "detect/loss_rules.h"
-#include "detect/thresholds.h"
 
 namespace foreshock {
 

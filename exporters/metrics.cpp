@@ -55,7 +55,7 @@ constexpr Value kLossSources[] = {"reported", "nll", "backward_root", "logged", 
 constexpr Value kFlagReasons[] = {"nonfinite",          "deviation_ratio", "bias",
                                   "output_error_drift", "logit",           "control"};
 constexpr Value kFlaggedDrops[] = {"alike", "busy", "quota", "error"};
-// Copies of the names of the detectors in detect/thresholds.h, which may not be included either.
+// Copies of the names of the detectors in detect/detector.h, which may not be included either.
 constexpr Value kDetectorNames[] = {"bias",
                                     "output_error_drift",
                                     "deviation_forward",

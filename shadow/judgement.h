@@ -1,6 +1,6 @@
 // Checks one slice. Compares the trainer's result with the fp64 reference, and its error with the noise
 // floors: the errors of two correct algorithms in the trainer's precision, plain (unfused) and fused
-// attention (noise_floor.h). Also measures the signed bias of the result; BiasPool pools it over slices. The
+// attention (reference.h). Also measures the signed bias of the result; BiasPool pools it over slices. The
 // bias of the reference, rounded once to the trainer's format, is a control: it must cause no alarm.
 #ifndef FORESHOCK_SHADOW_JUDGEMENT_H_
 #define FORESHOCK_SHADOW_JUDGEMENT_H_
@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "shadow/key_columns.h"
-#include "shadow/noise_floor.h"
 #include "shadow/reference.h"
 #include "shadow/slice.h"
 

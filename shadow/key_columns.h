@@ -58,7 +58,7 @@ struct ColumnGradients {
 // An object is reused for many slices; its vectors only grow. Use one per thread.
 struct ColumnReference {
   ColumnGradients exact;  // in fp64
-  // Noise floors (noise_floor.h): results of two correct algorithms in the storage format, with sums in fp32
+  // Noise floors (reference.h): results of two correct algorithms in the storage format, with sums in fp32
   // (fp64 for fp64 storage). `fused` rounds P before P multiplies dO, the gradients of the scores before they
   // multiply Q, and the results. `plain` also rounds scores, P and dO . v. Both use lse and out as given.
   ColumnGradients plain, fused;

@@ -1,12 +1,11 @@
 // Recomputes a slice with the roundings of two correct algorithms, plain (unfused) and fused
 // (FlashAttention), in float (double for fp64 storage). The rows of the slice are in the lanes of SIMD
 // vectors. Highway (namespace hn), a SIMD library, compiles this file once per instruction set.
-#include "shadow/noise_floor.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "shadow/reference.h"
 #include "shadow/slice.h"
 
 #undef HWY_TARGET_INCLUDE

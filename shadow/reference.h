@@ -1,10 +1,5 @@
-// Computes the reference: attention of one slice in fp64 from the stored inputs, by tiles of 48 keys (online
-// softmax). A backward slice takes a second pass. Every sum is a chain of fused multiply-adds in the order of
-// the keys (or of the elements of a head), except the sum of the weights, which has plain additions. Sums
-// over the keys are divided by it at the end; gradients are then multiplied by the scale (and by share).
-//
-// All instruction sets give the same bits (all NaN count as one value): reference_scalar.cpp defines them,
-// reference.cpp is fast. The relative error of a row of out and of log_sum_exp is below 1e-13 (tests/shadow).
+// Recomputes a slice of an attention call: in fp64 (the reference), and with two correct algorithms in the
+// trainer's storage format, whose errors (the noise floors) a kernel's error is compared with.
 #ifndef FORESHOCK_SHADOW_REFERENCE_H_
 #define FORESHOCK_SHADOW_REFERENCE_H_
 
@@ -15,6 +10,16 @@
 #include "shadow/slice.h"
 
 namespace foreshock {
+
+// -- the reference --
+
+// The reference is computed from the stored inputs by tiles of 48 keys (online softmax). A backward slice
+// takes a second pass. Every sum is a chain of fused multiply-adds in the order of the keys (or of the
+// elements of a head), except the sum of the weights, which has plain additions. Sums over the keys are
+// divided by it at the end; gradients are then multiplied by the scale (and by share).
+//
+// All instruction sets give the same bits (all NaN count as one value): reference_scalar.cpp defines them,
+// reference.cpp is fast. The relative error of a row of out and of log_sum_exp is below 1e-13 (tests/shadow).
 
 // Must be raised whenever a bit of any result may change.
 inline constexpr int kReferenceVersion = 2;
@@ -88,6 +93,37 @@ void finish_gradient(const AttentionSlice& slice, int row, int k, double sum, do
 // Returns the number to subtract from the scores before exp: the maximum, or 0 for a row without keys, so
 // that its weights are exp(-Inf) = 0 and not NaN.
 inline double shift_of(double max) { return max == -std::numeric_limits<double>::infinity() ? 0.0 : max; }
+
+// -- the noise floors --
+
+// Computes the noise floors: the errors of correct attention in the trainer's storage format. Two correct
+// algorithms, plain and fused, recompute the rows of a slice. A kernel's error is compared with their errors.
+//
+// Plain computes like a framework without a fused kernel: scores, weights and results are rounded to the
+// storage format. Fused computes like FlashAttention: scores and sums stay in fp32. It rounds the weights
+// before they multiply V, the gradients of the scores before they multiply K, and the results when they are
+// stored. Both sum in fp32 (fp64 for fp64 storage). With large scores plain has a far larger error than any
+// fused kernel, since bf16 rounds a score of 120 to a multiple of 0.5.
+
+// Results, rounded to the storage format. Forward: only `out`. Backward: `grad_query`; plain also has `out`.
+struct FloorRows {
+  std::vector<double> out;         // [rows][value_dim]
+  std::vector<double> grad_query;  // [rows][head_dim]
+};
+
+// An object is reused for many slices. Use one per thread.
+struct NoiseFloors {
+  FloorRows plain, fused;
+  std::vector<double> scratch;
+};
+
+// Computes both floors of a slice. The slice must be valid (judgement.h), and `reference` must be the
+// reference of this slice. In a backward slice, fused uses the given log_sum_exp and out (the trainer's),
+// like a kernel, so the error of fused is taken against Reference::given_grad_query. Plain uses its own
+// rounded out and weights, so the error of plain is taken against Reference::grad_query. In a partial row the
+// given log_sum_exp covers keys outside of the slice. Plain then multiplies its weights by Reference::share,
+// uses the given out, and is compared with given_grad_query. In a row that sees no key, all results are 0.
+void compute_noise_floors(const AttentionSlice& slice, const Reference& reference, NoiseFloors* floors);
 
 }  // namespace foreshock
 

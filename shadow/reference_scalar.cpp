@@ -1,6 +1,5 @@
 // Defines the reference (attention in fp64) to the bit, one element at a time; reference.cpp must give the
-// same bits. Also converts a row's sums to results, for both files. The given out and log_sum_exp are the
-// trainer's; they cover more keys than the slice has if the keys are split over calls (context parallelism).
+// same bits, and converts the sums of a row to results for both files.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -101,74 +100,7 @@ void backward_row(const AttentionSlice& slice, int row, double* scratch, Referen
     finish_gradient(slice, row, k, result->scratch[row], grad[k], key_sum[k], result);
 }
 
-// Returns the sum of grad_out * out over a row. If `out` is null, the trainer's out is used.
-double delta_of(const AttentionSlice& slice, int row, const double* out) {
-  double sum = 0;
-  for (int c = 0; c < slice.value_dim; ++c) {
-    const size_t index = static_cast<size_t>(row) * slice.value_dim + c;
-    const double value = out != nullptr ? out[index] : load_as_double(slice.out, slice.dtype, index);
-    sum = std::fma(load_as_double(slice.grad_out, slice.dtype, index), value, sum);
-  }
-  return sum;
-}
-
 }  // namespace
-
-void resize_reference(const AttentionSlice& slice, Reference* result) {
-  const size_t rows = slice.rows;
-  resize_up(&result->out, rows * slice.value_dim);
-  for (auto* values :
-       {&result->log_sum_exp, &result->logit_max, &result->logit_abs_max, &result->entropy_nats}) {
-    resize_up(values, kMaxSliceRows);
-  }
-  if (result->near_tie.size() < kMaxSliceRows) result->near_tie.resize(kMaxSliceRows);
-  if (!slice.backward()) return;
-  for (auto* values : {&result->delta, &result->share, &result->given_delta})
-    resize_up(values, kMaxSliceRows);
-  if (result->partial.size() < kMaxSliceRows) result->partial.resize(kMaxSliceRows);
-  resize_up(&result->grad_query, rows * slice.head_dim);
-  resize_up(&result->given_grad_query, rows * slice.head_dim);
-  resize_up(&result->key_mean, rows * slice.head_dim);
-}
-
-void finish_row(const RowSums& sums, int row, Reference* result) {
-  const double log_sum = log_nonnegative(sums.sum);
-  result->logit_max[row] = sums.max;
-  result->log_sum_exp[row] = shift_of(sums.max) + log_sum;
-  result->logit_abs_max[row] = sums.min == kInfinity ? 0 : std::max(std::fabs(sums.max), std::fabs(sums.min));
-  result->entropy_nats[row] = sums.sum == 0 ? 0 : log_sum - sums.weighted / sums.sum;
-  result->near_tie[row] = sums.max - sums.second <= kNearTie;
-}
-
-bool is_above(double given, double log_sum_exp, double logit_abs_max) {
-  constexpr double kSummedInFp32 = 0x1p-15;  // error of sums of thousands of terms
-  return given - log_sum_exp > kSummedInFp32 * std::max(1.0, logit_abs_max) && given < kInfinity;
-}
-
-void prepare_backward(const AttentionSlice& slice, int row, Reference* result) {
-  result->delta[row] = delta_of(slice, row, result->out.data());
-  result->given_delta[row] = delta_of(slice, row, nullptr);
-  result->share[row] = 1;
-  result->partial[row] = 0;
-  if (slice.log_sum_exp == nullptr) return;
-  const double given = load_as_double(slice.log_sum_exp, slice.log_sum_exp_dtype, row);
-  // If log_sum_exp is far above the given one, share overflows to Inf; the row is then not compared to fused.
-  result->share[row] = exp_of_any_sign(result->log_sum_exp[row] - given);
-  result->partial[row] = is_above(given, result->log_sum_exp[row], result->logit_abs_max[row]);
-}
-
-void finish_gradient(const AttentionSlice& slice, int row, int k, double sum, double grad, double key_sum,
-                     Reference* result) {
-  const size_t at = static_cast<size_t>(row) * slice.head_dim + k;
-  // `grad` was summed with the reference's delta. Divided by `sum`, the sum of the weights, it is the
-  // gradient over the slice's own keys. given_grad_query is the gradient for the given out and log_sum_exp:
-  // `shift` replaces delta by given_delta, and `share` replaces `sum` by the sum in the given log_sum_exp.
-  const double shift = result->delta[row] - result->given_delta[row];
-  result->grad_query[at] = sum == 0 ? 0 : grad / sum * slice.scale;
-  result->key_mean[at] = sum == 0 ? 0 : key_sum / sum;
-  result->given_grad_query[at] =
-      sum == 0 ? 0 : std::fma(shift, key_sum, grad) / sum * result->share[row] * slice.scale;
-}
 
 void reference_scalar(const AttentionSlice& slice, Reference* result) {
   resize_reference(slice, result);

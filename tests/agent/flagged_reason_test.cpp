@@ -4,7 +4,7 @@
 
 #include "agent/detection.h"
 #include "agent/flagged.h"
-#include "detect/thresholds.h"
+#include "detect/detector.h"
 #include "tests/shadow/slice_data.h"
 
 namespace foreshock {

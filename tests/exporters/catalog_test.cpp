@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "detect/thresholds.h"
+#include "detect/detector.h"
 #include "exporters/metrics.h"
 #include "segment/layout.h"
 

@@ -1,8 +1,6 @@
-#include "shadow/noise_floor.h"
-
 #include <gtest/gtest.h>
 
-#include "shadow/slice.h"
+#include "shadow/reference.h"
 #include "tests/shadow/slice_data.h"
 
 namespace foreshock {
