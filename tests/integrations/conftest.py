@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -94,16 +95,18 @@ def host_cuda(request: pytest.FixtureRequest) -> str:
     key = hashlib.sha256(source.read_bytes() + torch.git.encode()).hexdigest()[:16]
     folder = request.config.cache.mkdir("foreshock_host_cuda") / key
     target = folder / "libtorch_cuda.so"  # as torch's own, whose part it plays
-    if not target.exists():
-        folder.mkdir(exist_ok=True)
-        unfinished = folder / f"{os.getpid()}.so"
-        compiler = os.environ.get("CXX") or "g++"
-        command = builder.compile_command(compiler, torch.home, INCLUDE, str(source), unfinished)
-        guard = torch.home / "include" / "c10" / "core" / "impl" / "DeviceGuardImplInterface.h"
-        command += ["-Wl,-soname,libtorch_cuda.so", f"-Wl,-rpath,{torch.home / 'lib'}"]
-        command += ["-DHOST_CUDA_HANDLES"] if "getStreamNativeHandle" in guard.read_text() else []
-        subprocess.run(command, check=True)
-        unfinished.rename(target)
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:  # so that of several test processes only one compiles it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            unfinished = folder / f"{os.getpid()}.so"
+            compiler = os.environ.get("CXX") or "g++"
+            command = builder.compile_command(compiler, torch.home, INCLUDE, str(source), unfinished)
+            guard = torch.home / "include" / "c10" / "core" / "impl" / "DeviceGuardImplInterface.h"
+            command += ["-Wl,-soname,libtorch_cuda.so", f"-Wl,-rpath,{torch.home / 'lib'}"]
+            command += ["-DHOST_CUDA_HANDLES"] if "getStreamNativeHandle" in guard.read_text() else []
+            subprocess.run(command, check=True)
+            unfinished.rename(target)
     return str(target)
 
 
