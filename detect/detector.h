@@ -1,8 +1,8 @@
 // Detectors. Each computes a statistic of one series of values (of one layer or tensor), a score from the
-// statistic and the detector's row in the table below, and a level from the scores. The results
-// depend only on the values and their order. No clock, no input or output, no heap. The member fields() of
-// each class reads or writes its members, so that a restarted agent continues where it stopped (state.h). A
-// row (DetectorInfo `info`) has: learning, the number of values before the first score; memory, the number of
+// statistic and the detector's row in the table below, and a level from the scores. The results depend only
+// on the values and their order. No clock, no input or output, no heap. The member fields() of each class
+// reads or writes its members, so that a restarted agent continues where it stopped (state.h). A row
+// (DetectorInfo `info`) has: learning, the number of values before the first score; memory, the number of
 // values that count in a baseline or line; warn and least, the statistic and the effect from which on the
 // detector warns; look, the kind of statistic; recent, see Drift and Shift.
 //
@@ -90,8 +90,8 @@ enum class DetectorId : int {
 };
 inline constexpr size_t kDetectors = static_cast<size_t>(DetectorId::kCount);
 
-// The statistic of a detector (the classes below compute it). It measures how certain a change
-// is. The effect, in parentheses, measures how large the change is. z and t are in standard errors.
+// The statistic of a detector (the classes below compute it). It measures how certain a change is. The
+// effect, in parentheses, measures how large the change is. z and t are in standard errors.
 enum class Look : int {
   kDrift,     // cumulative sum (two-sided CUSUM) of value / learned spread (effect: mean of the values)
   kRise,      // z of the recent mean logarithm above the learned baseline (effect: their difference)
