@@ -91,6 +91,7 @@ class CudaGraphCounter {
   // Called at the end of every step. Drops recordings whose end was not seen for kLongestSteps steps.
   void end_step();
 
+  bool is_recording() const { return active_recordings_.load(std::memory_order_relaxed) > 0; }
   uint64_t calls_in_graphs() const;               // the calls of both passes in launched graphs so far
   void store(segment::Coverage* coverage) const;  // stores the totals of the process into the segment
   void forget();  // clears all counts; called in a forked child process that trains

@@ -162,6 +162,8 @@ class DeviceSampler {
   int send_gradients(const DeviceStream& stream, const foreshock_gradient* gradients, size_t count,
                      SentGradients* sent);
 
+  // Whether a call, a weight or a number was on a device.
+  bool is_any_used() const { return devices_[0].index.load(std::memory_order_relaxed) != -1; }
   // Whether a call or a weight was on a device that is not set up for it.
   bool has_wanted() const { return has_wanted_.load(std::memory_order_relaxed); }
   // Makes the missing set-ups. Must be called between two steps.

@@ -120,54 +120,81 @@ AgentForecast::Report Monitor::take_agent_report() {
           seconds(agent.tensors_ns, &last_agent_cost_.tensors_ns)};
 }
 
-// Prepares the decisions of begin_step(): charges the step's cost to the budget, the first look and the
-// weights, and stores the number of the next step. The caller must hold clock_busy_.
+// Charges the step's cost to the budget, the first look and the weights; before it, the costs of the brief
+// steps since the last step that was not brief. The caller must hold clock_busy_.
 void Monitor::settle_step(const EndedStep& ended) {
+  const auto seconds = [](uint64_t ns) { return 1e-9 * static_cast<double>(ns); };
+  const uint32_t brief_steps = std::exchange(brief_steps_, 0);
+  for (uint32_t n = 0; n < brief_steps; ++n) {
+    StepCosts costs;
+    costs.step_seconds = seconds(brief_[n].duration_ns);
+    costs.cost_seconds = costs.rest_seconds = seconds(brief_[n].cost_ns);
+    costs.calls = brief_[n].calls;
+    charge_step(costs, ended.record.step_source, {});
+  }
   // The time of setting up devices is part of the record. For the budget it is neither cost nor step time.
-  const double set_up_seconds = static_cast<double>(std::exchange(set_up_ns_, 0)) * 1e-9;
-  const double cost_seconds = static_cast<double>(ended.record.cost_ns) * 1e-9 - set_up_seconds;
-  const double step_seconds = static_cast<double>(ended.record.duration_ns) * 1e-9 - set_up_seconds;
-  double smallest_sample_seconds = 0;  // expected cost of a step with one slice, in trainer and agent
+  const double set_up = seconds(std::exchange(set_up_ns_, 0));
+  const double cost = seconds(ended.record.cost_ns) - set_up;
   // Slices and device gradients have cost estimates of their own, and launches for weights are charged when
   // their results arrive, so CostModel::observe_step() gets the rest.
   const uint64_t own_estimate_ns = slices_ns_.exchange(0, std::memory_order_relaxed) +
                                    std::exchange(gradients_ns_, 0) +
                                    launches_ns_.exchange(0, std::memory_order_relaxed);
-  const double rest_seconds = std::max(cost_seconds - static_cast<double>(own_estimate_ns) * 1e-9, 0.0);
-  const bool has_described = has_observed_weights_.exchange(false, std::memory_order_relaxed);
-  const uint64_t slices = ended.totals.sampled - last_totals_.sampled;
+  charge_step({.step_seconds = seconds(ended.record.duration_ns) - set_up,
+               .cost_seconds = cost,
+               .rest_seconds = std::max(cost - seconds(own_estimate_ns), 0.0),
+               .weights_seconds = seconds(weights_ns_.exchange(0, std::memory_order_relaxed)),
+               .has_described = has_observed_weights_.exchange(false, std::memory_order_relaxed),
+               .was_sampled = step_was_sampled_,
+               .calls = ended.record.calls,
+               .slices = ended.totals.sampled - last_totals_.sampled},
+              ended.record.step_source, take_agent_report());
+}
+
+// `report`: what the agent has reported since the last call.
+void Monitor::charge_step(StepCosts costs, uint32_t step_source, const AgentForecast::Report& report) {
+  double smallest_sample_seconds = 0;  // expected cost of a step with one slice, in trainer and agent
   const bool is_first_look = first_look_.is_open();
-  const AgentForecast::Report report = take_agent_report();
   double agent_seconds = report.seconds, unavoidable_seconds = 0;
-  double weights_seconds = static_cast<double>(weights_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9;
   if (TryLock busy(cost_busy_); busy) {
     // cost_ observes only steps without weights, but also sampled steps while no bare step was seen.
     const double bare = cost_.bare_seconds();  // 0: unknown
-    const double most = kMaxWeightsCharge * weights_seconds + (has_described ? kMaxDescribingSeconds : 0);
-    if (weights_seconds == 0 || (step_was_sampled_ && bare == 0))
-      cost_.observe_step(step_was_sampled_, std::max(rest_seconds - weights_seconds, 0.0));
-    else if (!step_was_sampled_)
-      weights_seconds = std::clamp(rest_seconds - bare, weights_seconds, most);
-    agent_seconds = agent_forecast_.end_step(slices, is_first_look, report);
+    const double measured = costs.weights_seconds;
+    const double most = kMaxWeightsCharge * measured + (costs.has_described ? kMaxDescribingSeconds : 0);
+    if (measured == 0 || (costs.was_sampled && bare == 0))
+      cost_.observe_step(costs.was_sampled, std::max(costs.rest_seconds - measured, 0.0));
+    else if (!costs.was_sampled)
+      costs.weights_seconds = std::clamp(costs.rest_seconds - bare, measured, most);
+    agent_seconds = agent_forecast_.end_step(costs.slices, is_first_look, report);
     unavoidable_seconds = cost_.bare_seconds() + agent_forecast_.rest_seconds();
     smallest_sample_seconds = cost_.sampled_step_extra_seconds() + cost_.slice_seconds(is_cold()) +
                               agent_forecast_.slice_seconds() + gradient_cost_.seconds();
   }
   // The time that the grant of the first look pays for is removed from the step and from its cost.
-  const double grant_paid = first_look_.end_step(step_was_sampled_, ended.record.calls, slices, cost_seconds);
+  const double grant_paid =
+      first_look_.end_step(costs.was_sampled, costs.calls, costs.slices, costs.cost_seconds);
   // base_interval_, since the limits of savings and debt must stay the same in a burst of denser sampling.
-  budget_.end_step(step_seconds - grant_paid, cost_seconds - grant_paid + agent_seconds, base_interval_,
-                   kSavingsMargin * smallest_sample_seconds);
+  budget_.end_step(costs.step_seconds - grant_paid, costs.cost_seconds - grant_paid + agent_seconds,
+                   base_interval_, kSavingsMargin * smallest_sample_seconds);
   if (TryLock busy(weights_busy_); busy) {
-    weights_.set_step_source(ended.record.step_source);
-    weights_.end_step(step_seconds, weights_seconds + report.tensors_seconds, unavoidable_seconds,
+    weights_.set_step_source(step_source);
+    const uint64_t interval = weights_.interval();
+    weights_.end_step(costs.step_seconds, costs.weights_seconds + report.tensors_seconds, unavoidable_seconds,
                       budget_.is_overdrawn());
+    if (weights_.interval() != interval) no_weights_before_.store(0, std::memory_order_relaxed);
   }
+}
+
+// Stores the numbers that the next step starts from. The caller must hold clock_busy_.
+void Monitor::advance(const EndedStep& ended) {
   calls_last_step_.store(ended.record.calls, std::memory_order_relaxed);
   last_totals_ = {ended.totals.calls, ended.totals.sampled, ended.totals.cost_ns + ended.own_ns};
   last_tick_ns_ = ended.end_ns;
   step_was_sampled_ = false;
+  const bool goes_back = ended.record.step < next_step_.load(std::memory_order_relaxed);
   stride_.add(ended.record.step);
+  const bool is_other_stride = stride_.steps() != period_steps_.load(std::memory_order_relaxed);
+  if (goes_back || is_other_stride) no_weights_before_.store(0, std::memory_order_relaxed);
   period_steps_.store(stride_.steps(), std::memory_order_relaxed);
   next_step_.store(ended.record.step + 1, std::memory_order_relaxed);
 }
@@ -468,6 +495,8 @@ void Monitor::reset() {
   interval_.store(base_interval_);
   step_was_sampled_ = steps_are_explicit_ = false;
   last_tick_ns_ = monotonic_ns();
+  may_be_brief_ = false;
+  brief_steps_ = 0;
   last_totals_ = {};
   last_agent_cost_ = {};
   agent_forecast_ = {};
@@ -498,6 +527,7 @@ void Monitor::reset() {
   launches_ns_.store(0);
   has_observed_weights_.store(false);
   set_up_ns_ = unreported_ns_ = 0;
+  no_weights_before_.store(0);
   deferred_steps_.take([](int64_t) {});  // empties the set
   observed_heads_.reset();
   // In a forked child, a thread of the parent may have held these locks at the fork.

@@ -120,7 +120,22 @@ class Monitor {
     uint64_t end_ns;    // monotonic time
     uint64_t own_ns;    // time of end_step(), and of the calls that were only counted
   };
+  // What the budgets need of an ended step. Seconds of the trainer, without the set-up of devices.
+  struct StepCosts {
+    double step_seconds = 0, cost_seconds = 0;  // length of the step; the monitor's time in it
+    double rest_seconds = 0;     // of cost_seconds: all but slices, device gradients and launches
+    double weights_seconds = 0;  // of rest_seconds: measured time for weights
+    bool has_described = false;  // the trainer has described weights, whose time is not measured
+    bool was_sampled = false;
+    uint64_t calls = 0, slices = 0;
+  };
+  bool is_brief(const foreshock_step& step, int64_t number);
+  void take_logged_and_norm(bool is_late, segment::StepRecord* record);
   void settle_step(const EndedStep& ended);
+  void charge_step(StepCosts costs, uint32_t step_source, const AgentForecast::Report& report);
+  void advance(const EndedStep& ended);
+  // Must be called by what gives a step more than counted calls and losses on the host (see is_brief()).
+  void note_event() { is_eventful_.store(true, std::memory_order_relaxed); }
   void count_kernels();
   // Whether observations must wait in pending_steps_ until earlier numbers have arrived from a device.
   bool must_wait() { return pending_steps_.has_ended() || pending_steps_.open().events > 0; }
@@ -161,8 +176,17 @@ class Monitor {
   bool steps_are_explicit_ = false;  // set once the trainer reports a step; then detected steps are ignored
   bool had_segment_ = false;         // this process or a parent has had a segment
   uint64_t last_tick_ns_ = 0;        // end of the last step
-  CallTotals last_totals_;           // totals at the end of the last step
-  StepStride stride_;                // estimates period_steps_
+  std::atomic<int64_t> no_weights_before_{0};  // * no weight is due before this step
+  std::atomic<bool> is_eventful_{false};       // * see note_event()
+  bool may_be_brief_ = false;                  // the next steps may be brief
+  // The brief steps since the last other step, whose costs are not charged yet.
+  static constexpr uint32_t kMostBrief = 7;
+  struct {
+    uint64_t duration_ns, cost_ns, calls;
+  } brief_[kMostBrief] = {};
+  uint32_t brief_steps_ = 0;
+  CallTotals last_totals_;  // totals at the end of the last step
+  StepStride stride_;       // estimates period_steps_
   Budget budget_;
   CostModel cost_;
   FirstLook first_look_;

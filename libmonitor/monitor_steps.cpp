@@ -42,12 +42,22 @@ bool Monitor::step_is_sampled() {
          (samples_without_limit() || first_look_.is_open() || budget_.allows());
 }
 
+// Whether the step that ends is brief: nothing happened in it but calls that were only counted, and losses on
+// the host. Its record needs nothing of the other parts of the monitor, whose code and data a training evicts
+// from the caches at every step. The step before a sampled one is not brief, since begin_step() reads the
+// budgets.
+bool Monitor::is_brief(const foreshock_step& step, int64_t number) {
+  const bool is_eventful = is_eventful_.exchange(false, std::memory_order_relaxed);
+  if (is_eventful || !may_be_brief_ || step_was_sampled_ || brief_steps_ == kMostBrief) return false;
+  return (step.given & ~uint32_t{FORESHOCK_GIVEN_LEARNING_RATE}) == 0 && !is_due(number + 1);
+}
+
 // Writes the step's record, charges the step's cost to the budgets, and prepares the next step. The order
 // matters: pending steps (earlier ones that wait for numbers from a device) are completed before this step's
 // loss is taken, and time is added to the counters before their totals are read.
 void Monitor::end_step(const foreshock_step& step) {
   uint64_t begin = monotonic_ns();
-  ensure_segment(0);  // 0: the slot size is unknown, since no call was described yet
+  if ((g_process.hot() & kHotArmed) == 0) ensure_segment(0);  // 0: the slot size is unknown without a call
   if ((g_process.hot() & kHotArmed) == 0) return;
   TryLock lock(clock_busy_);
   if (!lock) return;
@@ -56,16 +66,19 @@ void Monitor::end_step(const foreshock_step& step) {
   if (step.step_source == FORESHOCK_STEP_REPORTED) steps_are_explicit_ = true;
   // Steps that were only detected are ignored if the trainer reports its steps.
   if (steps_are_explicit_ && step.step_source != FORESHOCK_STEP_REPORTED) return;
-  g_process.drain_local();  // calls that were counted before the segment existed
-  g_process.publish_described();
-  const Counting counting = g_process.counting();
-  charge_devices(counting);
-  if (TryLock busy(weights_busy_); busy) collect_weights(counting);
-
-  segment::StepRecord record = {};
   const int64_t expected = (g_process.hot() & kHotTickPending) != 0 ? next_step_.load() : step_.load();
   const bool is_known = step.step >= 0 && step.step < kTooManySteps;
+  segment::StepRecord record = {};
   record.step = is_known ? step.step : std::max<int64_t>(expected, 1);
+  const bool is_brief_step = is_brief(step, record.step);
+  const Counting counting = g_process.counting();
+  if (!is_brief_step) {
+    g_process.drain_local();  // calls that were counted before the segment existed
+    g_process.publish_described();
+    charge_devices(counting);
+    if (TryLock busy(weights_busy_); busy) collect_weights(counting);
+  }
+
   record.time_ns = realtime_ns();
   record.duration_ns = begin - last_tick_ns_;
   record.given = step.given & ~uint32_t{FORESHOCK_GIVEN_LOSS};  // set below if loss_ has a loss
@@ -75,28 +88,12 @@ void Monitor::end_step(const foreshock_step& step) {
   record.step_source = step.step_source;
   if ((step.given & FORESHOCK_GIVEN_LOSS) != 0) observe_loss(step.loss, FORESHOCK_LOSS_REPORTED);
   TryLock losses(loss_busy_);
-  if (losses) complete_pending(/*is_step_end=*/true);
-  const bool is_late = losses && !complete_open();  // numbers of the step are still on a device
+  if (!losses) note_event();  // the next step's end completes what is pending
+  if (losses && !is_brief_step) complete_pending(/*is_step_end=*/true);
+  const bool is_late = losses && !is_brief_step && !complete_open();  // numbers are still on a device
   if (losses && !is_late && loss_.take(&record.loss, &record.loss_source))
     record.given |= FORESHOCK_GIVEN_LOSS;
-  std::optional<double> logged_norm;
-  if (TryLock busy(scalars_busy_); busy) {
-    scalars_.take(&record);
-    logged_norm = std::exchange(logged_norm_, std::nullopt);
-  }
-  // The gradient norm is, best first: reported with the step, measured (`norm`), logged.
-  double norm = 0;
-  if (layers_.publish_gradients(record.step, &norm) && (step.given & FORESHOCK_GIVEN_GRADIENT_NORM) == 0) {
-    record.gradient_norm = norm;
-    record.given |= FORESHOCK_GIVEN_GRADIENT_NORM;
-  }
-  if ((record.given & FORESHOCK_GIVEN_GRADIENT_NORM) != 0 ||
-      (is_late && pending_steps_.open().gradients > 0)) {
-    norm_is_seen_ = true;
-  } else if (logged_norm && !norm_is_seen_) {
-    record.gradient_norm = *logged_norm;
-    record.given |= FORESHOCK_GIVEN_GRADIENT_NORM;
-  }
+  if (!is_brief_step) take_logged_and_norm(is_late, &record);
   const CallTotals totals = call_totals(g_process.writer().threads());
   record.calls = totals.calls - last_totals_.calls;
   record.sampled = step_was_sampled_;
@@ -114,15 +111,49 @@ void Monitor::end_step(const foreshock_step& step) {
   if (first_look_.is_open()) record.given |= segment::kFirstLook;
   const uint64_t number = g_process.writer().append_step(record);
   if (is_late) pending_steps_.end_step(number, record);
-  numbers_requested_.store(0, std::memory_order_relaxed);
 
-  settle_step({record, totals, begin, own});
-  graphs_.end_step();
-  count_kernels();
-  read_switches();  // here too, since begin_step() never runs in a trainer without attention calls
+  const EndedStep ended = {record, totals, begin, own};
+  if (is_brief_step) {
+    brief_[brief_steps_++] = {record.duration_ns, record.cost_ns, record.calls};
+  } else {
+    numbers_requested_.store(0, std::memory_order_relaxed);
+    settle_step(ended);
+    graphs_.end_step();
+    count_kernels();
+    read_switches();  // here too, since begin_step() never runs in a trainer without attention calls
+    // A step with work for a device may be completed later; graphs and kernels are counted step by step.
+    may_be_brief_ = !first_look_.is_open() && !devices_.is_any_used() && !pending_steps_.has_ended() &&
+                    !graphs_.is_recording() && g_process.settings().count_kernels == 0;
+  }
+  advance(ended);
   g_process.set_bits(kHotTickPending);
   unreported_ns_ = monotonic_ns() - measured_until;
-  if (devices_.has_wanted()) set_up_devices(counting);
+  if (!is_brief_step && devices_.has_wanted()) set_up_devices(counting);
+}
+
+// Adds the values that the training has logged, and the gradient norm. The norm is, best first: reported with
+// the step, measured (`norm`), logged. `is_late`: numbers of the step are still on a device.
+void Monitor::take_logged_and_norm(bool is_late, segment::StepRecord* record) {
+  std::optional<double> logged_norm;
+  if (TryLock busy(scalars_busy_); busy) {
+    scalars_.take(record);
+    logged_norm = std::exchange(logged_norm_, std::nullopt);
+  } else {
+    note_event();  // the values join the next step's record
+  }
+  double norm = 0;
+  if (layers_.publish_gradients(record->step, &norm) &&
+      (record->given & FORESHOCK_GIVEN_GRADIENT_NORM) == 0) {
+    record->gradient_norm = norm;
+    record->given |= FORESHOCK_GIVEN_GRADIENT_NORM;
+  }
+  if ((record->given & FORESHOCK_GIVEN_GRADIENT_NORM) != 0 ||
+      (is_late && pending_steps_.open().gradients > 0)) {
+    norm_is_seen_ = true;
+  } else if (logged_norm && !norm_is_seen_) {
+    record->gradient_norm = *logged_norm;
+    record->given |= FORESHOCK_GIVEN_GRADIENT_NORM;
+  }
 }
 
 void Monitor::count_kernels() {
@@ -173,6 +204,7 @@ void Monitor::note_unseen(const char* name, uint32_t evidence) {
 int Monitor::observe_scalars(const foreshock_scalar* scalars, size_t count) {
   TryLock lock(scalars_busy_);
   if (!lock || (g_process.hot() & kHotArmed) == 0) return 0;
+  note_event();
   int kept = 0;
   for (size_t n = 0; n < count; ++n) {
     const foreshock_scalar& scalar = scalars[n];
@@ -217,13 +249,15 @@ int Monitor::name_weights(const foreshock_weight* weights, size_t count) {
   if ((g_process.hot() & kHotArmed) == 0) return 0;
   TryLock lock(weights_busy_);
   if (!lock) return -1;
+  no_weights_before_.store(0, std::memory_order_relaxed);
   if (g_process.has_other_ranks()) weights_.share_interval();  // the agent compares ranks at equal steps
   return weights_.name(weights, count);
 }
 
 size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
-  TryLock lock(weights_busy_);
   const int64_t now = ending_step();
+  if (now < no_weights_before_.load(std::memory_order_relaxed)) return 0;
+  TryLock lock(weights_busy_);
   if (!lock) {
     deferred_steps_.add(now);  // the next call counts the tensors of this step as missed
     return 0;
@@ -233,13 +267,17 @@ size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
   counting.add(counting.block->step_ns, collect_weights(counting));
   const int64_t steps = period_steps_.load(std::memory_order_relaxed);
   deferred_steps_.take([&](int64_t step) { weights_.count_missed(step, steps); });
-  return weights_.due(now, steps, numbers, room);
+  const size_t found = weights_.due(now, steps, numbers, room);
+  // If tensors are due, the next call must count those that were not shown.
+  no_weights_before_.store(found > 0 ? 0 : weights_.next_due(now), std::memory_order_relaxed);
+  return found;
 }
 
 void Monitor::observe_weights(const foreshock_weight_state* states, size_t count, uint32_t when) {
   const uint64_t begin = monotonic_ns();
   TryLock lock(weights_busy_);
   if (!lock) return;
+  note_event();
   const bool has_ended = (when & FORESHOCK_ENDED_STEP) != 0;  // its end was reported before this work
   const int64_t step = ending_step() - (has_ended ? 1 : 0);
   if ((when & FORESHOCK_AFTER_STEP) == 0) {
@@ -279,6 +317,7 @@ bool Monitor::fetch(const foreshock_tensor* values, size_t count, void* stream, 
   for (size_t n = 0; n < count; ++n)
     if (!is_scalar_on_device(values[n]) || values[n].device_index != values[0].device_index) return false;
   const uint64_t begin = monotonic_ns();
+  note_event();
   const Counting counting = g_process.counting();
   segment::Coverage& coverage = *g_process.writer().coverage();
   bump_shared(coverage.numbers_fetched, count);
@@ -322,6 +361,7 @@ void Monitor::observe_root_divisor(double divisor) {
 void Monitor::loss_is_of(const char* name) {
   double loss = 0;
   uint32_t source = 0;
+  note_event();
   {
     TryLock lock(loss_busy_);
     if (!lock) return;
@@ -342,17 +382,20 @@ void Monitor::observe_loss_sum(double sum, double weight) {
 
 void Monitor::observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source) {
   if (source < FORESHOCK_LOSS_REPORTED || source > FORESHOCK_LOSS_LOGGED) return;
+  note_event();
   TryLock lock(loss_busy_);
   if (lock) pending_steps_.open_with_room().add(PendingEvent{source, {0, number}, {1, scale}, scale != 0});
 }
 
 void Monitor::observe_fetched_loss_sum(uint64_t sum, uint64_t weight) {
+  note_event();
   TryLock lock(loss_busy_);
   if (lock)
     pending_steps_.open_with_room().add(PendingEvent{PendingEvent::kSum, {0, sum}, {0, weight}, false});
 }
 
 void Monitor::skip_step() {
+  note_event();
   {
     TryLock lock(loss_busy_);
     if (lock && must_wait()) {
@@ -370,6 +413,7 @@ void Monitor::skip_step() {
 }
 
 void Monitor::skip_step_if(uint64_t number) {
+  note_event();
   TryLock lock(loss_busy_);
   if (number == 0 || !lock) return mark_skips_unknown();
   pending_steps_.open_with_room().add(PendingEvent{PendingEvent::kSkip, {0, number}, {1, 0}, false});
@@ -467,6 +511,7 @@ void Monitor::finish_at_exit() {
 
 // Called when the training itself has read the value behind a number from the device.
 void Monitor::fetched(uint64_t number, double value) {
+  note_event();
   TryLock clock(clock_busy_);
   TryLock busy(loss_busy_);
   if (!clock || !busy) return;
@@ -519,6 +564,7 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   const uint64_t begin = monotonic_ns();
   ensure_segment(0);
   if ((g_process.hot() & kHotArmed) == 0) return;
+  note_event();
   TryLock lock(clock_busy_);
   if (!lock) return;
   // Drops earlier gradients: a trainer may step several times before it reports a step, or repeat a step.

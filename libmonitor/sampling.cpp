@@ -250,6 +250,7 @@ bool WeightSchedule::reserve(uint32_t count) {
   count_ = 0;
   step_ = -1;
   open_ = 0;
+  idle_ = {};
   return turns_.reserve(count * sizeof(uint32_t)) && states_.reserve(count * sizeof(State));
 }
 
@@ -260,16 +261,23 @@ void WeightSchedule::add(double begins_at, bool is_here) {
   states()[count_++] = {0, 0, is_here};
 }
 
-// Calls use(number, &state) for every tensor that is due in one of the `steps` steps from `step` on.
-void WeightSchedule::for_each_due(int64_t step, int64_t steps, uint64_t interval, const auto& use) {
+// Calls use(number, &state) for every tensor that is due in one of the `steps` steps from `step` on. Returns
+// in how many steps the first of the other tensors is due; `interval` if there is no other.
+uint64_t WeightSchedule::for_each_due(int64_t step, int64_t steps, uint64_t interval, const auto& use) {
+  uint64_t next = interval;
   const auto length = static_cast<uint32_t>(interval);
   const auto now = static_cast<uint32_t>(static_cast<uint64_t>(step) % length);
   const bool is_power = (length & (length - 1)) == 0;
   for (uint32_t n = 0; n < count_; ++n) {
     const uint32_t own = is_power ? turns()[n] & (length - 1) : turns()[n] % length;
     const uint32_t ahead = own >= now ? own - now : own + (length - now);  // steps until it is due
-    if (ahead < static_cast<uint64_t>(steps) && states()[n].is_here) use(n, &states()[n]);
+    if (!states()[n].is_here) continue;
+    if (ahead < static_cast<uint64_t>(steps))
+      use(n, &states()[n]);
+    else
+      next = std::min<uint64_t>(next, ahead);
   }
+  return next;
 }
 
 size_t WeightSchedule::due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room,
@@ -280,13 +288,17 @@ size_t WeightSchedule::due(int64_t step, int64_t steps, uint64_t interval, uint3
     step_ = step;
     ++round_;
   }
+  const bool is_idle = idle_.from <= step && step < idle_.until;
+  if (is_idle && steps == 1 && interval == idle_.interval) return 0;
   size_t found = 0;
-  for_each_due(step, steps, interval, [&](uint32_t number, State* state) {
+  const uint64_t next = for_each_due(step, steps, interval, [&](uint32_t number, State* state) {
     if (state->end_round == round_) return;  // shown or skipped in this step
     if (state->due_round != round_) ++open_, ++count->due;
     state->due_round = round_;
     if (found < room) numbers[found++] = number;
   });
+  idle_ = {};
+  if (steps == 1) idle_ = {step + 1, step + static_cast<int64_t>(next), interval};
   return found;
 }
 

@@ -277,6 +277,9 @@ class WeightSchedule {
   // most `room`, in ascending order. Returns how many. A second call in the same step does not count them
   // again. If the `steps` steps from `step` on are reported as one, the tensors of all these steps are due.
   size_t due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room, Count* count);
+  // The first step after `step` in which a tensor may be due. `step`: of the last due(), with the same
+  // interval and number of steps from now on.
+  int64_t next_due(int64_t step) const { return step < idle_.until ? idle_.until : step + 1; }
   // Returns the count of `step`, in which due() could not be called: all tensors due in it are lost.
   Count count_missed(int64_t step, int64_t steps, uint64_t interval);
   // Records that tensor `number` was shown in `step`, or skipped for a reason that is counted elsewhere.
@@ -290,7 +293,14 @@ class WeightSchedule {
     uint64_t due_round, end_round;  // round_ when the tensor was last due, and when last shown or skipped
     bool is_here;
   };
-  void for_each_due(int64_t step, int64_t steps, uint64_t interval, const auto& use);
+  // The steps from `from` to the one before `until`, in which no tensor is due if every step is reported and
+  // the interval stays `interval`. In them, due() does not read all turns, which a training evicts from the
+  // caches.
+  struct Idle {
+    int64_t from = 0, until = 0;
+    uint64_t interval = 0;
+  };
+  uint64_t for_each_due(int64_t step, int64_t steps, uint64_t interval, const auto& use);
   // turn % interval is the step, within the interval, in which a tensor is due. Separate from State, because
   // all turns are read at every step.
   uint32_t* turns() const { return reinterpret_cast<uint32_t*>(turns_.data()); }
@@ -300,6 +310,7 @@ class WeightSchedule {
   uint32_t count_ = 0;
   uint64_t round_ = 1;  // incremented at each new step of due(), since step numbers may go back or repeat
   int64_t step_ = -1;
+  Idle idle_;
   uint64_t open_ = 0;  // due tensors of this round that were not shown
 };
 

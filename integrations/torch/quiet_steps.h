@@ -156,12 +156,18 @@ class QuietSteps {
     if (!is_clock && (known->has_stepped || !armed_.may_end_quietly)) return -1;
     const uint64_t begin = now_ns();
     const Given given = read_arguments(args, kwargs);
-    if (given == Given::kOther || is_profiled() || is_compiling()) return -1;
-    if (!is_unchanged(known)) {
+    if (given == Given::kOther) return -1;
+    // In a step of the clock without norms and closure, nothing is published here. Then its end makes the
+    // checks, since the optimizer's work brings the optimizer's objects into the caches.
+    checks_at_end_ = is_clock && given == Given::kNothing && gradient_norms().is_empty();
+    const auto is_as_known = [&] {
+      if (is_profiled() || is_compiling()) return false;
+      if (is_unchanged(known)) return true;
       // The helper names the changed tensors: the clock's in this step, others in the clock's next step.
       if (!is_clock) disarm();
-      return -1;
-    }
+      return false;
+    };
+    if (!checks_at_end_ && !is_as_known()) return -1;
     uint64_t in_core = 0;
     size_t due = 0;
     if (is_clock) {
@@ -169,6 +175,7 @@ class QuietSteps {
       if (!has_closure_ && !publish_gradients(&in_core)) return -1;
       due = armed_.due_capacity == 0 ? 0 : foreshock_weights_due(armed_.due_numbers, armed_.due_capacity);
     }
+    if (due > 0 && checks_at_end_ && !is_as_known()) return -1;
     if (due == 0)
       quietly_begun_ = optimizer;
     else
@@ -353,6 +360,11 @@ class QuietSteps {
     const uint64_t begin = now_ns();
     Ending ending = {};
     if (!read_step(optimizer, &ending) || has_new_modules()) return false;
+    if (checks_at_end_ && is_compiling()) return false;
+    if (checks_at_end_ && !is_unchanged(&clock_)) {
+      disarm();  // the helper names the changed tensors in the next step
+      return false;
+    }
     uint64_t in_core = 0;
     if (has_closure_ && (!is_unchanged(&clock_) || !publish_gradients(&in_core))) return false;
     for (KnownOptimizer& other : others_) other.has_stepped = false;
@@ -544,6 +556,7 @@ class QuietSteps {
   bool can_arm_ = false;           // look() has succeeded, and there was no disarm() since
   bool is_armed_ = false;          // steps may be quiet
   void* quietly_begun_ = nullptr;  // the optimizer whose step in progress began quietly
+  bool checks_at_end_ = false;     // the clock's step in progress has begun without checks, see begin()
   bool has_closure_ = false;       // the clock's step() got a closure, which computes the gradients
   // See take(): steps, own time, its unreported part, end of the last step, most own time in one step.
   uint64_t steps_ = 0, own_ns_ = 0, unreported_ns_ = 0, ended_at_ns_ = 0, max_step_ns_ = 0;

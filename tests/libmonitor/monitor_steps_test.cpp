@@ -75,6 +75,44 @@ TEST_F(MonitorSteps, TheGradientIsThatOfTheLastStep) {
   EXPECT_EQ(steps[3].given & FORESHOCK_GIVEN_GRADIENT_NORM, 0u);
 }
 
+// Most of these steps are brief: their record is written without the rest of the monitor, and their costs are
+// charged later.
+TEST_F(MonitorSteps, ABriefStepHasItsOwnLossCallsAndLength) {
+  in_child({{"FORESHOCK_EVERY", "1024"}}, [] {
+    Trainer trainer;
+    for (int64_t n = 1; n <= 60; ++n) {
+      for (int layer = 0; layer < 1 + n % 3; ++layer) trainer.attention(false, FORESHOCK_NEEDS_GRADIENT);
+      if (n == 30) {
+        const foreshock_scalar logged = {sizeof logged, FORESHOCK_ABI_VERSION, "train/custom", 30.5, -1};
+        foreshock_observe_scalars(&logged, 1);
+      }
+      if (n == 43) report_gradient(2);
+      if (n == 44) foreshock_step_skipped();
+      foreshock_observe_loss(1.0 / static_cast<double>(n), FORESHOCK_LOSS_BACKWARD_ROOT);
+      foreshock_step step = reported_step(n);
+      step.learning_rate = 0.5 * static_cast<double>(n);
+      step.given = FORESHOCK_GIVEN_LEARNING_RATE;
+      foreshock_step_end(&step);
+    }
+  });
+  auto reader = open();
+  const auto records = reader->new_steps();
+  ASSERT_EQ(records.size(), 60u);
+  int64_t expected = 0;
+  for (const segment::StepRecord& record : records) {
+    const int64_t n = ++expected;
+    EXPECT_EQ(record.step, n);
+    EXPECT_EQ(record.calls, static_cast<uint64_t>(1 + n % 3));
+    EXPECT_DOUBLE_EQ(record.loss, 1.0 / static_cast<double>(n));
+    EXPECT_DOUBLE_EQ(record.learning_rate, 0.5 * static_cast<double>(n));
+    EXPECT_GT(record.cost_ns, 0u);
+    EXPECT_LE(record.cost_ns, record.duration_ns + 1000 * record.calls);
+    EXPECT_EQ(record.skipped_steps, n < 44 ? 0u : 1u);
+    EXPECT_EQ((record.given & FORESHOCK_GIVEN_GRADIENT_NORM) != 0, n == 43) << n;
+    EXPECT_EQ(record.scalars_given, n == 30 ? 1u : 0u) << n;
+  }
+}
+
 TEST_F(MonitorSteps, WhatIsPausedIsNotSampled) {
   in_child({}, [this] {
     Trainer trainer;

@@ -42,6 +42,31 @@ TEST(WeightSchedule, AnIntervalTwiceAsLongIsASubset) {
   EXPECT_TRUE(std::includes(some.begin(), some.end(), fewer.begin(), fewer.end()));
 }
 
+// due() skips steps of which it knows that no tensor is due; count_missed() reads all turns at every step.
+TEST(WeightSchedule, ASkippedStepIsOneInWhichNoTensorIsDue) {
+  WeightSchedule turns = turns_of(11), truth = turns_of(11);
+  WeightSchedule::Count count;
+  int64_t step = 0;
+  uint64_t word = 1, found = 0;
+  for (int n = 0; n < 20000; ++n) {
+    word = word * 6364136223846793005u + 1442695040888963407u;
+    const uint64_t kind = word >> 32 & 1023;
+    step = kind < 8    ? static_cast<int64_t>(word >> 48)
+           : kind < 16 ? step
+                       : step + 1;  // a jump; the same step
+    const uint64_t interval = n / 500 % 3 == 0 ? 64 : n / 500 % 3 == 1 ? 1024 : 100;
+    const int64_t steps = n / 2500 % 4 == 3 ? 3 : 1;
+    const size_t numbers = due(turns, step, interval, &count, steps).size();
+    EXPECT_EQ(numbers, truth.count_missed(step, steps, interval).due) << "call " << n << ", step " << step;
+    if (numbers == 0 && steps == 1) {
+      for (int64_t next = step + 1; next < turns.next_due(step); ++next)
+        EXPECT_EQ(truth.count_missed(next, 1, interval).due, 0u) << next;
+    }
+    found += numbers;
+  }
+  EXPECT_GT(found, 1000u);
+}
+
 TEST(WeightSchedule, EveryTurnEndsOnce) {
   WeightSchedule turns = turns_of(3);
   WeightSchedule::Count count;
