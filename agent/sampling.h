@@ -14,9 +14,9 @@ struct AgentCost {
   double step_seconds = 0;          // everything else, for each step, sampled or not
 };
 
-// Costs of the slowest rank, which determines the speed of a synchronous job. They are per reported step. If
-// a trainer reports only every `stride`-th step, a reported step includes all steps since the last report. A
-// sampling interval is a difference of step numbers.
+// The largest of each cost over all ranks, since the slowest rank determines the speed of a synchronous job.
+// They are per reported step. If a trainer reports only every `stride`-th step, a reported step includes all
+// steps since the last report. Sampling intervals count step numbers, not reports.
 struct SamplingCost {
   double step_seconds = 0;          // duration of a step without the monitor
   double sampled_step_seconds = 0;  // the monitor's time in a sampled step of the trainer
@@ -25,7 +25,7 @@ struct SamplingCost {
   int64_t stride = 1;  // step numbers from one reported step to the next
 };
 
-inline constexpr uint64_t kLeastInterval = 8, kMostInterval = 1u << 16;  // limits of the sampling interval
+inline constexpr uint64_t kLeastInterval = 8, kMostInterval = 1u << 16;  // limits of choose_interval()
 
 // CPU time of the agent for a run, and the steps that the run's ranks have reported, both since the start.
 struct AgentWork {
@@ -36,7 +36,8 @@ struct AgentWork {
 };
 
 // Returns the agent's cost per step between `before` and `now`, or nothing if fewer than two steps were
-// sampled in between. If a step counter is smaller now, ranks were restarted and count from zero.
+// sampled in between. If a step counter is smaller now, ranks were restarted and count from zero; then the
+// steps and the judging time of `now` are taken whole.
 std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& now, int cores);
 
 // Returns the share of the training's time that the monitor takes if one step in `interval` is sampled.

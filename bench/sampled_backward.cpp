@@ -1,8 +1,9 @@
 // Measures what a sampled backward call costs the trainer. In such a call foreshock copies a slice of query
-// rows ("rows", with dQ). If --max-slowdown leaves little time, only calls that takes_columns() selects also
-// copy a slice of key positions ("columns" or "keys", with dK and dV, whose sums over all keys are computed).
-// Prints the median times of both kinds of slices over calls of different heads, the mean cost of a sampled
-// call (aim: at most 1.3 times a slice of rows), and the agent's CPU time for judging either kind.
+// rows ("rows", with dQ). Calls that takes_columns() selects (at most every second call; fewer if
+// --max-slowdown leaves little time, as assumed here) also copy a slice of key positions ("columns" or
+// "keys", with dK and dV, whose sums over all keys are computed). Prints the median times of both kinds of
+// slices over calls of different heads, the mean cost of a sampled call (aim: at most 1.3 times a slice of
+// rows), and the agent's CPU time for judging either kind.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>

@@ -144,7 +144,7 @@ class ReportBuilder {
   int64_t world_size_ = 0;
   double first_time_ = 0, last_time_ = 0;  // of the first line; the latest; seconds since 1970, 0: unknown
   uint64_t losses_ = 0, other_runs_ = 0;   // steps with a known loss; lines of other runs, which are skipped
-  std::vector<std::string> not_watched_;   // notes on series that the detectors did not follow
+  std::vector<std::string> not_watched_;   // notes on layers, tensors and ranks for which there was no room
 };
 
 }  // namespace foreshock::cli

@@ -120,18 +120,24 @@ AgentForecast::Report Monitor::take_agent_report() {
           seconds(agent.tensors_ns, &last_agent_cost_.tensors_ns)};
 }
 
-// Charges the step's cost to the budget, the first look and the weights; before it, the costs of the brief
-// steps since the last step that was not brief. The caller must hold clock_busy_.
-void Monitor::settle_step(const EndedStep& ended) {
-  const auto seconds = [](uint64_t ns) { return 1e-9 * static_cast<double>(ns); };
+constexpr double seconds(uint64_t ns) { return 1e-9 * static_cast<double>(ns); }
+
+// Charges the costs of the brief steps since the last call. The caller must hold clock_busy_.
+void Monitor::settle_brief_steps() {
   const uint32_t brief_steps = std::exchange(brief_steps_, 0);
   for (uint32_t n = 0; n < brief_steps; ++n) {
     StepCosts costs;
+    costs.is_brief = true;
     costs.step_seconds = seconds(brief_[n].duration_ns);
     costs.cost_seconds = costs.rest_seconds = seconds(brief_[n].cost_ns);
-    costs.calls = brief_[n].calls;
-    charge_step(costs, ended.record.step_source, {});
+    charge_step(costs, {});
   }
+}
+
+// Charges the step's cost to the budget, the first look and the weights. The caller must hold clock_busy_.
+void Monitor::settle_step(const EndedStep& ended) {
+  settle_brief_steps();
+  settled_source_ = ended.record.step_source;
   // The time of setting up devices is part of the record. For the budget it is neither cost nor step time.
   const double set_up = seconds(std::exchange(set_up_ns_, 0));
   const double cost = seconds(ended.record.cost_ns) - set_up;
@@ -148,11 +154,11 @@ void Monitor::settle_step(const EndedStep& ended) {
                .was_sampled = step_was_sampled_,
                .calls = ended.record.calls,
                .slices = ended.totals.sampled - last_totals_.sampled},
-              ended.record.step_source, take_agent_report());
+              take_agent_report());
 }
 
 // `report`: what the agent has reported since the last call.
-void Monitor::charge_step(StepCosts costs, uint32_t step_source, const AgentForecast::Report& report) {
+void Monitor::charge_step(StepCosts costs, const AgentForecast::Report& report) {
   double smallest_sample_seconds = 0;  // expected cost of a step with one slice, in trainer and agent
   const bool is_first_look = first_look_.is_open();
   double agent_seconds = report.seconds, unavoidable_seconds = 0;
@@ -177,10 +183,10 @@ void Monitor::charge_step(StepCosts costs, uint32_t step_source, const AgentFore
   budget_.end_step(costs.step_seconds - grant_paid, costs.cost_seconds - grant_paid + agent_seconds,
                    base_interval_, kSavingsMargin * smallest_sample_seconds);
   if (TryLock busy(weights_busy_); busy) {
-    weights_.set_step_source(step_source);
+    weights_.set_step_source(settled_source_);
     const uint64_t interval = weights_.interval();
     weights_.end_step(costs.step_seconds, costs.weights_seconds + report.tensors_seconds, unavoidable_seconds,
-                      budget_.is_overdrawn());
+                      budget_.is_overdrawn(), costs.is_brief);
     if (weights_.interval() != interval) no_weights_before_.store(0, std::memory_order_relaxed);
   }
 }
@@ -207,6 +213,7 @@ void Monitor::begin_step() {
   g_process.clear_bits(kHotTickPending | kHotSampledStep | kHotNoBudget);
   step_.store(step, std::memory_order_relaxed);
   interval_.store(interval_at(step), std::memory_order_relaxed);  // is_due() reads it
+  if (is_due(step)) settle_brief_steps();                         // the decisions below read the budgets
   budget_.set_limit(g_process.settings().max_slowdown, burst_at(step) != 0 ? segment::kBurstSlowdown : 1);
   call_in_step_.store(0, std::memory_order_relaxed);
   read_switches();
@@ -496,7 +503,7 @@ void Monitor::reset() {
   step_was_sampled_ = steps_are_explicit_ = false;
   last_tick_ns_ = monotonic_ns();
   may_be_brief_ = false;
-  brief_steps_ = 0;
+  brief_steps_ = settled_source_ = 0;
   last_totals_ = {};
   last_agent_cost_ = {};
   agent_forecast_ = {};

@@ -126,15 +126,17 @@ class Monitor {
     double rest_seconds = 0;     // of cost_seconds: all but slices, device gradients and launches
     double weights_seconds = 0;  // of rest_seconds: measured time for weights
     bool has_described = false;  // the trainer has described weights, whose time is not measured
-    bool was_sampled = false;
+    bool was_sampled = false, is_brief = false;
     uint64_t calls = 0, slices = 0;
   };
-  bool is_brief(const foreshock_step& step, int64_t number);
+  bool is_brief(const foreshock_step& step, uint64_t duration_ns);
   void take_logged_and_norm(bool is_late, segment::StepRecord* record);
   void settle_step(const EndedStep& ended);
-  void charge_step(StepCosts costs, uint32_t step_source, const AgentForecast::Report& report);
+  void settle_brief_steps();
+  void charge_step(StepCosts costs, const AgentForecast::Report& report);
   void advance(const EndedStep& ended);
-  // Must be called by what gives a step more than counted calls and losses on the host (see is_brief()).
+  // Must be called by what gives a step more than counted calls and losses on the host (see is_brief()),
+  // under the lock of the data that it stores.
   void note_event() { is_eventful_.store(true, std::memory_order_relaxed); }
   void count_kernels();
   // Whether observations must wait in pending_steps_ until earlier numbers have arrived from a device.
@@ -169,7 +171,7 @@ class Monitor {
   std::atomic<uint32_t> affordable_slices_{0};       // slices of rows that the budget pays for in this step
   std::atomic<bool> columns_are_affordable_{false};  // the budget also pays for slices of key positions
   std::atomic<int64_t> column_slots_{0};             // * slots left for key positions in this step
-  std::atomic<uint64_t> slices_ns_{0};               // * time spent on slices in this step
+  std::atomic<uint64_t> slices_ns_{0};               // * time spent on slices since the last settle_step()
   std::atomic<uint64_t> skipped_steps_{0};           // *
   std::atomic<bool> skips_unseen_{false};            // *
   bool step_was_sampled_ = false;
@@ -178,22 +180,24 @@ class Monitor {
   uint64_t last_tick_ns_ = 0;        // end of the last step
   std::atomic<int64_t> no_weights_before_{0};  // * no weight is due before this step
   std::atomic<bool> is_eventful_{false};       // * see note_event()
-  bool may_be_brief_ = false;                  // the next steps may be brief
-  // The brief steps since the last other step, whose costs are not charged yet.
+  bool may_be_brief_ = false;  // when the last step that was not brief ended, nothing forbade brief steps
+  // The brief steps whose costs are not charged yet.
   static constexpr uint32_t kMostBrief = 7;
+  static constexpr uint64_t kLongestBriefNs = 100'000'000;
   struct {
-    uint64_t duration_ns, cost_ns, calls;
+    uint64_t duration_ns, cost_ns;
   } brief_[kMostBrief] = {};
   uint32_t brief_steps_ = 0;
-  CallTotals last_totals_;  // totals at the end of the last step
-  StepStride stride_;       // estimates period_steps_
+  uint32_t settled_source_ = 0;  // FORESHOCK_STEP_...: of the last step that was not brief
+  CallTotals last_totals_;       // totals at the end of the last step
+  StepStride stride_;            // estimates period_steps_
   Budget budget_;
   CostModel cost_;
   FirstLook first_look_;
   segment::AgentCost last_agent_cost_ = {};  // the agent's totals at the last step
   AgentForecast agent_forecast_;
   GradientCost gradient_cost_;  // gradients on devices
-  uint64_t gradients_ns_ = 0;   // time charged for gradients on devices in this step
+  uint64_t gradients_ns_ = 0;   // time charged for gradients on devices since settle_step()
   LossTracker loss_;
   // The open step, and ended steps whose numbers are still on a device. clock_busy_ protects the gradients of
   // the open step; loss_busy_ protects everything else. Ending a step needs both locks.
@@ -215,9 +219,9 @@ class Monitor {
   uint64_t parameters_without_room_ = 0;  // in layers_, at the last name_parameters()
   WeightSampler weights_;
   ObservedHeads observed_heads_;
-  std::atomic<uint64_t> weights_ns_{0};            // time spent on weights in this step
-  std::atomic<uint64_t> launches_ns_{0};           // time for launching kernels for weights in this step
-  std::atomic<bool> has_observed_weights_{false};  // the trainer has described weights in this step
+  std::atomic<uint64_t> weights_ns_{0};   // time spent on weights since settle_step()
+  std::atomic<uint64_t> launches_ns_{0};  // time for launching kernels for weights since settle_step()
+  std::atomic<bool> has_observed_weights_{false};  // the trainer has described weights since settle_step()
   uint64_t unreported_ns_ = 0;                     // time spent in end_step() after its record was written
   uint64_t set_up_ns_ = 0;        // time spent on setting up devices since the last step record
   DeferredSteps deferred_steps_;  // steps in which weights_due() could not lock weights_busy_

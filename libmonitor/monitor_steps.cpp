@@ -44,15 +44,17 @@ bool Monitor::step_is_sampled() {
 
 // Whether the step that ends is brief: nothing happened in it but calls that were only counted, and losses on
 // the host. Its record needs nothing of the other parts of the monitor, whose code and data a training evicts
-// from the caches at every step. The step before a sampled one is not brief, since begin_step() reads the
-// budgets.
-bool Monitor::is_brief(const foreshock_step& step, int64_t number) {
+// from the caches at every step. Long steps are never brief: there the saving is small, and commands and
+// costs of the agent would wait long.
+bool Monitor::is_brief(const foreshock_step& step, uint64_t duration_ns) {
   const bool is_eventful = is_eventful_.exchange(false, std::memory_order_relaxed);
   if (is_eventful || !may_be_brief_ || step_was_sampled_ || brief_steps_ == kMostBrief) return false;
-  return (step.given & ~uint32_t{FORESHOCK_GIVEN_LEARNING_RATE}) == 0 && !is_due(number + 1);
+  return duration_ns < kLongestBriefNs && step.step_source == settled_source_ &&
+         (step.given & ~uint32_t{FORESHOCK_GIVEN_LEARNING_RATE}) == 0;
 }
 
-// Writes the step's record, charges the step's cost to the budgets, and prepares the next step. The order
+// Writes the step's record, charges the step's cost to the budgets (later if it is brief), and prepares the
+// next step. The order
 // matters: pending steps (earlier ones that wait for numbers from a device) are completed before this step's
 // loss is taken, and time is added to the counters before their totals are read.
 void Monitor::end_step(const foreshock_step& step) {
@@ -70,7 +72,8 @@ void Monitor::end_step(const foreshock_step& step) {
   const bool is_known = step.step >= 0 && step.step < kTooManySteps;
   segment::StepRecord record = {};
   record.step = is_known ? step.step : std::max<int64_t>(expected, 1);
-  const bool is_brief_step = is_brief(step, record.step);
+  record.duration_ns = begin - last_tick_ns_;
+  const bool is_brief_step = is_brief(step, record.duration_ns);
   const Counting counting = g_process.counting();
   if (!is_brief_step) {
     g_process.drain_local();  // calls that were counted before the segment existed
@@ -80,7 +83,6 @@ void Monitor::end_step(const foreshock_step& step) {
   }
 
   record.time_ns = realtime_ns();
-  record.duration_ns = begin - last_tick_ns_;
   record.given = step.given & ~uint32_t{FORESHOCK_GIVEN_LOSS};  // set below if loss_ has a loss
   record.learning_rate = step.learning_rate;
   record.gradient_norm = step.gradient_norm;
@@ -114,14 +116,16 @@ void Monitor::end_step(const foreshock_step& step) {
 
   const EndedStep ended = {record, totals, begin, own};
   if (is_brief_step) {
-    brief_[brief_steps_++] = {record.duration_ns, record.cost_ns, record.calls};
+    brief_[brief_steps_++] = {record.duration_ns, record.cost_ns};
+    if (record.calls == 0) read_switches();  // begin_step() reads them in a trainer with attention calls
   } else {
     numbers_requested_.store(0, std::memory_order_relaxed);
     settle_step(ended);
     graphs_.end_step();
     count_kernels();
     read_switches();  // here too, since begin_step() never runs in a trainer without attention calls
-    // A step with work for a device may be completed later; graphs and kernels are counted step by step.
+    // With a device, results may arrive in any later step. Recordings of graphs, and kernels, are counted at
+    // the end of every step.
     may_be_brief_ = !first_look_.is_open() && !devices_.is_any_used() && !pending_steps_.has_ended() &&
                     !graphs_.is_recording() && g_process.settings().count_kernels == 0;
   }
@@ -268,8 +272,10 @@ size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
   const int64_t steps = period_steps_.load(std::memory_order_relaxed);
   deferred_steps_.take([&](int64_t step) { weights_.count_missed(step, steps); });
   const size_t found = weights_.due(now, steps, numbers, room);
-  // If tensors are due, the next call must count those that were not shown.
-  no_weights_before_.store(found > 0 ? 0 : weights_.next_due(now), std::memory_order_relaxed);
+  // If tensors are due, the next call must count those that were not shown. If another thread has ended the
+  // step meanwhile, advance() may have decided that next_due() no longer holds.
+  const bool has_ended = ending_step() != now;
+  no_weights_before_.store(found > 0 || has_ended ? 0 : weights_.next_due(now), std::memory_order_relaxed);
   return found;
 }
 
@@ -361,10 +367,10 @@ void Monitor::observe_root_divisor(double divisor) {
 void Monitor::loss_is_of(const char* name) {
   double loss = 0;
   uint32_t source = 0;
-  note_event();
   {
     TryLock lock(loss_busy_);
     if (!lock) return;
+    note_event();
     if (must_wait())
       return pending_steps_.open().add(PendingEvent{PendingEvent::kOfAnother, {0, 0}, {1, 0}, false});
     if (!loss_.take(&loss, &source)) return;
@@ -382,22 +388,22 @@ void Monitor::observe_loss_sum(double sum, double weight) {
 
 void Monitor::observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source) {
   if (source < FORESHOCK_LOSS_REPORTED || source > FORESHOCK_LOSS_LOGGED) return;
-  note_event();
   TryLock lock(loss_busy_);
+  note_event();
   if (lock) pending_steps_.open_with_room().add(PendingEvent{source, {0, number}, {1, scale}, scale != 0});
 }
 
 void Monitor::observe_fetched_loss_sum(uint64_t sum, uint64_t weight) {
-  note_event();
   TryLock lock(loss_busy_);
+  note_event();
   if (lock)
     pending_steps_.open_with_room().add(PendingEvent{PendingEvent::kSum, {0, sum}, {0, weight}, false});
 }
 
 void Monitor::skip_step() {
-  note_event();
   {
     TryLock lock(loss_busy_);
+    note_event();
     if (lock && must_wait()) {
       pending_steps_.open().add(PendingEvent{PendingEvent::kSkip, {1, 0}, {1, 0}, false});
     } else {
@@ -413,8 +419,8 @@ void Monitor::skip_step() {
 }
 
 void Monitor::skip_step_if(uint64_t number) {
-  note_event();
   TryLock lock(loss_busy_);
+  note_event();
   if (number == 0 || !lock) return mark_skips_unknown();
   pending_steps_.open_with_room().add(PendingEvent{PendingEvent::kSkip, {0, number}, {1, 0}, false});
 }
@@ -507,13 +513,14 @@ void Monitor::finish_at_exit() {
     if (clock && busy) complete_pending(false);
   }
   if (TryLock busy(weights_busy_); busy) collect_weights(g_process.counting());
+  g_process.publish_described();
 }
 
 // Called when the training itself has read the value behind a number from the device.
 void Monitor::fetched(uint64_t number, double value) {
-  note_event();
   TryLock clock(clock_busy_);
   TryLock busy(loss_busy_);
+  note_event();
   if (!clock || !busy) return;
   // With several ranks the training may have averaged the value over the ranks before it read it.
   if (!g_process.has_other_ranks()) fetched_.add(number, value);
@@ -564,9 +571,9 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   const uint64_t begin = monotonic_ns();
   ensure_segment(0);
   if ((g_process.hot() & kHotArmed) == 0) return;
-  note_event();
   TryLock lock(clock_busy_);
   if (!lock) return;
+  note_event();
   // Drops earlier gradients: a trainer may step several times before it reports a step, or repeat a step.
   layers_.begin_gradients();
   pending_steps_.open().begin_gradients();

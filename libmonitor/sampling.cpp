@@ -262,7 +262,7 @@ void WeightSchedule::add(double begins_at, bool is_here) {
 }
 
 // Calls use(number, &state) for every tensor that is due in one of the `steps` steps from `step` on. Returns
-// in how many steps the first of the other tensors is due; `interval` if there is no other.
+// after how many steps the first tensor that was not passed to use() is due, at most `interval`.
 uint64_t WeightSchedule::for_each_due(int64_t step, int64_t steps, uint64_t interval, const auto& use) {
   uint64_t next = interval;
   const auto length = static_cast<uint32_t>(interval);

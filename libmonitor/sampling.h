@@ -277,8 +277,8 @@ class WeightSchedule {
   // most `room`, in ascending order. Returns how many. A second call in the same step does not count them
   // again. If the `steps` steps from `step` on are reported as one, the tensors of all these steps are due.
   size_t due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room, Count* count);
-  // The first step after `step` in which a tensor may be due. `step`: of the last due(), with the same
-  // interval and number of steps from now on.
+  // Call it right after due(step, ...). Returns the next step in which a tensor may be due, if the interval
+  // and `steps` stay the same.
   int64_t next_due(int64_t step) const { return step < idle_.until ? idle_.until : step + 1; }
   // Returns the count of `step`, in which due() could not be called: all tensors due in it are lost.
   Count count_missed(int64_t step, int64_t steps, uint64_t interval);
@@ -293,9 +293,8 @@ class WeightSchedule {
     uint64_t due_round, end_round;  // round_ when the tensor was last due, and when last shown or skipped
     bool is_here;
   };
-  // The steps from `from` to the one before `until`, in which no tensor is due if every step is reported and
-  // the interval stays `interval`. In them, due() does not read all turns, which a training evicts from the
-  // caches.
+  // In the steps from `from` to `until` - 1 no tensor is due if every step is reported and the interval is
+  // `interval`. So due() need not read all turns, which a training evicts from the caches.
   struct Idle {
     int64_t from = 0, until = 0;
     uint64_t interval = 0;

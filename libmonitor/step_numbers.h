@@ -63,10 +63,11 @@ class LossTracker {
   uint64_t nll_since_root_ = 0;    // cross-entropies since the last root
 };
 
-// A loss or norm. While it is on the device, only `number` is known, a ticket for finding it later.
+// A loss, norm, scale or divisor. While it is on the device, only `number` is known, with which it is found
+// later.
 struct PendingNumber {
   double value;
-  uint64_t number;  // ticket from foreshock_fetch; 0: `value` is valid
+  uint64_t number;  // from foreshock_fetch; 0: `value` is valid
 };
 
 // An observation that is applied when all numbers of its step have arrived.
@@ -77,7 +78,8 @@ struct PendingEvent {
   uint32_t source;  // one of the constants above, or FORESHOCK_LOSS_...: a loss
   PendingNumber value;
   PendingNumber scale;  // the loss is value times scale; kSum: total weight of the targets
-  // Whether `scale` comes from a gradient scaler. A scale of 1 is then unknown: the optimizer divides.
+  // Whether `scale` comes from a gradient scaler. If so, 1 means that the true scale is unknown (the
+  // optimizer divides by it itself), and that the loss is unknown too.
   bool is_scaled;
 };
 

@@ -445,10 +445,10 @@ void WeightSampler::measure_on_host(const foreshock_weight_state& state, int64_t
 }
 
 void WeightSampler::end_step(double step_seconds, double cost_seconds, double unavoidable_seconds,
-                             bool is_overdrawn) {
-  cadence_.end_step(step_seconds, cost_seconds, static_cast<double>(bytes_measured_), unavoidable_seconds);
+                             bool is_overdrawn, bool is_brief) {
+  const uint64_t bytes = is_brief ? 0 : std::exchange(bytes_measured_, 0);
+  cadence_.end_step(step_seconds, cost_seconds, static_cast<double>(bytes), unavoidable_seconds);
   cadence_.wait(is_overdrawn);  // stops measurements while the monitor's whole budget is overdrawn
-  bytes_measured_ = 0;
   ++ended_steps_;
   if (count_ == 0) return;
   segment::TensorRing& ring = *writer_.ring();

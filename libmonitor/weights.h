@@ -129,8 +129,10 @@ class WeightSampler {
   uint64_t take_deferred() { return std::exchange(deferred_ns_, 0); }
 
   // Ends a step in which weights cost `cost_seconds`. `unavoidable_seconds`: see WeightCadence::end_step().
-  // `is_overdrawn`: see Budget::is_overdrawn().
-  void end_step(double step_seconds, double cost_seconds, double unavoidable_seconds, bool is_overdrawn);
+  // `is_overdrawn`: see Budget::is_overdrawn(). `is_brief`: nothing was measured in the step; what was
+  // measured since belongs to a later one.
+  void end_step(double step_seconds, double cost_seconds, double unavoidable_seconds, bool is_overdrawn,
+                bool is_brief);
 
  private:
   struct Weight {
@@ -204,7 +206,7 @@ class WeightSampler {
   uint64_t copy_share_ = 0;      // memory for the copy of one tensor in this step, in bytes
   int64_t copy_step_ = -1;       // the step for which before_step() made the copies
   uint32_t step_source_ = 0;     // FORESHOCK_STEP_...
-  uint64_t bytes_measured_ = 0;  // bytes measured since the last end_step()
+  uint64_t bytes_measured_ = 0;  // bytes measured since the last end_step() that was not brief
 
   DeviceSampler* devices_ = nullptr;
   PendingWeights pending_;

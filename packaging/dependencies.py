@@ -22,7 +22,7 @@ LIBRARIES = {
     "prometheus-cpp-dev": ["ENABLE_PULL=OFF", "ENABLE_PUSH=OFF", "ENABLE_COMPRESSION=OFF", "ENABLE_TESTING=OFF"],
 }
 
-# The release that has glibc 2.31, by the name of the distribution in the addresses of its archives.
+# {distribution: its release with glibc 2.31}. Addresses of archives contain the name of the distribution.
 BASELINE = {"debian": "bullseye", "ubuntu": "focal"}
 
 

@@ -157,8 +157,8 @@ class QuietSteps {
     const uint64_t begin = now_ns();
     const Given given = read_arguments(args, kwargs);
     if (given == Given::kOther) return -1;
-    // In a step of the clock without norms and closure, nothing is published here. Then its end makes the
-    // checks, since the optimizer's work brings the optimizer's objects into the caches.
+    // Without norms and closure nothing is published here. So the checks can wait for end(), when the
+    // optimizer's work has brought its objects into the caches.
     checks_at_end_ = is_clock && given == Given::kNothing && gradient_norms().is_empty();
     const auto is_as_known = [&] {
       if (is_profiled() || is_compiling()) return false;
@@ -186,9 +186,15 @@ class QuietSteps {
 
   // Call it after the optimizer's work. False: the end of the step is not quiet, and nothing was reported.
   bool end(void* optimizer) {
-    if (std::exchange(quietly_begun_, nullptr) != optimizer || !is_armed_ || !armed_.may_end_quietly)
-      return false;
-    return optimizer == clock_.fingerprint.optimizer ? end_step(optimizer) : end_other(find_other(optimizer));
+    if (std::exchange(quietly_begun_, nullptr) != optimizer || !is_armed_) return false;
+    const uint64_t begin = now_ns();
+    const bool is_clock = optimizer == clock_.fingerprint.optimizer;
+    if (is_clock && checks_at_end_) {
+      if (is_compiling()) return false;
+      if (!is_unchanged(&clock_)) return disarm(), false;  // the helper will name the changed tensors
+    }
+    if (!armed_.may_end_quietly) return false;
+    return is_clock ? end_step(optimizer, begin) : end_other(find_other(optimizer), begin);
   }
 
   // Makes the end of the next step run in Python. Returns a tuple of integers about the quiet steps since the
@@ -272,7 +278,8 @@ class QuietSteps {
     return given;
   }
 
-  // Whether a profiler records the Python calls of this thread. The helper must then handle the step.
+  // Whether a profiler records the Python calls of this thread. The helper must then handle a step in which
+  // something is published.
   bool is_profiled() const {
     const PythonReference profiler(Python::get().call(getprofile_.get(), nullptr));
     return profiler.get() != Python::get().none;
@@ -354,17 +361,12 @@ class QuietSteps {
     return out->tensor != nullptr;
   }
 
-  // Ends a step of the clock. False leaves the end to the helper, so all checks come before the first change.
-  bool end_step(void* optimizer) {
+  // Ends a step of the clock. `begin`: when this class was called (now_ns). False leaves the end to the
+  // helper, so all checks come before the first change.
+  bool end_step(void* optimizer, uint64_t begin) {
     if (armed_.ends_left <= 0) return false;
-    const uint64_t begin = now_ns();
     Ending ending = {};
     if (!read_step(optimizer, &ending) || has_new_modules()) return false;
-    if (checks_at_end_ && is_compiling()) return false;
-    if (checks_at_end_ && !is_unchanged(&clock_)) {
-      disarm();  // the helper names the changed tensors in the next step
-      return false;
-    }
     uint64_t in_core = 0;
     if (has_closure_ && (!is_unchanged(&clock_) || !publish_gradients(&in_core))) return false;
     for (KnownOptimizer& other : others_) other.has_stepped = false;
@@ -394,9 +396,8 @@ class QuietSteps {
 
   // Ends a step of an optimizer other than the clock. If there was a backward pass since the last tick, its
   // losses are those of this optimizer, not of the clock.
-  bool end_other(KnownOptimizer* other) {
+  bool end_other(KnownOptimizer* other, uint64_t begin) {
     if (!other) return false;
-    const uint64_t begin = now_ns();
     other->has_stepped = true;
     if (other->number > 0 && training_clock().backwards() > 0) {
       char name[32];
@@ -556,7 +557,7 @@ class QuietSteps {
   bool can_arm_ = false;           // look() has succeeded, and there was no disarm() since
   bool is_armed_ = false;          // steps may be quiet
   void* quietly_begun_ = nullptr;  // the optimizer whose step in progress began quietly
-  bool checks_at_end_ = false;     // the clock's step in progress has begun without checks, see begin()
+  bool checks_at_end_ = false;     // begin() has left the checks of the step in progress to end()
   bool has_closure_ = false;       // the clock's step() got a closure, which computes the gradients
   // See take(): steps, own time, its unreported part, end of the last step, most own time in one step.
   uint64_t steps_ = 0, own_ns_ = 0, unreported_ns_ = 0, ended_at_ns_ = 0, max_step_ns_ = 0;

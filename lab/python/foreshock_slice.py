@@ -30,7 +30,7 @@ class NoSliceError(Exception):
 
 @dataclass
 class Slice:
-    """At most 16 query rows of the heads that share one kv-head, by head, equally many each; and their keys."""
+    """At most 16 query rows, sorted by head, the same number from each head of one kv-head; and the keys they see."""
 
     facts: dict[str, str]  # metadata of the file: scale, causal, op, ...
     # q, out, dout, dq: [rows, d]; k, v: [keys, d]. dx: gradient of x. Row r is query position[r] of the call. It sees
@@ -196,5 +196,5 @@ class Call:
         }
         names = {argument.name for argument in operation._schema.arguments}
         if self.mask is not None and not names & {"attn_mask", "attn_bias"}:
-            raise NoSliceError(f"{operation} takes no mask: these rows cannot be shown to it alone")
+            raise NoSliceError(f"{operation} takes no mask, and these rows need one, so it cannot be run on them")
         return {name: value for name, value in values.items() if name in names}
