@@ -117,6 +117,17 @@ def test_new_parameters_have_names_at_once(trainer):
     assert 20 in steps_with(passed, "name")
 
 
+@pytest.mark.parametrize("also", ["", "import foreshock; foreshock.report(loss=1.0)", "net[0].weight.grad = None"])
+def test_a_parameter_that_is_exchanged_without_a_hook_gets_its_name_in_the_next_step(trainer, also):
+    """Also if Python code handles the end of every step: the loss is reported, or the first gradient is missing."""
+    exchange = (
+        "if step == 20: new = torch.nn.Parameter(net[19].bias.detach().clone()); new.grad = net[19].bias.grad; "
+        "optimizer.param_groups[0]['params'][-1] = net[19]._parameters['bias'] = new; del new"
+    )
+    _, passed = train(trainer, between=f"{also}\n    {exchange}")
+    assert 21 in steps_with(passed, "name")
+
+
 def test_a_step_that_a_scaler_leaves_out_is_not_reported(trainer):
     skip = "optimizer.found_inf = torch.tensor(float(step == 20))"
     _, passed = train(trainer, "AdamW(net.parameters(), lr=0.5, fused=True)", between=skip)
