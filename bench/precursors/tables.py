@@ -1,7 +1,8 @@
 """Writes the results of comparison.results() as text: into the blocks of RESULTS.md and of docs/precursors.md, and as
 the bench's output. A block lies between "<!-- NAME -->" and "<!-- end -->". `results` is the content of results.json.
-`of` is its entry for one detector; `found` has figures of the detector: over all recipes (`of["all"]`), of one recipe
-with a fault (`of["recipes"][name]`), or of one without (`of["models"][name]`). `–`: unknown. A recipe is a kind of
+"shipped" and "learned" in it: the same detectors, scored with foreshock's own and with learned thresholds. `of` is the
+entry of one detector there; `found` has figures of the detector: over all recipes (`of["all"]`), of one recipe with a
+fault (`of["recipes"][name]`), or of one without (`of["models"][name]`). `–`: unknown. A recipe is a kind of
 training; its twin is the same training without the fault. A hit is a loss event with an alarm shortly before it; lead:
 the steps between. Lift: how much more often an event follows an alarm than any step.
 
@@ -105,22 +106,22 @@ def controls(results: dict) -> list[dict]:  # recipes without a fault that were 
 
 def steps_of(results: dict, recipe: dict) -> int:
     """The number of scored steps of the trainings of `recipe`, from the detector that has values for most of them."""
-    of = [found["models"].get(recipe["name"]) for found in results["shipped"].values()]
-    return max((each["steps"] for each in of if each), default=0)
+    found_of = [found["models"].get(recipe["name"]) for found in results["shipped"].values()]
+    return max((each["steps"] for each in found_of if each), default=0)
 
 
 def errors(results: dict) -> str:
     """The table of recipes with and without an attention error, for the two detectors that watch for such errors."""
     rows = []
     for each in results["attention_errors"]:
-        drift, bias, of = each["output_error_drift"], each["bias"], each["trainings"]
-        events = f"{each['with_event']} of {of}" + (f" ({each['missed']} missed)" if each["missed"] else "")
+        drift, bias, trainings = each["output_error_drift"], each["bias"], each["trainings"]
+        events = f"{each['with_event']} of {trainings}" + (f" ({each['missed']} missed)" if each["missed"] else "")
         rows.append([
             f"`{each['recipe']}`", events, "–" if each["event_after"] is None else f"{each['event_after']:g}",
-            f"{drift['seen']} of {of}", f"{drift['right']}" if each["plant"] else "–",
+            f"{drift['seen']} of {trainings}", f"{drift['right']}" if each["plant"] else "–",
             f"{drift['before']} of {each['with_event']}" if each["with_event"] else "–",
             "–" if drift["lead"] is None else f"{drift['lead']:g}",
-            f"{bias['seen']} of {of}", f"{bias['right']}" if each["plant"] else "–",
+            f"{bias['seen']} of {trainings}", f"{bias['right']}" if each["plant"] else "–",
         ])  # fmt: skip
     return markdown(ERRORS_HEAD, rows)
 
@@ -129,15 +130,15 @@ def families(results: dict) -> str:
     """The table of families of failures, with the default detectors that predict them well enough for an alert."""
     rows = []
     for family in dict.fromkeys(recipe["family"] for recipe in faults(results)):
-        of = [recipe for recipe in faults(results) if recipe["family"] == family]
+        recipes = [recipe for recipe in faults(results) if recipe["family"] == family]
         good = []
-        for recipe in of:
+        for recipe in recipes:
             for name in results["default"]:
                 found = results["shipped"][name]["recipes"].get(recipe["name"])
                 if found and attention_errors.foretells(found):
                     lift = number(found["lift"]) + " " + between(found["lift_low"], found["lift_high"])
                     good.append(f"`{name}` in `{recipe['name']}` (lift {lift}, lead {found['lead_median']:g})")
-        with_event = sum(recipe["with_events"] for recipe in of)
+        with_event = sum(recipe["with_events"] for recipe in recipes)
         rows.append([family, "; ".join(good) if good else "none" if with_event else "no loss event"])
     return markdown(("family", "default detectors with lift ≥ 2 and a median lead ≥ 5 steps"), rows)
 
@@ -145,19 +146,20 @@ def families(results: dict) -> str:
 def made(results: dict, current: str) -> str:
     """A text on the trainings behind the figures, and whether they were scored by the detectors (`current`: their hash)
     and judges (code that computes attention errors) of this tree."""
-    of = results["made"]
-    stale = of["trainings"] if results["detectors"] != current else of["stale"]
+    origin = results["made"]
+    stale = origin["trainings"] if results["detectors"] != current else origin["stale"]
     text = (
-        f"{of['trainings']} trainings, torch {' and '.join(of['torch'])}, {' and '.join(of['foreshock'])}. On "
-        f"{of['replays']} of the {of['trainings']} records `foreshock detect` reproduced every event that the agent "
-        f"had written during the training ({of['live_events']} events). "
+        f"{origin['trainings']} trainings, torch {' and '.join(origin['torch'])}, "
+        f"{' and '.join(origin['foreshock'])}. On {origin['replays']} of the {origin['trainings']} records "
+        "`foreshock detect` reproduced every event that the agent had written during the training "
+        f"({origin['live_events']} events). "
     )
     text += (
         f"**Stale: {stale} of them were scored with detectors of another version than this tree.**"
         if stale
         else "All were scored with the detectors of this tree."
     )
-    otherwise = sum(count for judges, count in of["judges"].items() if judges != provenance.of_judges())
+    otherwise = sum(count for judges, count in origin["judges"].items() if judges != provenance.of_judges())
     if otherwise:
         text += (
             f" In {otherwise} of them the attention errors were computed by an earlier version of shadow/: the rows of "
@@ -186,14 +188,14 @@ def short_families(results: dict) -> str:
     """A shorter table than families(): in how many recipes each detector predicts loss events, and how early."""
     rows = []
     for family in dict.fromkeys(recipe["family"] for recipe in faults(results)):
-        of = [recipe["name"] for recipe in faults(results) if recipe["family"] == family]
+        names = [recipe["name"] for recipe in faults(results) if recipe["family"] == family]
         cells = []
         for name in results["default"]:
-            found = [results["shipped"][name]["recipes"].get(recipe) for recipe in of]
+            found = [results["shipped"][name]["recipes"].get(recipe) for recipe in names]
             leads = [each["lead_median"] for each in found if each and attention_errors.foretells(each)]
             if leads:
                 steps = f"{min(leads):g}" if len(leads) == 1 else f"{min(leads):g} to {max(leads):g}"
-                cells.append(f"`{name}` in {len(leads)} of {len(of)} recipes, {steps} steps before")
+                cells.append(f"`{name}` in {len(leads)} of {len(names)} recipes, {steps} steps before")
         has_event = any(recipe["with_events"] for recipe in faults(results) if recipe["family"] == family)
         rows.append([family, "; ".join(cells) or ("none" if has_event else "no loss event")])
     return markdown(("family of failures", "default detectors with lift ≥ 2 and a median lead ≥ 5 steps"), rows)
