@@ -16,7 +16,7 @@ namespace foreshock {
 // The reference is computed from the stored inputs by tiles of 48 keys (online softmax). A backward slice
 // takes a second pass. Every sum is a chain of fused multiply-adds in the order of the keys (or of the
 // elements of a head), except the sum of the weights, which has plain additions. Sums over the keys are
-// divided by it at the end; gradients are then multiplied by the scale (and by share).
+// divided by it at the end; gradients are then multiplied by the scale (given_grad_query by `share` too).
 //
 // All instruction sets give the same bits (all NaN count as one value): reference_scalar.cpp defines them,
 // reference.cpp is fast. The relative error of a row of out and of log_sum_exp is below 1e-13 (tests/shadow).
@@ -64,7 +64,8 @@ void reference(const AttentionSlice& slice, Reference* result);
 void reference_scalar(const AttentionSlice& slice, Reference* result);
 
 // The first two return instruction sets, as bits of hwy/detect_targets.h: the compiled ones that this machine
-// supports, and all compiled ones. The third names the one in use; "scalar": reference_scalar(), without FMA.
+// supports, and all compiled ones. The third names the one in use; "scalar": reference_scalar(), on machines
+// without FMA instructions.
 int64_t reference_targets_here();
 int64_t reference_targets_compiled();
 const char* reference_target_name();

@@ -128,7 +128,7 @@ class Call:
         rows = arrays["q"].shape[0]
         queries, keys = stored.lengths
         work = heads * queries * keys * arrays["q"].shape[1]
-        needs_mask = "mask" in arrays or not self.is_causal_suffices() and self.hides_keys()
+        needs_mask = "mask" in arrays or not self.causal_flag_suffices() and self.hides_keys()
         self.whole = work <= MOST_WORK and (not needs_mask or heads * queries * keys <= MOST_MASK)
         if not self.whole:
             queries, keys = rows // heads, arrays["k"].shape[0]
@@ -137,7 +137,7 @@ class Call:
         # The indices, in this call, of the head and the query of each row of the slice.
         self.head_of_row = torch.arange(rows) // (rows // heads)
         self.query_of_row = arrays["position"].long() if self.whole else torch.arange(rows) % (rows // heads)
-        self.causal = self.whole and not needs_mask and self.is_causal_suffices()
+        self.causal = self.whole and not needs_mask and self.causal_flag_suffices()
         self.mask = self.placed_mask().to(device) if needs_mask else None
         self.query = self.place(arrays["q"])
         self.key, self.value = (self.place_keys(arrays[name]) for name in ("k", "v"))
@@ -146,7 +146,7 @@ class Call:
         """Whether some rows do not see all keys."""
         return bool((self.stored.arrays["key_limit"] < self.stored.lengths[1]).any())
 
-    def is_causal_suffices(self) -> bool:
+    def causal_flag_suffices(self) -> bool:
         """Whether is_causal=True can replace a mask tensor. In torch it lets query n see keys 0 to n ("top-left")."""
         queries, keys = self.stored.lengths
         causal = self.stored.facts["causal"]
