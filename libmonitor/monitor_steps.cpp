@@ -53,10 +53,9 @@ bool Monitor::is_brief(const foreshock_step& step, uint64_t duration_ns) {
          (step.given & ~uint32_t{FORESHOCK_GIVEN_LEARNING_RATE}) == 0;
 }
 
-// Writes the step's record, charges the step's cost to the budgets (later if it is brief), and prepares the
-// next step. The order
-// matters: pending steps (earlier ones that wait for numbers from a device) are completed before this step's
-// loss is taken, and time is added to the counters before their totals are read.
+// Writes the step's record, charges the step's cost to the budgets (later if the step is brief), and prepares
+// the next step. The order matters: pending steps (earlier ones that wait for numbers from a device) are
+// completed before this step's loss is taken, and time is added to the counters before their totals are read.
 void Monitor::end_step(const foreshock_step& step) {
   uint64_t begin = monotonic_ns();
   if ((g_process.hot() & kHotArmed) == 0) ensure_segment(0);  // 0: the slot size is unknown without a call
