@@ -105,8 +105,8 @@ TEST_F(MonitorSteps, ABriefStepHasItsOwnLossCallsAndLength) {
     EXPECT_EQ(record.calls, static_cast<uint64_t>(1 + n % 3));
     EXPECT_DOUBLE_EQ(record.loss, 1.0 / static_cast<double>(n));
     EXPECT_DOUBLE_EQ(record.learning_rate, 0.5 * static_cast<double>(n));
-    EXPECT_GT(record.cost_ns, 0u);
-    EXPECT_LE(record.cost_ns, record.duration_ns + 1000 * record.calls);
+    EXPECT_GT(record.duration_ns, 0u);
+    EXPECT_GT(record.cost_ns, 500 * record.calls) << "the estimate of the calls, and the step's end";
     EXPECT_EQ(record.skipped_steps, n < 44 ? 0u : 1u);
     EXPECT_EQ((record.given & FORESHOCK_GIVEN_GRADIENT_NORM) != 0, n == 43) << n;
     EXPECT_EQ(record.scalars_given, n == 30 ? 1u : 0u) << n;
