@@ -88,7 +88,8 @@ class CudaGraphCounter {
   void launch(uintptr_t executable);
   void destroy_graph(uintptr_t graph);  // must be called before the driver can reuse the handle
   void destroy_executable(uintptr_t executable);
-  // Called at the end of every step. Drops recordings whose end was not seen for kLongestSteps steps.
+  // Called at the end of every step, except of brief steps without a recording. Drops recordings whose end
+  // was not seen for kLongestSteps steps.
   void end_step();
 
   bool is_recording() const { return active_recordings_.load(std::memory_order_relaxed) > 0; }

@@ -27,6 +27,8 @@ struct OpenCall {
 
 namespace {
 
+constexpr double seconds(uint64_t ns) { return 1e-9 * static_cast<double>(ns); }
+
 thread_local OpenCall t_open;  // the call that this thread has begun and not ended
 
 // Sampling intervals until the agent sets one. With several nodes the agents set none: they could not agree.
@@ -112,15 +114,11 @@ AgentForecast::Report Monitor::take_agent_report() {
     const uint64_t before = std::exchange(*last, now);
     return std::min(now > before ? now - before : 0, most);
   };
-  const auto seconds = [&](uint64_t& total, uint64_t* last) {
-    return 1e-9 * static_cast<double>(growth(total, last, kMostNs));
-  };
-  return {seconds(agent.ns, &last_agent_cost_.ns), seconds(agent.slices_ns, &last_agent_cost_.slices_ns),
+  const auto spent = [&](uint64_t& total, uint64_t* last) { return seconds(growth(total, last, kMostNs)); };
+  return {spent(agent.ns, &last_agent_cost_.ns), spent(agent.slices_ns, &last_agent_cost_.slices_ns),
           growth(agent.slices, &last_agent_cost_.slices, segment::kMaxSlots),
-          seconds(agent.tensors_ns, &last_agent_cost_.tensors_ns)};
+          spent(agent.tensors_ns, &last_agent_cost_.tensors_ns)};
 }
-
-constexpr double seconds(uint64_t ns) { return 1e-9 * static_cast<double>(ns); }
 
 // Charges the costs of the brief steps since the last call. The caller must hold clock_busy_.
 void Monitor::settle_brief_steps() {
@@ -323,8 +321,7 @@ void Monitor::leave(const foreshock_attention_call& call) {
   counting.add(counting.block->hook_ns, own_ns);
   slices_ns_.fetch_add(own_ns, std::memory_order_relaxed);
   if (taken.bytes == 0) return;  // nothing was copied
-  if (TryLock lock(cost_busy_); lock)
-    cost_.observe_slice(taken.bytes, taken.is_cold, static_cast<double>(own_ns) * 1e-9);
+  if (TryLock lock(cost_busy_); lock) cost_.observe_slice(taken.bytes, taken.is_cold, seconds(own_ns));
 }
 
 // Copies a slice of rows of the call, and perhaps a slice of key positions, or counts the call as skipped.

@@ -274,7 +274,7 @@ size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
   // If tensors are due, the next call must count those that were not shown. If another thread has ended the
   // step meanwhile, advance() may have decided that next_due() no longer holds.
   const bool has_ended = ending_step() != now;
-  no_weights_before_.store(found > 0 || has_ended ? 0 : weights_.next_due(now), std::memory_order_relaxed);
+  no_weights_before_.store(found > 0 || has_ended ? 0 : weights_.next_due(), std::memory_order_relaxed);
   return found;
 }
 

@@ -155,7 +155,8 @@ class ProcessState {
   // Writes the exit status for the agent into the segment, if it is known. Must be the monitor's last action.
   void publish_exit();
 
-  // Writes framework and parallel ranks of a new describe() into the segment. Called when a step ends.
+  // Writes framework and parallel ranks of a new describe() into the segment. Called when a step ends that is
+  // not brief.
   void publish_described();
 
  private:

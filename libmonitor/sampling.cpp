@@ -250,7 +250,7 @@ bool WeightSchedule::reserve(uint32_t count) {
   count_ = 0;
   step_ = -1;
   open_ = 0;
-  idle_ = {};
+  next_due_ = 0;
   return turns_.reserve(count * sizeof(uint32_t)) && states_.reserve(count * sizeof(State));
 }
 
@@ -271,11 +271,12 @@ uint64_t WeightSchedule::for_each_due(int64_t step, int64_t steps, uint64_t inte
   for (uint32_t n = 0; n < count_; ++n) {
     const uint32_t own = is_power ? turns()[n] & (length - 1) : turns()[n] % length;
     const uint32_t ahead = own >= now ? own - now : own + (length - now);  // steps until it is due
-    if (!states()[n].is_here) continue;
-    if (ahead < static_cast<uint64_t>(steps))
+    const bool is_due = ahead < static_cast<uint64_t>(steps);
+    if ((!is_due && ahead >= next) || !states()[n].is_here) continue;
+    if (is_due)
       use(n, &states()[n]);
     else
-      next = std::min<uint64_t>(next, ahead);
+      next = ahead;
   }
   return next;
 }
@@ -288,8 +289,6 @@ size_t WeightSchedule::due(int64_t step, int64_t steps, uint64_t interval, uint3
     step_ = step;
     ++round_;
   }
-  const bool is_idle = idle_.from <= step && step < idle_.until;
-  if (is_idle && steps == 1 && interval == idle_.interval) return 0;
   size_t found = 0;
   const uint64_t next = for_each_due(step, steps, interval, [&](uint32_t number, State* state) {
     if (state->end_round == round_) return;  // shown or skipped in this step
@@ -297,8 +296,7 @@ size_t WeightSchedule::due(int64_t step, int64_t steps, uint64_t interval, uint3
     state->due_round = round_;
     if (found < room) numbers[found++] = number;
   });
-  idle_ = {};
-  if (steps == 1) idle_ = {step + 1, step + static_cast<int64_t>(next), interval};
+  next_due_ = step + (steps == 1 ? static_cast<int64_t>(next) : 1);
   return found;
 }
 

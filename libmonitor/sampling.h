@@ -279,7 +279,7 @@ class WeightSchedule {
   size_t due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room, Count* count);
   // Call it right after due(step, ...). Returns the next step in which a tensor may be due, if the interval
   // and `steps` stay the same.
-  int64_t next_due(int64_t step) const { return step < idle_.until ? idle_.until : step + 1; }
+  int64_t next_due() const { return next_due_; }
   // Returns the count of `step`, in which due() could not be called: all tensors due in it are lost.
   Count count_missed(int64_t step, int64_t steps, uint64_t interval);
   // Records that tensor `number` was shown in `step`, or skipped for a reason that is counted elsewhere.
@@ -293,15 +293,9 @@ class WeightSchedule {
     uint64_t due_round, end_round;  // round_ when the tensor was last due, and when last shown or skipped
     bool is_here;
   };
-  // In the steps from `from` to `until` - 1 no tensor is due if every step is reported and the interval is
-  // `interval`. So due() need not read all turns, which a training evicts from the caches.
-  struct Idle {
-    int64_t from = 0, until = 0;
-    uint64_t interval = 0;
-  };
   uint64_t for_each_due(int64_t step, int64_t steps, uint64_t interval, const auto& use);
   // turn % interval is the step, within the interval, in which a tensor is due. Separate from State, because
-  // all turns are read at every step.
+  // due() reads all turns.
   uint32_t* turns() const { return reinterpret_cast<uint32_t*>(turns_.data()); }
   State* states() const { return reinterpret_cast<State*>(states_.data()); }
 
@@ -309,7 +303,7 @@ class WeightSchedule {
   uint32_t count_ = 0;
   uint64_t round_ = 1;  // incremented at each new step of due(), since step numbers may go back or repeat
   int64_t step_ = -1;
-  Idle idle_;
+  int64_t next_due_ = 0;
   uint64_t open_ = 0;  // due tensors of this round that were not shown
 };
 

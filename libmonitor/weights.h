@@ -103,8 +103,7 @@ class WeightSampler {
   // reports as one step. Returns how many; 0 if the budget cannot pay for them, since passing a tensor takes
   // time. With replicas, the tensors with the fewest snapshots come first, since the ring may fill up.
   size_t due(int64_t step, int64_t steps, uint32_t* numbers, size_t room);
-  // After due(): the first step after `step` in which a tensor may be due, while interval() stays the same.
-  int64_t next_due(int64_t step) const { return turns_.next_due(step); }
+  int64_t next_due() const { return turns_.next_due(); }     // see WeightSchedule::next_due()
   uint64_t interval() const { return cadence_.interval(); }  // in steps
   // Counts the tensors of `step`, in which due() could not be called, as lost.
   void count_missed(int64_t step, int64_t steps);

@@ -189,7 +189,7 @@ class QuietSteps {
     if (std::exchange(quietly_begun_, nullptr) != optimizer || !is_armed_) return false;
     const uint64_t begin = now_ns();
     const bool is_clock = optimizer == clock_.fingerprint.optimizer;
-    if (is_clock && checks_at_end_) {
+    if (checks_at_end_) {  // only a step of the clock
       if (is_compiling()) return false;
       if (!is_unchanged(&clock_)) return disarm(), false;  // the helper will name the changed tensors
     }
