@@ -74,6 +74,7 @@ int foreshock_attention_enter(int32_t op, uint32_t flags) {
     // Every kCallsPerSwitchRead-th call takes the slow path, which reads whether the monitor has been paused.
     if (calls % foreshock::kCallsPerSwitchRead != foreshock::kCallsPerSwitchRead - 1) [[likely]] {
       foreshock::bump(calls);
+      foreshock::bump(t_block->all_calls);
       foreshock::bump(t_block->unsampled[g_process.pass_of(op)]);
       return 0;
     }

@@ -251,7 +251,7 @@ bool Monitor::is_due(int64_t step) const {
 // -- attention --
 
 void Monitor::count_call(const Counting& counting, int32_t op) {
-  counting.add(counting.block->calls[op]);
+  counting.add_call(op);
   // Atomic, because threads without a block of their own share the last block.
   const uint64_t calls = std::atomic_ref<uint64_t>(counting.block->calls[op]).load(std::memory_order_relaxed);
   // begin_step() reads the switches (kHotPaused) too, but an evaluation has no steps.
@@ -264,7 +264,7 @@ int Monitor::enter_unarmed(int32_t op, uint32_t flags) {
   const bool trains = (flags & FORESHOCK_NEEDS_GRADIENT) != 0 || g_process.pass_of(op) == FORESHOCK_BACKWARD;
   if (!trains && g_process.is_inherited()) return 0;  // a forked child of the trainer, e.g. a data loader
   const Counting counting = g_process.counting();
-  counting.add(counting.block->calls[op]);
+  counting.add_call(op);
   counting.add(counting.block->unsampled[g_process.pass_of(op)]);
   if (!trains) return 0;
   t_open = {.op = op, .sizes_segment = true};

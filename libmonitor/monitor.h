@@ -158,6 +158,7 @@ class Monitor {
   std::atomic<uint64_t> ticket_{0};  // the last ticket given out; every use of a slot has its own ticket
 
   // Step state. Written under clock_busy_ (members marked *: also without). Sampled calls read the atomics.
+  // The end of a brief step uses no member after unreported_ns_, so few cache lines.
   std::atomic<int64_t> step_{-1};         // number of the step to which present calls belong; -1: unknown
   std::atomic<int64_t> next_step_{-1};    // the step that begins with the next forward call
   std::atomic<int64_t> period_steps_{1};  // steps from one report to the next: n if every n-th is reported
@@ -191,14 +192,15 @@ class Monitor {
   uint32_t settled_source_ = 0;  // FORESHOCK_STEP_...: of the last step that was not brief
   CallTotals last_totals_;       // totals at the end of the last step
   StepStride stride_;            // estimates period_steps_
+  FirstLook first_look_;
+  LossTracker loss_;            // under loss_busy_
+  uint64_t unreported_ns_ = 0;  // time spent in end_step() after its record was written
   Budget budget_;
   CostModel cost_;
-  FirstLook first_look_;
   segment::AgentCost last_agent_cost_ = {};  // the agent's totals at the last step
   AgentForecast agent_forecast_;
   GradientCost gradient_cost_;  // gradients on devices
   uint64_t gradients_ns_ = 0;   // time charged for gradients on devices since settle_step()
-  LossTracker loss_;
   // The open step, and ended steps whose numbers are still on a device. clock_busy_ protects the gradients of
   // the open step; loss_busy_ protects everything else. Ending a step needs both locks.
   PendingSteps pending_steps_;
@@ -222,7 +224,6 @@ class Monitor {
   std::atomic<uint64_t> weights_ns_{0};   // time spent on weights since settle_step()
   std::atomic<uint64_t> launches_ns_{0};  // time for launching kernels for weights since settle_step()
   std::atomic<bool> has_observed_weights_{false};  // the trainer has described weights since settle_step()
-  uint64_t unreported_ns_ = 0;                     // time spent in end_step() after its record was written
   uint64_t set_up_ns_ = 0;        // time spent on setting up devices since the last step record
   DeferredSteps deferred_steps_;  // steps in which weights_due() could not lock weights_busy_
 };

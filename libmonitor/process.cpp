@@ -166,7 +166,7 @@ void drain(segment::ThreadBlock* source, segment::ThreadBlock* target) {
 CallTotals call_totals(segment::ThreadBlock* blocks) {
   CallTotals totals;
   const auto add = [&](segment::ThreadBlock& block) {
-    for (uint64_t& calls : block.calls) totals.calls += load(calls);
+    totals.calls += load(block.all_calls);
     for (uint64_t& sampled : block.sampled) totals.sampled += load(sampled);
     totals.cost_ns += load(block.hook_ns) + load(block.step_ns);
   };

@@ -35,6 +35,10 @@ struct Counting {
   void add(uint64_t& counter, uint64_t amount = 1) const {
     shared ? bump_shared(counter, amount) : bump(counter, amount);
   }
+  void add_call(int32_t op) const {
+    add(block->calls[op]);
+    add(block->all_calls);
+  }
   // Undoes an earlier add of 1 by this thread: adds 2^64 - 1, which wraps around.
   void take_back(uint64_t& counter) const { add(counter, ~uint64_t{0}); }
 };

@@ -54,7 +54,7 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 11;
+inline constexpr uint32_t kLayoutVersion = 12;
 
 inline constexpr uint32_t kPasses = 2;  // 0 forward, 1 backward
 inline constexpr uint32_t kSkipReasons = 14;
@@ -145,15 +145,17 @@ struct Op {
 };
 
 // Counters of a thread. The sum of calls equals the sum of unsampled, skipped and sampled. Every block but
-// the last has a single writer; every word is stored atomically. For speed, blocks share no cache lines.
+// the last has a single writer; every word is stored atomically. For speed, blocks share no cache lines, and
+// the first cache line has all that the end of each step reads.
 struct alignas(64) ThreadBlock {
-  uint64_t claimed;         // 1: a thread counts here, or did so before it ended
-  uint64_t calls[kMaxOps];  // attention calls of each operation
+  uint64_t claimed;    // 1: a thread counts here, or did so before it ended
+  uint64_t all_calls;  // the sum of `calls`
   uint64_t unsampled[kPasses];
   uint64_t sampled[kPasses];
+  uint64_t hook_ns;         // the monitor's time in sampled calls
+  uint64_t step_ns;         // the monitor's time at step ends and on gradients
+  uint64_t calls[kMaxOps];  // attention calls of each operation
   uint64_t skipped[kPasses][kSkipReasons];
-  uint64_t hook_ns;  // the monitor's time in sampled calls
-  uint64_t step_ns;  // the monitor's time at step ends and on gradients
 };
 static_assert(sizeof(ThreadBlock) == 832);
 
@@ -181,17 +183,18 @@ struct StepRecord {
   uint64_t duration_ns;  // since the end of the previous step
   double loss, learning_rate, gradient_norm;  // valid if `given` has their bits
   uint64_t batch_id;
-  uint32_t given;               // bits kGiven... (below), kFirstLook, kSkipsUnseen, kNumbersPending
-  uint32_t loss_source;         // FORESHOCK_LOSS_...
-  uint32_t step_source;         // FORESHOCK_STEP_...
-  uint32_t sampled;             // 1: this step was a sampled one
-  uint64_t calls;               // attention calls in this step
-  uint64_t skipped_steps;       // optimizer steps skipped so far in this process
-  uint64_t interval;            // sampling interval in this step
-  uint64_t cost_ns;             // the monitor's time in this step on the training threads
-  double scalars[kMaxScalars];  // numbers that the training itself logs; names in ScalarName
-  uint32_t scalars_given;       // bit n: scalars[n] was logged since the previous step
+  uint32_t given;          // bits kGiven... (below), kFirstLook, kSkipsUnseen, kNumbersPending
+  uint32_t loss_source;    // FORESHOCK_LOSS_...
+  uint32_t step_source;    // FORESHOCK_STEP_...
+  uint32_t sampled;        // 1: this step was a sampled one
+  uint64_t calls;          // attention calls in this step
+  uint64_t skipped_steps;  // optimizer steps skipped so far in this process
+  uint64_t interval;       // sampling interval in this step
+  uint64_t cost_ns;        // the monitor's time in this step on the training threads
+  uint32_t scalars_given;  // bit n: scalars[n] was logged since the previous step
   uint32_t reserved;
+  // If scalars_given is 0, the arrays below keep the values of an older record.
+  double scalars[kMaxScalars];       // numbers that the training itself logs; names in ScalarName
   int64_t scalar_step[kMaxScalars];  // the step that the training logged with scalars[n]; -1: none
 };
 

@@ -57,7 +57,7 @@ def test_every_call_is_counted(name, library, compile_c, base):
     assert run(base, compile_c, name, *REACHED[name]) == "enabled 1\n"
     (segment,) = segments(base / "run")
     assert_calls_conserved(segment.attention())
-    assert segment.attention()["forward"]["calls"] == STEPS * CALLS
+    assert segment.attention()["forward"]["calls"] == segment.all_calls() == STEPS * CALLS
     assert [step["step"] for step in segment.steps()] == list(range(1, STEPS + 1))
 
 

@@ -20,7 +20,7 @@ TEST(Counters, EveryThreadCountsWhetherItHasABlockOrShares) {
   for (int n = 0; n < kThreads; ++n) {
     threads.emplace_back([&] {
       const Counting counting = claim_block(all.get());
-      for (int call = 0; call < kCalls; ++call) counting.add(counting.block->calls[1]);
+      for (int call = 0; call < kCalls; ++call) counting.add_call(1);
       counting.add(counting.block->hook_ns, 7);
     });
   }

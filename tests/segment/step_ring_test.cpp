@@ -31,6 +31,27 @@ TEST_F(SegmentFiles, OverwrittenStepsAreCounted) {
   EXPECT_EQ(steps.back().step, static_cast<int>(kStepRecords) + 10);
 }
 
+TEST_F(SegmentFiles, AStepWithoutScalarsHasNoneOfTheStepThatItOverwrites) {
+  SegmentWriter writer;
+  ASSERT_EQ(create(&writer), nullptr);
+  auto reader = open();
+  StepRecord step = {};
+  step.scalars_given = 1;
+  step.scalars[0] = 4.5;
+  for (uint64_t n = 0; n < kStepRecords; ++n) writer.append_step(step);
+  step.scalars_given = 0;
+  step.interval = 5;
+  step.cost_ns = 6;
+  writer.append_step(step);
+  const auto steps = reader->new_steps();
+  ASSERT_EQ(steps.size(), kStepRecords);
+  EXPECT_EQ(steps.front().scalars_given, 1u);
+  EXPECT_EQ(steps.front().scalars[0], 4.5);
+  EXPECT_EQ(steps.back().scalars_given, 0u);
+  EXPECT_EQ(steps.back().interval, 5u);
+  EXPECT_EQ(steps.back().cost_ns, 6u);
+}
+
 // Killed at each of its system calls in turn.
 TEST_F(SegmentFiles, AKilledReaderHasCountedWhatWasLostOrNotPassedIt) {
   SegmentWriter writer;

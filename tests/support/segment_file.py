@@ -14,9 +14,8 @@ OP_NAME = 64  # bytes of an operation's name
 CONSUMPTION_OFFSET, MAX_SLOTS = 256, 60
 MAX_OPS = 64
 # Of a thread: words of its block, and where its counts begin.
-BLOCK = struct.Struct(f"<{1 + MAX_OPS + 4 + 2 * len(SKIP_REASONS) + 2}Q")
-CALLS, UNSAMPLED, SAMPLED, SKIPPED = 1, 1 + MAX_OPS, 3 + MAX_OPS, 5 + MAX_OPS
-COSTS = SKIPPED + 2 * len(SKIP_REASONS)
+BLOCK = struct.Struct(f"<{8 + MAX_OPS + 2 * len(SKIP_REASONS)}Q")
+ALL_CALLS, UNSAMPLED, SAMPLED, COSTS, CALLS, SKIPPED = 1, 2, 4, 6, 8, 8 + MAX_OPS
 IDENTITY, OPS, THREADS, STEPS, LAYERS, SLOTS = range(6)
 STEP_RECORD = struct.Struct("<QqQQdddQIIIIQQQQ")
 STEP_FIELDS = (
@@ -69,7 +68,7 @@ class Segment:
             skipped, lost = dict.fromkeys(SKIP_REASONS, 0), dict.fromkeys(LOST_REASONS, 0)
             for at in self._records(THREADS):
                 words = BLOCK.unpack_from(self.bytes, at)
-                counts["calls"] += sum(n for n, of in zip(words[CALLS:UNSAMPLED], passes, strict=True) if of == number)
+                counts["calls"] += sum(n for n, of in zip(words[CALLS:SKIPPED], passes, strict=True) if of == number)
                 counts["unsampled"] += words[UNSAMPLED + number]
                 counts["sampled"] += words[SAMPLED + number]
                 for index, reason in enumerate(SKIP_REASONS):
@@ -84,7 +83,11 @@ class Segment:
 
     def cost_ns(self) -> int:
         blocks = [BLOCK.unpack_from(self.bytes, at) for at in self._records(THREADS)]
-        return sum(sum(words[COSTS:]) for words in blocks)
+        return sum(sum(words[COSTS:CALLS]) for words in blocks)
+
+    def all_calls(self) -> int:
+        """The calls of both passes, by a counter of their own."""
+        return sum(BLOCK.unpack_from(self.bytes, at)[ALL_CALLS] for at in self._records(THREADS))
 
     def steps(self) -> list[dict]:
         """The step records that are in the ring, oldest first."""
