@@ -94,7 +94,8 @@ class QuietSteps {
     } catch (const std::bad_alloc&) {
       return false;
     }
-    can_arm_ = read_fingerprint(optimizer, nullptr, &clock_.last, &clock_.fingerprint);
+    OptimizerFields fields;
+    can_arm_ = read_fingerprint(optimizer, nullptr, &clock_.last, &fields, &clock_.fingerprint);
     return can_arm_;
   }
 
@@ -104,8 +105,9 @@ class QuietSteps {
   bool look_other(void* optimizer, int64_t number) {
     KnownOptimizer other;
     other.number = number;
+    OptimizerFields fields;
     if (others_.size() == kMostOthers ||
-        !read_fingerprint(optimizer, nullptr, &other.last, &other.fingerprint))
+        !read_fingerprint(optimizer, nullptr, &other.last, &fields, &other.fingerprint))
       return can_arm_ = false;
     try {
       others_.push_back(other);
@@ -157,17 +159,18 @@ class QuietSteps {
     const uint64_t begin = now_ns();
     const Given given = read_arguments(args, kwargs);
     if (given == Given::kOther) return -1;
-    // Without norms and closure nothing is published here. So the checks can wait for end(), when the
-    // optimizer's work has brought its objects into the caches.
-    checks_at_end_ = is_clock && given == Given::kNothing && gradient_norms().is_empty();
+    // end() checks the clock, when the optimizer's work has brought its objects into the caches. That is
+    // enough if nothing is published here: without norms, closure and due weights.
+    const bool end_checks = is_clock && given == Given::kNothing && gradient_norms().is_empty();
     const auto is_as_known = [&] {
       if (is_profiled() || is_compiling()) return false;
-      if (is_unchanged(known)) return true;
+      OptimizerFields fields;
+      if (is_unchanged(known, &fields)) return true;
       // The helper names the changed tensors: the clock's in this step, others in the clock's next step.
       if (!is_clock) disarm();
       return false;
     };
-    if (!checks_at_end_ && !is_as_known()) return -1;
+    if (!end_checks && !is_as_known()) return -1;
     uint64_t in_core = 0;
     size_t due = 0;
     if (is_clock) {
@@ -175,7 +178,7 @@ class QuietSteps {
       if (!has_closure_ && !publish_gradients(&in_core)) return -1;
       due = armed_.due_capacity == 0 ? 0 : foreshock_weights_due(armed_.due_numbers, armed_.due_capacity);
     }
-    if (due > 0 && checks_at_end_ && !is_as_known()) return -1;
+    if (due > 0 && end_checks && !is_as_known()) return -1;
     if (due == 0)
       quietly_begun_ = optimizer;
     else
@@ -188,13 +191,12 @@ class QuietSteps {
   bool end(void* optimizer) {
     if (std::exchange(quietly_begun_, nullptr) != optimizer || !is_armed_) return false;
     const uint64_t begin = now_ns();
-    const bool is_clock = optimizer == clock_.fingerprint.optimizer;
-    if (checks_at_end_) {  // only a step of the clock
-      if (is_compiling()) return false;
-      if (!is_unchanged(&clock_)) return disarm(), false;  // the helper will name the changed tensors
-    }
-    if (!armed_.may_end_quietly) return false;
-    return is_clock ? end_step(optimizer, begin) : end_other(find_other(optimizer), begin);
+    if (optimizer != clock_.fingerprint.optimizer)
+      return armed_.may_end_quietly && end_other(find_other(optimizer), begin);
+    if (is_compiling()) return false;
+    OptimizerFields fields;
+    if (!is_unchanged(&clock_, &fields)) return disarm(), false;  // the helper will name the changed tensors
+    return armed_.may_end_quietly && end_step(fields, begin);
   }
 
   // Makes the end of the next step run in Python. Returns a tuple of integers about the quiet steps since the
@@ -242,16 +244,17 @@ class QuietSteps {
     const void* address;  // becomes Armed::seen_address
     double rate;          // learning rate of the first group
   };
-  // An optimizer's __dict__, and two of its values, which are borrowed from it.
-  struct OptimizerFields {
-    PythonReference own;                        // __dict__
-    void *groups = nullptr, *states = nullptr;  // param_groups and state
-    ssize_t count = 0;                          // number of groups, at least 1
-  };
   // A dictionary of param_groups, its list of parameters, and the length of this list, at least 1.
   struct Group {
     void *group, *parameters;
     ssize_t size;
+  };
+  // An optimizer's __dict__, and values that are borrowed from it.
+  struct OptimizerFields {
+    PythonReference own;                        // __dict__
+    void *groups = nullptr, *states = nullptr;  // param_groups and state
+    ssize_t count = 0;                          // number of groups, at least 1
+    Group first = {};
   };
 
   // A borrowed reference; nullptr if the key is missing. Looking up a string runs no Python code.
@@ -294,7 +297,7 @@ class QuietSteps {
     return python.dict_size(python.modules()) != armed_.modules;
   }
 
-  // Fills in *out. Returns false if the optimizer does not have a list of groups and a state.
+  // Fills in *out. Returns false if the optimizer has no state, no list of groups, or an unusual first group.
   bool open(void* optimizer, OptimizerFields* out) const {
     const Python& python = Python::get();
     out->own = PythonReference(python.own_dict(optimizer, nullptr));
@@ -303,7 +306,7 @@ class QuietSteps {
     out->states = item(out->own.get(), state_);
     if (!out->groups || !out->states || !is_exactly(out->groups, python.list_type)) return false;
     out->count = python.list_size(out->groups);
-    return out->count > 0;
+    return out->count > 0 && read_group(python.list_item(out->groups, 0), &out->first);
   }
 
   // Fills in *out. Returns false if `group` is not a dictionary with a non-empty list of parameters.
@@ -333,21 +336,20 @@ class QuietSteps {
     return address;
   }
 
-  // Reads the fingerprint. Returns false if the optimizer has no readable parameters, or if its types differ
-  // from those of `known` (null: any types). `last_seen`: KnownOptimizer::last.
+  // Reads the fingerprint and the fields. Returns false if the optimizer has no readable parameters, or if
+  // its types differ from those of `known` (null: any types). `last_seen`: KnownOptimizer::last.
   bool read_fingerprint(void* optimizer, const Fingerprint* known, TensorAddress* last_seen,
-                        Fingerprint* out) {
+                        OptimizerFields* fields, Fingerprint* out) {
     const Python& python = Python::get();
-    OptimizerFields fields;
-    Group first, last;
-    if (!open(optimizer, &fields) || !read_group(python.list_item(fields.groups, 0), &first) ||
-        !read_group(python.list_item(fields.groups, fields.count - 1), &last))
+    Group last;
+    if (!open(optimizer, fields) || !read_group(python.list_item(fields->groups, fields->count - 1), &last))
       return false;
+    const Group& first = fields->first;
     void* tensor = python.list_item(last.parameters, last.size - 1);
     *out = {optimizer,
             python_type_of(optimizer).get(),
-            python_type_of(fields.states).get(),
-            fields.count,
+            python_type_of(fields->states).get(),
+            fields->count,
             first.parameters,
             first.size,
             python_type_of(python.list_item(first.parameters, 0)).get(),
@@ -361,14 +363,14 @@ class QuietSteps {
     return out->tensor != nullptr;
   }
 
-  // Ends a step of the clock. `begin`: when this class was called (now_ns). False leaves the end to the
-  // helper, so all checks come before the first change.
-  bool end_step(void* optimizer, uint64_t begin) {
+  // Ends a step of the clock. `fields`: the clock's. `begin`: when this class was called (now_ns). False
+  // leaves the end to the helper, so all checks come before the first change.
+  bool end_step(const OptimizerFields& fields, uint64_t begin) {
     if (armed_.ends_left <= 0) return false;
     Ending ending = {};
-    if (!read_step(optimizer, &ending) || has_new_modules()) return false;
+    if (!read_step(fields, &ending) || has_new_modules()) return false;
     uint64_t in_core = 0;
-    if (has_closure_ && (!is_unchanged(&clock_) || !publish_gradients(&in_core))) return false;
+    if (has_closure_ && !publish_gradients(&in_core)) return false;
     for (KnownOptimizer& other : others_) other.has_stepped = false;
     --armed_.begins_left;
     --armed_.ends_left;
@@ -414,9 +416,9 @@ class QuietSteps {
     return nullptr;
   }
 
-  bool is_unchanged(KnownOptimizer* known) {
+  bool is_unchanged(KnownOptimizer* known, OptimizerFields* fields) {  // fills in *fields
     Fingerprint now;
-    return read_fingerprint(known->fingerprint.optimizer, &known->fingerprint, &known->last, &now) &&
+    return read_fingerprint(known->fingerprint.optimizer, &known->fingerprint, &known->last, fields, &now) &&
            now == known->fingerprint;
   }
 
@@ -477,18 +479,12 @@ class QuietSteps {
   // Reads the step number from the state of the first parameter. If Armed::is_counted, the number is the last
   // one plus 1. Returns false if only the helper can handle the step, for example if the optimizer has
   // skipped it (the number is unchanged) or is fused (it has found_inf, or a step number in the group).
-  bool read_step(void* optimizer, Ending* ending) {
+  bool read_step(const OptimizerFields& fields, Ending* ending) {
     const Python& python = Python::get();
-    OptimizerFields fields;
-    if (!open(optimizer, &fields) || item(fields.own.get(), found_inf_) ||
-        python_type_of(fields.states).get() != clock_.fingerprint.state_kind)
-      return false;
-    Group group;
-    if (!read_group(python.list_item(fields.groups, 0), &group)) return false;
-    void* parameter = python.list_item(group.parameters, 0);
-    if (python_type_of(parameter).get() != clock_.fingerprint.first_kind) return false;
-    void* rate = item(group.group, lr_);
-    if (!rate || !is_exactly(rate, python.float_type) || item(group.group, step_)) return false;
+    if (item(fields.own.get(), found_inf_)) return false;
+    void* parameter = python.list_item(fields.first.parameters, 0);
+    void* rate = item(fields.first.group, lr_);
+    if (!rate || !is_exactly(rate, python.float_type) || item(fields.first.group, step_)) return false;
     ending->rate = python.real(rate);
     auto* impl = static_cast<c10::TensorImpl*>(address_of(parameter, &first_parameter_));
     if (!impl || !has_gradient(*impl)) return false;  // the helper then searches for one with a gradient
@@ -557,7 +553,6 @@ class QuietSteps {
   bool can_arm_ = false;           // look() has succeeded, and there was no disarm() since
   bool is_armed_ = false;          // steps may be quiet
   void* quietly_begun_ = nullptr;  // the optimizer whose step in progress began quietly
-  bool checks_at_end_ = false;     // begin() has left the checks of the step in progress to end()
   bool has_closure_ = false;       // the clock's step() got a closure, which computes the gradients
   // See take(): steps, own time, its unreported part, end of the last step, most own time in one step.
   uint64_t steps_ = 0, own_ns_ = 0, unreported_ns_ = 0, ended_at_ns_ = 0, max_step_ns_ = 0;
