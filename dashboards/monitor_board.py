@@ -63,8 +63,8 @@ def coverage(values: Values) -> Row:
                 "Skipped and lost",
                 "skipped: calls per second that were chosen and not copied. lost: copied slices per second that could"
                 " not be compared. Each by reason. The reasons budget (--max-slowdown) and off (--slices off) are"
-                f" intended. An alert fires if more than {values['coverage']['skipped']:.0%} of the calls are skipped"
-                f" for other reasons, or {most_lost} of the slices are lost.",
+                f" intended. An alert fires if more than {values['coverage']['skipped']:.0%} of the chosen forward"
+                f" calls are skipped for other reasons, or {most_lost} of the slices are lost.",
                 "cps",
                 Query(skipped, "skipped, {{reason}}"),
                 Query(lost, "lost, {{reason}}"),

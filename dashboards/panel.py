@@ -21,7 +21,7 @@ OF_SCOPE = f'{OF_CLUSTER},namespace=~"$namespace"'
 OF_RUN = f'{OF_SCOPE},run="$run"'
 OF_RANKS = f'{OF_RUN},rank=~"$rank"'
 # Excludes ranks (by their labels, RANK_KEY) that have ended: their series keep the last values until the run ends.
-UNLESS_ENDED = f"unless on ({RANK_KEY}) foreshock_rank_up{{{OF_RUN}}} == 0"
+UNLESS_ENDED_IN_RUN = f"unless on ({RANK_KEY}) foreshock_rank_up{{{OF_RUN}}} == 0"
 MOST_POINTS = 300  # per series: enough for a wide screen. More points would only cost server time.
 
 # Units, as Grafana writes them behind a value. If the axis cannot show the unit, the title names it.
@@ -52,12 +52,12 @@ def of_run(metric: str, more: str = "") -> str:
 
 def of_living(metric: str, more: str = "") -> str:
     """Selects the series of a metric in the selected run, without those of ended ranks."""
-    return f"({of_run(metric, more)} {UNLESS_ENDED})"
+    return f"({of_run(metric, more)} {UNLESS_ENDED_IN_RUN})"
 
 
 def of_ranks(metric: str, more: str = "") -> str:
     """Selects the series of a metric of the ranks that the user has selected, without those of ended ranks."""
-    return f"(foreshock_{metric}{{{OF_RANKS}{more}}} {UNLESS_ENDED})"
+    return f"(foreshock_{metric}{{{OF_RANKS}{more}}} {UNLESS_ENDED_IN_RUN})"
 
 
 def per_second(counter: str, labels: str) -> str:
@@ -152,9 +152,9 @@ def lines(
 # point if a point at a later time (a negative offset looks ahead) has the same or an earlier step: the panel shows the
 # final history of the run. Ended ranks are included: excluding them in the subquery would cost several times as much.
 STEP = f"max({of_run('step')})"
-RANKED = f"({STEP} - time() / 1e6)"  # the step, slightly smaller at later times: of equal steps the last one is kept
-SHOWN = f"({RANKED} and on () vector(time()) <= ${{__to}} / 1000)"  # up to the end of the time range
-ASCENDING = f"({STEP} unless min_over_time({SHOWN}[$__range:$__interval] offset -$__range) < {RANKED})"
+WITHOUT_TIES = f"({STEP} - time() / 1e6)"  # slightly smaller at later times, so of equal steps the last one is kept
+SHOWN = f"({WITHOUT_TIES} and on () vector(time()) <= ${{__to}} / 1000)"  # up to the end of the time range
+ASCENDING = f"({STEP} unless min_over_time({SHOWN}[$__range:$__interval] offset -$__range) < {WITHOUT_TIES})"
 
 
 def by_step(title: str, description: str, unit: str, *queries: Query, width: int = 12) -> trend.Panel:
