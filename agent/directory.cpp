@@ -38,7 +38,7 @@ bool write_all(int file, std::string_view bytes) {
 
 // Returns the sorted names of the entries for which keep(entry) is true, among the first kMostEntries entries
 // and without those that begin with a dot. *was_read (if not null) becomes false if a shortage of descriptors
-// or memory stopped the reading, else true. If the directory cannot be read otherwise, it counts as empty.
+// or memory stopped the reading, else true. After any other error the names read so far are returned.
 template <class Keep>
 std::vector<std::string> sorted_names(int directory, bool* was_read, const Keep& keep) {
   std::vector<std::string> names;
@@ -191,8 +191,9 @@ std::optional<std::string> Directory::read(const std::string& name, size_t most)
 bool Directory::give_to_owner(int file) const {
   if (owner_ == geteuid()) return true;
   if (geteuid() == 0) return fchown(file, owner_, static_cast<gid_t>(-1)) == 0;
-  // A set-group-id directory is shared by its owner and this process's group, and closed to all other users.
-  // The file belongs to this process's user, so the permissions for others apply to the directory's owner.
+  // `foreshock run` gives a directory that it shares with a service the set-group-id bit, and closes it to
+  // all users but its owner and this process's group. The file belongs to this process's user. If the
+  // directory's owner is not in the file's group, the permissions for others apply to him.
   return (status().st_mode & S_ISGID) == 0 || fchmod(file, 0666) == 0;
 }
 

@@ -1,7 +1,8 @@
 // The state of one rank (one trainer process) in the agent, and the functions that update it from a checked
-// slice, an ended step, an event or a tensor snapshot. A slice is a copied part of one attention call; the
-// agent checks (judges) it by computing the same part in fp64 (the reference). SliceDeviation is the result
-// for one tensor of the slice. Plain data: the pipeline writes it, the publishing code only reads it.
+// slice, an ended step, an event or a tensor snapshot. A slice is a copied part of one attention call: a few
+// query rows with all keys, or a few key positions with all query rows. The agent checks (judges) it by
+// computing the same part in fp64 (the reference). SliceDeviation is the result for one tensor of the slice.
+// Plain data: the pipeline writes it, the publishing code only reads it.
 #ifndef FORESHOCK_AGENT_RANK_STATE_H_
 #define FORESHOCK_AGENT_RANK_STATE_H_
 
@@ -114,8 +115,7 @@ struct PassStatistics {
   int64_t last_step = -1;          // step of the last checked slice
 };
 
-// Statistics of grad_key (dK) and grad_value (dV). Empty until the first slice of key positions: such a slice
-// has a few keys with all query rows; every other slice has a few query rows with all keys.
+// Statistics of grad_key (dK) and grad_value (dV). Empty until the first slice of key positions.
 using KeyStatistics = std::vector<PassStatistics>;
 
 // Whether the kernel itself is biased: its bias and its excess bias are large, significant and of one sign,
@@ -195,7 +195,7 @@ struct LayerStatistics {
   // Set for a layer known only by its ordinal (the index of the call in its step) once its calls have
   // different shapes or belong to different trainings. A bias then gives no alarm, as a mean has no meaning.
   bool is_mixed = false;
-  uint64_t shape_hash[segment::kPasses] = {};  // of the properties that all calls share; 0: no call yet
+  uint64_t shape_hash[segment::kPasses] = {};  // of head sizes, type and scale of the last call; 0: none
   PassStatistics pass[segment::kPasses];
   KeyStatistics keys;
   ScoreStatistics scores;
@@ -226,8 +226,8 @@ struct LoggedScalar {
 inline constexpr size_t kMostLayers = 2 * segment::kMaxLayers;
 
 // A JudgedTensor is 0 for out, 1 for grad_query, 2 for grad_key and 3 for grad_value; a pass is 0 for forward
-// and 1 for backward. So out and grad_query, which slices of query rows check, have the number of their pass.
-// Returns whether `tensor` is grad_key or grad_value, which slices of key positions check.
+// and 1 for backward. So out and grad_query have the number of their pass: slices of query rows check these
+// two. Returns whether `tensor` is grad_key or grad_value: slices of key positions check those.
 constexpr bool is_key_gradient(uint32_t tensor) { return tensor >= segment::kPasses; }
 
 // Returns the statistics of `tensor` in a layer or rank. Null: grad_key or grad_value before its first slice.
@@ -254,7 +254,8 @@ struct LayerAlarm {
   const char* kind;             // nonfinite, bias, deviation_ratio, fused_ratio, conservation or log_sum_exp
   std::optional<double> value;  // the largest ratio, or the bias in ulp; absent for nonfinite
   // Step of the last slice that itself exceeds the limit (bias: of the last slice in the pool). `nonfinite`
-  // ends 64 slices later, a ratio's alarm when fewer than 2 or 3 of its last 64 values exceed the limit.
+  // ends 64 slices later. The alarm of a ratio ends when fewer of its last 64 values exceed the limit than
+  // kSlicesBeyond, or than kSlicesBeyondKeys for the fused_ratio of dK and dV.
   // After a divergence, ratios and bias may stay: slices whose inputs are all NaN add nothing to them.
   int64_t last_step = -1;
   uint32_t tensor = 0;  // JudgedTensor
@@ -342,7 +343,8 @@ struct RankStatistics {
     return segment::is_first_look(last_step) || step <= first_look.last_step;
   }
   StepStride stride;  // the usual distance of consecutive step numbers: 10 if every tenth step is reported
-  // The next three are seconds between two step records. A record may stand for several steps (`stride`).
+  // The next three are in seconds, with a value for each step record. A record may stand for several steps
+  // (`stride`), which its value then covers together.
   StepWindow step_seconds;       // without the monitor's part
   StepWindow other_step_cost;    // the monitor's part in steps that were not sampled
   Window<16> sampled_step_cost;  // the monitor's part in sampled steps

@@ -1,5 +1,6 @@
 // Computes the scores of detectors; `info` is the detector's row in the table of detector.h. A score is a
-// statistic / info.warn, in Drift, Shift and growth() at most effect / info.least. Detectors warn from 1 on.
+// statistic / info.warn. Drift, Shift and growth() also measure the size of the change (the effect); their
+// score is the smaller of this and effect / info.least. Detectors warn from 1 on.
 #include "detect/detector.h"
 
 #include <algorithm>
@@ -37,6 +38,7 @@ double Drift::observe(const DetectorInfo& info, double value, double control) {
   recent_.add(value, kRecent, UINT64_MAX);
   const double spread = std::max(spread_.std(), recent_.std());
   if (!learned) return 0;
+  // In rows of the kind kDrift, `recent` is the slack.
   const double slack = info.recent, most = 2 * info.warn;
   const auto scaled = [&](double x) { return std::clamp(x / spread, -kMost, kMost); };
   up_.add(scaled(value), slack, most, value);
@@ -65,6 +67,7 @@ double Shift::observe(const DetectorInfo& info, double value) {
   return learned ? std::clamp(std::min(off / error / info.warn, off / info.least), 0.0, kMostScore) : 0;
 }
 
+// The statistic is the second largest of the last info.learning values, so that one outlier does not warn.
 double Limit::observe(const DetectorInfo& info, double value) {
   last_.add(value);
   double largest = 0, second = 0;
@@ -103,7 +106,9 @@ double Line::t() const {
 // If values are evenly spaced over s steps, the variance of their step numbers is s^2 / 12.
 double Line::span() const { return weight_ > 0 ? std::sqrt(12 * xx_ / weight_) : 0; }
 
-// `hidden` (kGrowth only): the value is still below the root mean square of the last kLongMemory values.
+// `hidden` (kGrowth only): the value is still below its long-term root mean square, an exponential mean with
+// the memory kLongMemory. Adam's second moment, a mean of this kind, then does not show the growth of the
+// gradient.
 double Growth::observe(const DetectorInfo& info, int64_t step, double value) {
   const double x = static_cast<double>(step);
   const bool logarithmic = info.look == Look::kGrowth;
@@ -116,7 +121,8 @@ double Growth::observe(const DetectorInfo& info, int64_t step, double value) {
   return std::clamp(logarithmic ? hidden * growth(info) : forecast(info, x), 0.0, kMostScore);
 }
 
-// `left`: steps until the line reaches info.least; the score needs them to be at most the span of the line.
+// `left`: steps until the line reaches info.least. The score reaches 1 only if they are at most the span of
+// the line.
 double Growth::forecast(const DetectorInfo& info, double step) const {
   const double left = (info.least - line_.at(step)) / line_.slope();
   const double nearness = left > 0 ? line_.span() / left : kMostScore;

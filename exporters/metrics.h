@@ -153,12 +153,14 @@ std::string label_text(std::string_view text);
 
 // The values of all series. Only one thread may use it; its snapshots may be passed to other threads.
 //
-// Series are admitted until there are `series_budget` of them. From then on, a new series replaces the
-// youngest series of the first nonempty group of this list, or is refused if no group before its own has any:
+// Series are admitted until there are `series_budget` of them. From then on, a new series of a group replaces
+// the youngest series of the first nonempty group above its own in this list. If these groups are empty, the
+// new series is refused.
 //  1. series of a layer, except those of foreshock_precursor_layer_info;
 //  2. other series with a `rank` label;
 //  3. series that alerts need for every rank: whether it is alive, its step, loss, NaN and alarms.
-// Other series are always admitted. foreshock_series_dropped_total counts the dropped and refused series.
+// Other series are always admitted: they replace a series of a group, or exceed the budget.
+// foreshock_series_dropped_total counts the dropped and refused series.
 class Registry {
  public:
   static constexpr size_t kDefaultSeriesBudget = 4096;

@@ -16,8 +16,9 @@ constexpr double kForwardGate = 2, kBackwardGate = 3;  // limits of the error, i
 constexpr double kBiasGate = 0.05, kBiasZ = 6;  // limits of the bias, in ulp and as z: mean / standard error
 constexpr size_t kBiasSlices = 16;              // with fewer slices the bias is not judged
 
-// Upper bound of the relative error of the fp64 reference (as of shadow/reference.h). Used as a floor for
-// fp64 calls only: for other formats it is negligible.
+// Upper bound of the relative error of the fp64 reference. shadow/reference.h derives it for the output of
+// its own reference; here it is assumed. Used as a floor for fp64 calls only: for other formats it is
+// negligible.
 constexpr double kReferenceError = 1e-13;
 
 struct Field {
@@ -58,17 +59,17 @@ Tensor visible_keys(const StoredCall& call) {
   return visible;
 }
 
-struct Part {                             // the contribution of one slice to one verdict
-  Deviation own, plain, rounded;          // of the result, of plain attention, and of the rounded reference
-  double squares = 0;                     // of the reference; for a zero gradient, of the terms that cancel
-  uint64_t values = 0, not_compared = 0;  // not_compared: values for which the reference is not finite
-};
-
 // With a single key the softmax weight is 1 for every score, so the gradients of query and key are exactly
 // zero: the difference of two equal values dout . v. A correct kernel may subtract rounded values.
 bool is_zero_gradient(const StoredCall& call, const std::string& name) {
   return call.keys == 1 && (name == "dq" || name == "dk");
 }
+
+struct Part {                             // the contribution of one slice to one verdict
+  Deviation own, plain, rounded;          // of the result, of plain attention, and of the rounded reference
+  double squares = 0;                     // of the reference; if is_zero_gradient(), of the terms that cancel
+  uint64_t values = 0, not_compared = 0;  // not_compared: values for which the reference is not finite
+};
 
 double squares_of(const Tensor& x) {
   double sum = 0;
@@ -87,8 +88,9 @@ void zero_where_undefined(const Tensor& reference, Tensor* result) {
     if (!std::isfinite(reference.data[i])) result->data[i] = 0;
 }
 
-// Compares the results of one slice with the reference. Elements without a finite reference (rows without
-// keys) are set to 0 in all tensors, and so ignored: in the reference last, since it shows which they are.
+// Compares the results of one slice with the reference. Elements without a finite reference are set to 0 in
+// all tensors, and so ignored: in the reference last, since it shows which they are. Such elements come from
+// NaN or Inf in the inputs; those of lse also from rows without keys, where out is 0.
 Part part_of(Tensor own, Tensor plain, Tensor reference, const NumberFormat& format) {
   zero_where_undefined(reference, &own);
   zero_where_undefined(reference, &plain);
@@ -123,7 +125,8 @@ Pooled pooled(const std::vector<Part>& parts, Deviation Part::*deviation) {
   return {norm > 0 ? std::sqrt(error / norm) : std::sqrt(error), ulps > 0 ? outward / ulps : 0, z_of(slices)};
 }
 
-// Returns why the result fails, or "". If the reference of lse is nowhere finite, out fails for that reason.
+// Returns why the result fails, or "". lse does not fail if its reference is nowhere finite: it is -Inf in
+// rows without keys. If NaN in the inputs are the reason, out fails.
 std::string failure_of(const Verdict& v, size_t slices, bool is_fp64) {
   const double gate = is_backward(v.name) ? kBackwardGate : kForwardGate;
   const auto is_beyond = [](double ulp, double z) {

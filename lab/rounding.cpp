@@ -10,7 +10,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lab/rounding.cpp"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)  // like SSE2, which is compiled, they have no FMA
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)  // no FMA, so no gain over SSE2, which is compiled
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

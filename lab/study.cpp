@@ -142,6 +142,8 @@ std::vector<Point> units_points() {
   return with_units(attention);
 }
 
+// delta is the number that the backward pass subtracts from a row of dP. It is computed from dO * out ("out")
+// or from dP * P ("probabilities"), which are equal without rounding (DeltaSource).
 std::vector<Point> backward_points() {
   Point base;
   base.n = base.block_k = 512;
@@ -194,10 +196,10 @@ constexpr std::array<Sweep, 13> kSweeps = {{
      bias_points, claims_of_bias},
     {"accumulators", "How exactly does the unit that adds, add?", "d", "relative_l2", "accumulator,format",
      "out", true, true, accumulators_points, claims_of_accumulators},
-    {"units", "Does it matter to attention?", "accumulator", "relative_l2", "format", "out", false, true,
-     units_points, claims_of_units},
-    {"backward", "What reaches the gradients, and does delta from P help?", "tensor", "relative_l2",
-     "algorithm,delta,input", "", false, true, backward_points, claims_of_backward},
+    {"units", "Does the accumulator change attention?", "accumulator", "relative_l2", "format", "out", false,
+     true, units_points, claims_of_units},
+    {"backward", "What reaches the gradients, and does delta from probabilities help?", "tensor",
+     "relative_l2", "algorithm,delta,input", "", false, true, backward_points, claims_of_backward},
     {"winograd", "What does a faster convolution cost?", "algorithm", "relative_l2", "format", "out", false,
      true, winograd_points, claims_of_winograd},
     {"reductions", "What do fused softmax, layer norm and cross-entropy cost?", "algorithm", "relative_l2",

@@ -1,10 +1,10 @@
 // Interposes the functions of the CUDA runtime that record and launch CUDA graphs: PyTorch's call of
 // cudaGraphLaunch() reaches the function of that name here. A function here calls the runtime's function,
 // counts the call, and makes no other CUDA call. Attention in a launched graph calls none of foreshock's
-// hooks, so CudaGraphCounter (coverage.h) multiplies the attention calls that the hooks counted while a graph
-// was recorded by its launches. The names are exported under the symbol versions of the runtime, and not as
-// default versions: only programs that are linked with the runtime resolve them, and a program that looks up
-// the names to test for CUDA does not find them.
+// hooks. So CudaGraphCounter (coverage.h) takes the attention calls that the hooks counted while a graph was
+// recorded, and multiplies them by the number of its launches. The names are exported under the symbol
+// versions of the runtime, and not as default versions: only programs that are linked with the runtime
+// resolve them, and a program that looks up the names to test for CUDA does not find them.
 //
 // The end of the file finds CUPTI (NVIDIA's profiling library) for KernelCounter (coverage.h).
 #include <dlfcn.h>

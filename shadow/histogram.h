@@ -37,8 +37,8 @@ struct Histogram {
 double lower_edge(uint32_t index);
 double upper_edge(uint32_t index);
 
-// Add the counters that count_patterns() or count_bins() (kernels/histogram.h) filled to `histogram`, and
-// zero these counters. `type` must be kBf16 or kFp16.
+// Add to `histogram` the counters that count_patterns() or count_bins() (kernels/histogram.h) have filled,
+// and zero these counters. `type` must be kBf16 or kFp16.
 void take_patterns(uint32_t* words, DType type, Histogram* histogram);
 void take_bins(uint64_t* words, Histogram* histogram);
 

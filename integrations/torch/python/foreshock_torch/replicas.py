@@ -1,9 +1,10 @@
 """Determines which tensors a framework keeps equal over ranks, and prefixes the names of all other tensors.
 
-The agent, another process, compares tensors of the same name bit for bit across ranks. So a tensor that differs by
-design must have another name on each rank: a manually sharded head, an expert that DDP ignores, a flat shard of FSDP.
-Its prefix has the rank. A tensor that is equal on some ranks only has the lowest of these ranks in its prefix. The
-"coordinates" of a rank are its indices in the dimensions of parallelism (place.py); the agent has them too.
+The agent, another process, compares tensors bit for bit across ranks: those of the same name that are the same part of
+the whole tensor, on ranks with the same coordinates. The coordinates of a rank are its indices in the dimensions of
+parallelism (place.py). What else differs by design must have another name on each rank: a manually sharded head, an
+expert that DDP ignores, a flat shard of FSDP. Its prefix has the rank. If a tensor is equal on some ranks but not on
+all, its prefix has the lowest of these ranks.
 suppress_ours() drops exceptions, but not those that a signal handler of the training raised (is_of_trainer()).
 """
 
@@ -58,7 +59,8 @@ def _prefix_of_mesh(parameter: Any, coordinate_mesh: Any, distributed: Any) -> s
 
 
 def _has_other_tensor_parallelism(parameter: Any) -> bool:
-    """Whether the parameter is of a Megatron expert with another tensor parallelism than the rank's coordinates."""
+    """Whether the parameter is of a Megatron expert, and experts are split over another number of ranks than the other
+    layers, from which the coordinates come."""
     if getattr(parameter, "allreduce", True):  # Megatron sets False for experts
         return False
     state = sys.modules["megatron.core.parallel_state"]
@@ -86,8 +88,8 @@ class Replicas:
                     self._prefixes.update(_prefixes_of_module(module, self._distributed))
 
     def prefix(self, parameter: Any, is_named: bool) -> str:
-        """The prefix of a parameter's name; "": the tensor must be equal on all ranks with the same name. `is_named`:
-        the name is a path in a model, hence the same on all ranks."""
+        """The prefix of a parameter's name. "": all ranks with the same coordinates must be equal if they hold the same
+        part of it. `is_named`: the name is a path in a model, hence the same on all ranks."""
         if self._distributed is None:
             return ""
         try:
@@ -103,5 +105,6 @@ class Replicas:
 
 
 def prefixed(prefix: str, name: str) -> str:
-    """The name with the prefix, in at most NAME_BYTES: a longer name loses its beginning."""
+    """The name with the prefix, in at most NAME_BYTES: a longer name loses its beginning. The core cuts a name without
+    a prefix in the same way."""
     return prefix + name.encode()[-(NAME_BYTES - len(prefix)) :].decode(errors="ignore") if prefix else name
