@@ -157,7 +157,7 @@ struct alignas(64) ThreadBlock {
   uint64_t calls[kMaxOps];  // attention calls of each operation
   uint64_t skipped[kPasses][kSkipReasons];
 };
-static_assert(sizeof(ThreadBlock) == 832);
+static_assert(sizeof(ThreadBlock) == 832 && offsetof(ThreadBlock, calls) == 64);
 
 // Bit of StepRecord::given: skipped_steps is unknown, since a gradient scaler on a device decides on skips.
 inline constexpr uint32_t kSkipsUnseen = uint32_t{1} << 31;

@@ -237,6 +237,7 @@ class SegmentOfATrainer {
   segment::Slot* claim(int64_t step, uint32_t pass, int layer) {
     writer.threads()[0].claimed = 1;
     ++writer.threads()[0].calls[pass];
+    ++writer.threads()[0].all_calls;
     ++writer.threads()[0].sampled[pass];
     segment::Slot* slot = writer.claim(++tickets_);
     if (slot == nullptr) return nullptr;

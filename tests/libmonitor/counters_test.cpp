@@ -37,13 +37,15 @@ TEST(Counters, DrainLosesNothingThatIsAddedMeanwhile) {
   const Counting counting = {&local, true};
   constexpr int kCalls = 200000;
   std::thread caller([&] {
-    for (int n = 0; n < kCalls; ++n) counting.add(local.unsampled[0]);
+    for (int n = 0; n < kCalls; ++n) counting.add_call(2);
   });
   for (int n = 0; n < 100; ++n) drain(&local, &all[63]);
   caller.join();
   drain(&local, &all[63]);
-  EXPECT_EQ(all[63].unsampled[0], uint64_t{kCalls});
-  EXPECT_EQ(local.unsampled[0], 0u);
+  EXPECT_EQ(all[63].calls[2], uint64_t{kCalls});
+  EXPECT_EQ(all[63].all_calls, uint64_t{kCalls});
+  EXPECT_EQ(local.calls[2], 0u);
+  EXPECT_EQ(local.all_calls, 0u);
 }
 
 TEST(Counters, TakingBackUndoesAnAdd) {
