@@ -128,6 +128,20 @@ def test_a_parameter_that_is_exchanged_without_a_hook_gets_its_name_in_the_next_
     assert 21 in steps_with(passed, "name")
 
 
+def test_a_parameter_that_is_exchanged_in_a_step_with_norms_is_named_in_the_next(trainer):
+    between = (
+        "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n"
+        "    new = torch.nn.Parameter(net[19].bias.detach().clone())\n"
+        "    def swap(*_): optimizer.param_groups[0]['params'][-1] = net[19]._parameters['bias'] = new\n"
+        "    if step == 20: handle = optimizer.register_step_post_hook(swap)\n"
+        "    if step == 21: handle.remove()"
+    )
+    _, passed = train(trainer, between=between)
+    assert 21 in steps_with(passed, "name")
+    for event in ("step", "gradients"):
+        assert [[row[0] for row in rows].count(event) for rows in passed[3:]] == [1] * 37, event
+
+
 def test_a_step_that_a_scaler_leaves_out_is_not_reported(trainer):
     skip = "optimizer.found_inf = torch.tensor(float(step == 20))"
     _, passed = train(trainer, "AdamW(net.parameters(), lr=0.5, fused=True)", between=skip)
