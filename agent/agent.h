@@ -49,7 +49,7 @@ struct ServedRun {
 
   std::unique_ptr<Run> run;
   std::string owner;                            // name of the user, or the number if there is no name
-  Run::Clock::time_point last_needed;           // when Run::is_needed() was last true
+  Run::Clock::time_point last_needed;           // when a launcher or a segment last needed the agent
   double cpu_seconds = 0;                       // this run's share of the CPU time of the whole agent process
   double rank_seconds = 0;                      // Run::rank_seconds() when cpu_seconds was last increased
   std::shared_ptr<const std::string> document;  // body of /api/v1/state; null: not made yet

@@ -24,7 +24,8 @@
 namespace foreshock {
 namespace {
 
-// Whether an event of the record runs the command: a change to warn, or one of the loss or gradient norm.
+// Whether an event of the record runs the command: a detector that changed to warn, a loss event, or a
+// gradient norm that is not finite.
 bool is_alert(const EventLine& event) {
   if (event.event == name_of(WatchEventKind::kPrecursor)) return event.level == name_of(Level::kWarn);
   for (WatchEventKind kind : {WatchEventKind::kLossSpike, WatchEventKind::kDivergence,
@@ -92,7 +93,8 @@ std::vector<std::string> AlertCommand::environment_of(const EventLine& event, ui
           variable("LEFT_OUT", std::to_string(left_out))};
 }
 
-// Queues an alert, or only counts it: if its kind had one within kApart, or waiting_ or last_alerts_ is full.
+// Queues an alert. Only counts it if its kind (run, event and detector) had an alert within kApart, or if
+// waiting_ or last_alerts_ is full.
 void AlertCommand::add(const EventLine& event, Clock::time_point now) {
   if (command_.empty() || !is_alert(event)) return;
   const std::string kind = event.run + '\n' + event.event + '\n' + event.detector;

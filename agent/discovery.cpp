@@ -145,6 +145,8 @@ void Tree::scan(const Directory& directory, const std::string& prefix, size_t* r
   }
 }
 
+// Whether the directory is new, or may have changed since it was last examined. If its run is followed, adds
+// 1 to *runs_of_user.
 bool Tree::needs_examination(const std::string& label, const struct stat& now, size_t* runs_of_user) {
   const auto known = seen_.find(label);
   if (known == seen_.end()) return true;
@@ -170,6 +172,7 @@ void Tree::examine(const std::string& label, std::unique_ptr<Directory> director
   found_.push_back({label, label.substr(label.find('/') + 1), std::move(directory)});
 }
 
+// Called if a run is not, or no longer, followed. `busy`: the next look() examines it even if unchanged.
 void Tree::leave(const std::string& label, const Directory& directory, bool busy) {
   const auto known = seen_.find(label);
   const struct stat now = directory.status();

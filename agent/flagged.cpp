@@ -81,7 +81,7 @@ bool is_rounded_reference(const JudgedSlice& judged) {
   return true;
 }
 
-// Alarms, detector levels and pooled bias of one layer, for one judged tensor: output, dQ, dK or dV.
+// Alarms, detector levels and bias over many slices of one layer, for one tensor: output, dQ, dK or dV.
 class LayerContext {
  public:
   LayerContext(const std::string& label, uint32_t tensor, const RankStatistics& rank)

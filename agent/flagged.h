@@ -65,13 +65,15 @@ struct JudgedColumns {
 
 // Returns the reason to flag a slice, or nothing for an ordinary slice.
 //  nonfinite           the slice, or another row of its heads, has NaN or Inf where the reference is finite
-//  deviation_ratio     the slice's error, divided by that of a correct kernel, exceeds the limit by far; or
-//                      it exceeds the limit, and so does another of the layer's last 64 (one may by chance)
+//  deviation_ratio     the slice's error, divided by that of a correct kernel, exceeds 4 times the alarm
+//                      limit; or it exceeds the limit and the layer has this alarm (two of its last 64 slices
+//                      exceed the limit; one may by chance)
 //  bias                the layer has a bias alarm or (forward) the bias detector warns, and the slice's own
 //                      bias is beyond the limit with the same sign
 //  output_error_drift  backward: the detector with this name warns; out differs from the rounded reference
 //  logit               forward: a detector of the largest logit warns; the kernel may be correct
-// A slice equal to the rounded reference (fp64, rounded once) is never flagged for the reasons 2 to 4.
+// A slice equal to the rounded reference (fp64, rounded once) is never flagged as deviation_ratio, bias or
+// output_error_drift.
 std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStatistics& rank);
 
 // Returns the reason to flag a slice of key positions, by its dK or dV: nonfinite (also in dQ, or at keys

@@ -29,7 +29,8 @@ std::string user_name(uid_t user);
 
 // Raises the limit of open files to at most 16384. The agent opens two files per live rank and three per run.
 void raise_descriptor_limit();
-// Gives this thread and its later threads the lowest CPU priority; lowers the session's if it is the leader.
+// Gives this thread and the threads that it starts later the lowest CPU priority. If this process leads its
+// session, also lowers the priority of the session, which Linux schedules as one group (autogroup).
 void be_nice();
 
 }  // namespace foreshock

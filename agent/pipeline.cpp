@@ -11,8 +11,9 @@
 
 namespace foreshock {
 
-// The record may have `bytes_` of histograms, in base64. At the first snapshot of each window (interval of
-// steps), the stride is set to 2^n, where n sixteenths of these bytes are spent.
+// The record may have `bytes_` of histograms, in base64. A window is an interval of steps. Of stride_
+// windows, one has its histograms in the record. At the first snapshot of each window, stride_ is set to 2^n,
+// where n sixteenths of these bytes are spent.
 bool HistogramQuota::takes(const TensorSnapshot& snapshot) {
   if (bytes_ == 0) return false;
   const int64_t window = snapshot.step / static_cast<int64_t>(snapshot.interval);
@@ -188,7 +189,7 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
     if (why == nullptr) done = weights_.take(ready.view, rank->identity, ranks_here_, &why);
     rank->refused_tensors += why != nullptr;
     if (why == nullptr) take_heads(ready.view, rank);
-    // If an earlier agent has read the first snapshot of a tensor, distances from that snapshot are unknown.
+    // If an earlier agent, for example, has read a tensor's first snapshot, distances from it are unknown.
     if (const auto step = weights_.take_initial_unknown())
       record_event(rank, "weight_initial_unknown", *step, "", std::nullopt);
     add_to_history(weights_, rank);
@@ -205,6 +206,8 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
   return taken > 0;
 }
 
+// Follows the weights that compute queries and keys. If all heads of a layer have been measured again, passes
+// on the spectrum (singular values) of the change of their product, which shows how the scores change.
 void Pipeline::take_heads(const segment::TensorView& tensor, RankStatistics* rank) {
   const char* why = nullptr;
   const auto spectrum = spectra_.take(tensor, rank->identity, &why);
@@ -214,6 +217,8 @@ void Pipeline::take_heads(const segment::TensorView& tensor, RankStatistics* ran
   detect(spectrum_line(*rank, tensor.record, *spectrum), rank);
 }
 
+// Writes the lines of the snapshots `done` and of the pools that are complete now. A pool has the figures of
+// all tensors of a layer, or of the model.
 void Pipeline::record_weights(const std::vector<TensorSnapshot>& done, RankStatistics* rank) {
   const std::vector<PoolSnapshot> pools = weights_.completed();
   for (const TensorSnapshot& snapshot : done) {
@@ -336,7 +341,8 @@ void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
   refresh(segment, rank);
 }
 
-// The event "resumed" (back to an earlier step) names no detector, but makes all detectors quiet.
+// Passes a change of a detector's level to the adviser, which makes the advice for the training script. The
+// event "resumed" (back to an earlier step) names no detector, but makes all detectors quiet.
 void Pipeline::note_level(const EventLine& event) {
   const bool is_resumed = event.event == name_of(WatchEventKind::kResumed);
   if ((event.detector.empty() && !is_resumed) || !event.rank) return;

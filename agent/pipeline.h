@@ -129,7 +129,7 @@ class Pipeline {
   Changes changes_;
   HistogramQuota histograms_;
   Weights weights_;      // of all ranks of the run
-  HeadSpectra spectra_;  // of all ranks of the run
+  HeadSpectra spectra_;  // how training changes the scores of attention heads; of all ranks of the run
   size_t ranks_here_ = 1;
   DeviationWorkspace workspace_;  // memory for checking slices of query rows
   ColumnReference columns_;       // memory for checking slices of key positions

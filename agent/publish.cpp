@@ -17,7 +17,8 @@
 
 namespace foreshock {
 
-// Of data-parallel ranks, which have the same layers, the one with coordinate 0 owns (exports) their series.
+// Data-parallel ranks have the same layers. The rank with data-parallel coordinate 0 owns (exports) the
+// series of these layers.
 Ownership ownership_of(const segment::Identity& identity) {
   // As long as late_ready is not 1, the trainer has not written the coordinates in the job.
   if (identity.late_ready != 1 || identity.data_parallel < 0) return Ownership::kUnknown;
@@ -30,7 +31,8 @@ const char* name_of(Ownership ownership) {
 }
 
 LayerOwners::LayerOwners(const std::vector<const RankStatistics*>& ranks) {
-  // Live ranks come first. A dead rank gets only layers that no live rank and no earlier dead rank has.
+  // Among ranks of unknown ownership, the lowest live rank that has a layer exports it. If no live rank has
+  // the layer, the first dead rank that has it exports it.
   for (bool alive : {true, false})
     for (const RankStatistics* rank : ranks) {
       if (rank->alive != alive || ownership_of(rank->identity) != Ownership::kUnknown) continue;
@@ -118,6 +120,7 @@ void publish_counts(const RankStatistics& rank, RankWriter& series) {
                segment::unseen_evidence_name(unseen.evidence));
 }
 
+// "rounded_reference" is a control: the bias of the fp64 result rounded once to the trainer's precision.
 void publish_pass(const PassStatistics& pass, const char* name, RankWriter& series) {
   series.set(Metric::kAttentionRelativeError, mean_of(pass.relative_error_mean), name, "mean");
   series.set(Metric::kAttentionRelativeError, max_of(pass.relative_error_max), name, "max");
@@ -187,6 +190,7 @@ json mean_and_max(const SampleWindow& mean, const SampleWindow& max) {
   return {{"mean", number_or_null(mean_of(mean))}, {"max", number_or_null(max_of(max))}};
 }
 
+// Excess bias: the kernel's bias minus the bias of a correct algorithm on the same slices.
 json pass_summary(const RankStatistics& rank, uint32_t pass) {
   const PassStatistics& statistics = rank.pass[pass];
   const std::optional<Bias> bias = statistics.bias.bias();
@@ -327,7 +331,8 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   series.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_loss, "loss");
   series.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_gradient, "gradient");
   series.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_output, "attention_output");
-  // NaN and Inf in gradients of an unfinished step count only if the rank is dead: a live one may skip it.
+  // NaN and Inf in gradients of an unfinished step are counted at once only if the rank is dead. In a live
+  // rank they wait for the end of the step, which shows whether the gradient scaler has skipped the step.
   const uint64_t of_unfinished_step = rank.alive ? 0 : rank.pending_gradient.values;
   series.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_attention_gradient + of_unfinished_step,
              "attention_gradient");
@@ -338,7 +343,8 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   series.set(Metric::kOverheadSecondsTotal, rank.agent_seconds, "agent");
   series.set(Metric::kMonitorEnabled, uint64_t{rank.switched_on}, "trainer");
   series.set(Metric::kMonitorEnabled, uint64_t{rank.identity.slots_given > 0}, "slices");
-  // Exported only as 0, since the number of series is limited and this one would nearly always be 1.
+  // 0: the trainer has stopped measuring weights, because that failed or cost too much. The value 1 is not
+  // exported, since the number of series is limited and this one would nearly always be 1.
   const bool has_given_up = rank.tensors_given_up_step >= 0;
   series.set(Metric::kMonitorEnabled, has_given_up ? std::optional<double>(0) : std::nullopt, "tensors");
   publish_alarms(rank, series);
@@ -505,9 +511,10 @@ std::optional<double> ratio_of_kernels(const segment::Coverage& coverage) {
   return seen / ran;
 }
 
-// Returns the share of the calls that ran which the hooks saw. Without kernel counts, the share is known only
-// if CUDA graphs were launched and the content of all of them is known. seen: calls that the hooks counted,
-// without those that were only recorded into graphs. ran: the seen calls and those in graphs (without hooks).
+// Returns the number of calls that the hooks saw, divided by the number of calls that ran. Without kernel
+// counts, the ratio is known only if CUDA graphs were launched and the content of all of them is known. seen:
+// calls that the hooks counted, without those that were only recorded into graphs. ran: the seen calls and
+// the calls that launched graphs made, which no hook sees.
 CoverageRatio ratio_of(const RankStatistics& rank) {
   const segment::Coverage& coverage = rank.coverage;
   if (const auto ratio = ratio_of_kernels(coverage)) return {ratio, "kernels"};
@@ -569,6 +576,7 @@ json coverage_json(const RankStatistics& rank) {
   return result;
 }
 
+// Flagged slices are the unusual slices that --save-flagged saves.
 void publish_flagged(const std::string& run, const FlaggedWriter& writer, Registry* registry) {
   const FlaggedCounts counts = writer.counts();
   for (size_t n = 0; n < kFlagReasons; ++n)

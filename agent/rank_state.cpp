@@ -78,7 +78,8 @@ void History::copy_to(HistoryTable* table) const {
   }
 }
 
-// The rounding errors of the summed rows are independent, so the limit grows with the root of their number.
+// dK and dV are sums over query rows. The rows' rounding errors are independent, so the limit grows with the
+// root of the number of rows.
 double ratio_limit_of_keys(uint64_t query_rows) {
   return kDeviationRatioKeys * std::sqrt(std::max(1.0, static_cast<double>(query_rows) / kRowsOfLimit));
 }
@@ -106,7 +107,10 @@ int64_t last_alarm_step(const PassStatistics& pass, const char* kind) {
 }
 
 // Returns the largest ratio of one of the layer's values to its alarm limit. NaN or Inf in a slice gives
-// infinity. Unknown values count as 0. A bias counts only if it is significant.
+// infinity. Unknown values count as 0. A bias counts only if it is significant, and not in a layer that
+// is_mixed, whose calls may come from several layers. excess_bias is the kernel's bias minus that of a
+// correct algorithm. conservation_ratio is by how much sum(dK) = 0 or sum(dV) = sum(dO) is violated, relative
+// to roundings. rounded_bias is a control, the bias of the rounded reference.
 double alarm_nearness(const LayerStatistics& layer) {
   double nearness = 0;
   for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
@@ -142,6 +146,7 @@ bool several_beyond(const SampleWindow& values, double limit, int least_count = 
 
 }  // namespace
 
+// Whether bias and excess bias both give an alarm and have the same sign, and the control gives none.
 bool is_biased(const PassStatistics& pass, uint32_t tensor) {
   const double limit = bias_limit(tensor);
   const std::optional<Bias> own = pass.bias.bias(), excess = pass.excess_bias.bias();
@@ -460,8 +465,8 @@ void note_given_up_tensors(const segment::StepRecord& step, RankStatistics* rank
 }
 
 // NaN and Inf in attention gradients wait in RankStatistics::pending_gradient and are counted when their
-// step, or a later one, ends. If only steps with smaller numbers end, or none, the values are counted after
-// kEndsToWaitFor ends, or at the next such gradient after kNanosecondsToWait.
+// step, or a later one, ends. If only steps with smaller numbers end, they are counted after kEndsToWaitFor
+// ends. If no step ends, they are counted at the next such gradient after kNanosecondsToWait.
 constexpr int kEndsToWaitFor = 2;
 constexpr uint64_t kNanosecondsToWait = 120'000'000'000;
 
@@ -538,7 +543,8 @@ void add_whole_call(const SliceDeviation& deviation, const segment::Slot& slot, 
   rows.nonfinite_slices.add(1);
 }
 
-// Returns a hash of the properties that all calls of one layer share. Never 0, which means no call yet.
+// Returns a hash of format, head sizes, scale and heads per slice, which all calls of one layer share. Never
+// 0, which means no call yet.
 uint64_t shape_hash_of(const segment::Slot& slot) {
   uint64_t hash = 1;  // each step multiplies by 2^64 / golden ratio, which spreads the bits
   for (const uint64_t part : {uint64_t{slot.dtype}, uint64_t{slot.head_dim}, uint64_t{slot.value_dim},

@@ -16,8 +16,9 @@ std::vector<int64_t> copy_words(const uint32_t (&words)[segment::kRowsPerSlice],
   return {words, words + count};
 }
 
-// Returns the query heads that read the key-value head of a slice of key positions (slot.columns is 1). dK
-// and dV are sums over the rows of these heads. The number of heads comes from the trainer, so it is limited.
+// A slice of key positions (slot.columns is 1) has keys of one key-value head, and all query rows that see
+// them. Returns the query heads that read this key-value head. dK and dV are sums over the rows of these
+// heads. The number of heads comes from the trainer, so it is limited.
 std::vector<int64_t> heads_of_columns(const segment::Slot& slot) {
   constexpr uint32_t kMostListed = 256;
   std::vector<int64_t> heads(std::min(slot.heads_in_slice, kMostListed));
@@ -49,8 +50,8 @@ void set_identity(const TensorSnapshot& snapshot, TensorLine* line) {
 
 void set_parts(const TensorSnapshot& snapshot, TensorLine* line) {
   line->parts = snapshot.parts.size();
-  line->ranks = snapshot.ranks;  // offsets and shapes of parts are left out if the tensor is not sharded
-  if (snapshot.parts.size() == 1 && snapshot.elements == snapshot.whole_elements) return;
+  line->ranks = snapshot.ranks;
+  if (snapshot.parts.size() == 1 && snapshot.elements == snapshot.whole_elements) return;  // not sharded
   // Sorts the parts, which are in the order in which ranks were read, so that equal parts give equal lines.
   std::vector<TensorPart> parts = snapshot.parts;
   std::sort(parts.begin(), parts.end());

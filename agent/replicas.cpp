@@ -81,7 +81,8 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   if (compared.holders.insert(identity.rank).second) compared.is_settled = false;
   std::vector<int32_t> outliers;
   if (record.step <= compared.closed) return outliers;
-  // If a rank reports a part twice in a step, only the first checksum counts: that directly after the step.
+  // If a rank reports a part twice in a step, only the first checksum counts, which it computed directly
+  // after the step.
   open_ += compared.open[record.step].emplace(identity.rank, record.checksum).second;
   // To close a step means to compare its checksums. Closes steps that are complete, and the oldest ones if
   // too many are open. If the record's step is complete, the earlier steps are closed too, to keep the order.
@@ -121,7 +122,8 @@ bool Replicas::is_replica(const Checksums& checksums, Compared* compared) {
   return compared->is_replica;
 }
 
-// Compares the checksums of the oldest open step. Adds to *outliers the ranks outside a majority, or all.
+// Compares the checksums of the oldest open step. Adds to *outliers the ranks that differ from the majority;
+// without a majority, all ranks.
 void Replicas::close(Compared* compared, const std::string& name, std::vector<int32_t>* outliers) {
   const auto node = compared->open.extract(compared->open.begin());
   const Checksums& checksums = node.mapped();

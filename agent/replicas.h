@@ -29,7 +29,7 @@ class Replicas {
   std::vector<int32_t> add(const segment::TensorRecord& record, const segment::Identity& identity,
                            size_t ranks_here);
 
-  // Drops the checksums, and which tensors have proved to be replicas. Called when ranks were restarted.
+  // Drops the checksums. Forgets which tensors have proved to be replicas. Called when ranks were restarted.
   void restart();
 
   // One checksum of all parts that a rank has reported in an interval, the steps between two measurements of
@@ -49,8 +49,8 @@ class Replicas {
   struct Coverage {
     std::vector<std::string> never;  // tensors that were reported but never compared
     size_t by_hand = 0;              // compared tensors that the training script keeps equal
-    // Of the parts that have their rank in their name and are not treated as replicas: the largest number of
-    // them on one rank, and the number of those that were on several ranks and never seen to differ.
+    // Both count parts that have their rank in their name and are not treated as replicas. most_on_a_rank:
+    // the largest number on one rank. maybe_replicas: those on several ranks that have never differed.
     size_t most_on_a_rank = 0, maybe_replicas = 0;
   };
   Coverage coverage() const;

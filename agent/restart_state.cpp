@@ -99,7 +99,7 @@ bool is_same(const EventLine& a, const EventLine& b) {
          a.detector == b.detector && a.level == b.level;
 }
 
-// Passes the lines that `reader` has not returned yet to the detectors, and adds them to `already_written`.
+// Passes the remaining lines of `reader` to the detectors, and adds these lines to `already_written`.
 // Returns the events that the detectors find and the record lacks. Agents write an event after the line that
 // caused it, so an event is missing if the earlier agent was killed between the two writes.
 std::deque<EventLine> replay(RecordReader& reader, Watches* watches, WrittenLines* already_written) {

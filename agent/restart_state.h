@@ -101,8 +101,8 @@ class WatchState {
 
   // Replaces the file if a detector has received a line since the last save, and always the first time. A
   // large file is replaced less often, at a mean rate of kBytesPerSecond, but always if `is_last`. The record
-  // must have been flushed before, since the file contains its size. Returns false if the file cannot be
-  // written; the run continues without it.
+  // must have been flushed before, since the file stores the record's size. Returns false if the file cannot
+  // be written; the run continues without it.
   bool save(const Directory& directory, const RecordWriter* record, const Watches& watches,
             bool is_last = false);
 

@@ -607,6 +607,8 @@ int64_t steps_ahead(double step_seconds) {
 
 }  // namespace
 
+// Returns the first step in which scripts should act on new advice. With several ranks it is so far ahead
+// that every rank can read the advice before it.
 int64_t Run::step_to_act_from() const {
   const int64_t unreached = effective_step();  // a step that no rank has reached
   if (ranks() < 2) return unreached;

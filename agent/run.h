@@ -98,7 +98,8 @@ class Run {
   using Clock = Followed::Clock;
 
   // Opens the run in `directory`, <base>/<run id>, and holds agent.lock for the life of the Run. On failure
-  // returns null. *error is then one line, or "" if another agent holds the lock; errno is the lock's error.
+  // returns null. *error is then one line, or "" if another agent holds the lock. If the lock failed,
+  // errno is its error.
   static std::unique_ptr<Run> open(const RunOptions& options, std::unique_ptr<Directory> directory,
                                    std::string* error);
   ~Run();

@@ -32,6 +32,8 @@ double share_of_samples(const SamplingCost& cost, uint64_t interval) {
 
 }  // namespace
 
+// Returns the agent's mean seconds between `before` and `now`, divided by `cores`: for judging, per sampled
+// step; for all other work, per step. If a count has fallen, the ranks have restarted and count from 0 again.
 std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& now, int cores) {
   const bool has_restarted = now.steps < before.steps || now.sampled_steps < before.sampled_steps;
   const uint64_t sampled = now.sampled_steps - (has_restarted ? 0 : before.sampled_steps);
@@ -65,6 +67,8 @@ uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t
   return interval;
 }
 
+// Plans a burst from from_step on, with the smallest interval whose predicted cost is at most kBurstSlowdown
+// times the limit. A pause must separate it from the last burst.
 std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, uint64_t in_force,
                                 int64_t from_step, const std::optional<Burst>& last) {
   if (cost.step_seconds <= 0 || from_step < 0 || from_step > INT64_MAX - segment::kMostBurstSteps)
@@ -90,7 +94,7 @@ bool is_pending_or_running(const Burst& burst, int64_t step) {
 }
 
 // The part of Run (one run on this node) that sets the sampling interval. All ranks of the node have the same
-// interval, chosen by the cost of the slowest rank. The interval is smaller during a burst.
+// interval, chosen from the highest costs of any rank. The interval is smaller during a burst.
 
 namespace {
 
@@ -118,8 +122,9 @@ int64_t Run::effective_step() const {
   return std::min(newest, INT64_MAX - ahead) + ahead;
 }
 
-// Measures the cost of the ranks on this node: of each figure the largest of any rank, and the smallest step.
-// Returns nothing if the agent must not choose the interval: the user fixed it, or other nodes have ranks.
+// Measures the cost of the ranks on this node. Most figures are the largest of any rank. The agent's seconds
+// are sums over the ranks; the limit of slowdown and slowest_step are the smallest of any rank. Returns
+// nothing if the agent must not choose the interval: the user fixed it, or other nodes have ranks.
 std::optional<Run::Measured> Run::measure() const {
   if (options_.every != 0) return std::nullopt;
   Measured all;

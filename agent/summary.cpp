@@ -297,7 +297,7 @@ void add_loss_events(const RankWatch& watch, std::vector<Finding>* findings) {
 }
 
 // All ranks have the same loss, so only the first rank with a loss that is not finite and the first rank with
-// loss events are listed. `watch` has the results of a rank's detectors.
+// loss events are listed. rank->watch has the results of the rank's detectors.
 void add_loss(const Ranks& ranks, std::vector<Finding>* findings) {
   for (const RankStatistics* rank : ranks) {
     if (!rank->last_loss || std::isfinite(*rank->last_loss)) continue;
@@ -443,7 +443,7 @@ std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
   return text + "; " + grouped(key_slices) + " of the backward by dK and dV as well as dQ";
 }
 
-// Returns the mean error of dK or dV, divided by that of fused attention. A rank's weight is its slices.
+// Returns the mean error of dK or dV, divided by that of fused attention. Ranks are weighted by their slices.
 std::optional<double> key_ratio(const Ranks& ranks, JudgedTensor tensor) {
   WeightedMean ratio;
   for (const RankStatistics* rank : ranks)
@@ -504,7 +504,8 @@ std::string loss_text(const RankStatistics& rank) {
          (source == "unknown" ? "" : " (" + spaced(source) + ")") + loss_events_text(rank);
 }
 
-// Names the ranks of the last attempt whose last step is earlier than that of the furthest rank.
+// Names the ranks of the last attempt whose last step is more than kMostStepsApart before that of the
+// furthest rank.
 std::string ended_early_text(const Ranks& ranks) {
   int32_t attempt = 0;
   int64_t furthest = -1;
@@ -653,6 +654,7 @@ std::string weights_entries(const SummaryInput& input) {
 std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& coverage, const Ranks& ranks) {
   const size_t compared = replicas.tensors_compared();
   const size_t held = max_over(ranks, [](auto& rank) { return rank.tensors.tensors; });
+  // most_on_a_rank: the largest number of tensors without replicas on one rank.
   const size_t unreplicated = std::min(coverage.most_on_a_rank, held);
   const size_t tensors = std::max(compared + coverage.never.size(), held - unreplicated);
   std::string text = counted(replicas.most_ranks(), "rank", "ranks") +

@@ -1,5 +1,7 @@
 // Adds and evaluates the optimizer statistics of weight tensors: sums over a tensor's elements, indexed by
-// segment::OptimizerNumber. join() adds a part of the same tensor, pool() adds another tensor.
+// segment::OptimizerNumber. join() adds a part of the same tensor, pool() adds another tensor. The staleness
+// of an element is g^2 / v^ (its gradient, and Adam's second moment with bias correction). An element is
+// surprised if g^2 is far above v^ before the step, epsilon-dominated if sqrt(v^) is below Adam's epsilon.
 #include "agent/tensor.h"
 
 #include <algorithm>

@@ -43,7 +43,8 @@ std::optional<Wasserstein> WeightSeries::distance(bool has_before, const Histogr
   return wasserstein(before, now);
 }
 
-// Compares a snapshot with earlier ones and keeps it; `is_first`: also as the first one if the tensor is new.
+// Compares a snapshot with the tensor's last and first ones, and keeps it as the last one. `is_first`: keeps
+// it as the first one too, if the tensor is new.
 void WeightSeries::take(bool is_first, TensorSnapshot* snapshot) {
   snapshot->stored = foreshock::store(snapshot->histogram);
   begin_window(*snapshot);
@@ -232,8 +233,9 @@ void WeightSeries::close(int64_t window, Group* group) {
   }
 }
 
-// Completes the windows in which all members have a snapshot, but none in the group's first window, in which
-// not all members are known. Searches again after each window, because complete() erases windows.
+// Completes the windows in which all members have a snapshot. Does nothing before the group's first window
+// has ended, because not all members are known until then. Searches again after each window, because
+// complete() erases windows.
 void WeightSeries::complete_windows(const std::string& layer, Group* group) {
   if (group->in_first_window || group->members.empty()) return;
   const auto is_whole = [group](const auto& each) { return each.second.size() == group->members.size(); };

@@ -33,8 +33,9 @@ uint64_t whole_elements(const segment::TensorRecord& record) {
 TensorKey key_of(const segment::TensorRecord& record, const segment::Identity& identity) {
   TensorKey key;
   key.name = segment::text_of(record.name);
-  // Coordinates distinguish whole tensors of one name that model-parallel ranks hold. A part of a tensor does
-  // not need them, since its record has the part's offset.
+  // Coordinates (tensor-, pipeline- and expert-parallel rank; while they are unknown, the rank) distinguish
+  // whole tensors of one name that model-parallel ranks hold. A part of a tensor does not need them, since
+  // its record has the part's offset.
   if (whole_elements(record) == record.elements) set_coordinates(identity, &key);
   return key;
 }
@@ -211,8 +212,8 @@ void Weights::restart(bool keeps_initial) {
   forgotten_ = 0;
 }
 
-// Whether a record may belong to the first snapshot of its tensor in the run: it is the first of its process,
-// and the process is at the start of the run, or no earlier attempt is known that it could continue.
+// Whether a record may belong to the first snapshot of its tensor in the run. It must be the first of its
+// process. Also, its process must be at the start of the run, or continue no earlier attempt that is known.
 bool Weights::may_be_first(const segment::TensorRecord& record, const segment::Identity& identity) const {
   if (record.snapshot != 1) return false;
   return is_at_start_of_run(record) || !(is_followed_before_ || identity.attempt > 0);
@@ -367,6 +368,8 @@ void Weights::take_optimizer(const TensorSnapshot& snapshot) {
   optimizer_.forget_before(snapshot.step - 3 * interval);
 }
 
+// Adds a record's rows of heads to those of its layer. Returns the spectrum of their change if the layer
+// now has a further complete measurement of queries and keys.
 std::optional<LayerSpectrum> HeadSpectra::take(const segment::TensorView& tensor,
                                                const segment::Identity& identity, const char** why) {
   const segment::TensorRecord& record = tensor.record;

@@ -112,13 +112,16 @@ class Weights {
       : most_pending_(most_bytes / 4), series_(most_bytes - most_bytes / 4) {}
 
   // Adds one record of a rank. `ranks_here` is the number of ranks of the run on this node. Returns the
-  // snapshots that are complete now, in the order of steps. *why: null, or why the record is invalid.
+  // snapshots that are complete now, in the order of steps. A record that comes too late for its snapshot, or
+  // has only a checksum, completes none. If it shows that replicas differ, a snapshot without parts is
+  // returned, which only lists the ranks that differ. *why: null, or why the record is invalid.
   std::vector<TensorSnapshot> take(const segment::TensorView& view, const segment::Identity& identity,
                                    size_t ranks_here, const char** why);
 
   // Must be called if an earlier agent has followed this run. The run's first snapshots are then unknown.
   void set_followed_before() { is_followed_before_ = true; }
-  // Returns, once per attempt, the step of a snapshot whose tensor has no known first one; else nullopt.
+  // Returns, once per attempt, the step of a snapshot of a tensor whose first snapshot in the run is unknown;
+  // else nullopt.
   std::optional<int64_t> take_initial_unknown();
 
   // All tensors of the model, and of each layer by its label, pooled over the last complete interval.
@@ -154,17 +157,19 @@ class Weights {
 
   bool read(const segment::TensorView& view, const Known* known, Histogram* histogram, const char** why);
   void add_part(const segment::TensorView& view, const Histogram& histogram, Pending* pending);
-  bool have_passed(int64_t step, const Pending& pending) const;  // all ranks have passed the step
+  // Whether no further part can come: each rank has reported its part, or a record of a later step.
+  bool have_passed(int64_t step, const Pending& pending) const;
   bool is_complete(const Known& known, int64_t step, const Pending& pending) const;
   void finish(Known* known, std::vector<TensorSnapshot>* done);
   std::map<int64_t, Pending>::node_type extract(Known* known, int64_t step);
   void drop(Known* known, int64_t step);
   void note_initial(const TensorSnapshot& snapshot);
-  void stop_waiting_for_ranks(int64_t step);
+  void stop_waiting_for_ranks(int64_t step);  // those that have not reached `step`
   // Completes or drops the oldest snapshots until the waiting ones fit into the memory limit.
   void make_room(std::vector<TensorSnapshot>* done);
   void take_optimizer(const TensorSnapshot& snapshot);
   int64_t passed() const;  // no snapshot of a step before this one will be completed any more; 0: unknown
+  // Whether the record may be of its tensor's first snapshot in the run.
   bool may_be_first(const segment::TensorRecord& record, const segment::Identity& identity) const;
   void begin_attempt(const segment::TensorRecord& record, const segment::Identity& identity);
   void restart(bool keeps_initial);  // true: keeps the first snapshots of the run
@@ -180,11 +185,11 @@ class Weights {
   uint64_t pending_bytes_ = 0;
   std::map<int32_t, int64_t> reached_;  // by rank: step of its latest record
   size_t ranks_here_ = 1;
-  size_t expected_ = std::numeric_limits<size_t>::max();  // ranks that report weights; max(): unknown
+  size_t expected_ = std::numeric_limits<size_t>::max();  // how many ranks report weights; max(): unknown
   std::map<int64_t, size_t> waiting_;                     // by step: tensors that wait for a part
   AttemptWatch attempt_;
   RollbackWatch rollback_;
-  bool is_followed_before_ = false;         // an earlier agent has followed the run, or this agent an attempt
+  bool is_followed_before_ = false;         // an earlier agent followed the run, or this one another attempt
   bool is_any_taken_ = false;               // take() was called in any attempt
   std::optional<int64_t> initial_unknown_;  // result of the next take_initial_unknown()
   bool has_reported_initial_unknown_ = false;

@@ -3,7 +3,7 @@
     python bench/alert_delay.py [--servers 6] [--intervals 1 5 15] [--faults 3]
 
 A small training runs under `foreshock run`, which starts an agent. For each interval several Prometheus servers scrape
-the agent and evaluate the alert rules once per interval, each server at other moments of it. Then a fault begins: the
+the agent and evaluate the alert rules once per interval, each server at a moment of its own. Then a fault begins: the
 gradients are multiplied by 1e-4 and grow from there, as before a loss spike with Adam. The detector `gradient_growth`
 warns of this growth. Two delays are printed: from the step that the warning names until the agent exports the warning,
 and from the export until the alert's rule is true in Prometheus. The second delay is also computed from the interval
@@ -85,7 +85,7 @@ def start_prometheus(folder: pathlib.Path, agent_port: int, interval: int) -> tu
     shutil.copy(RULES, folder / "rules.yml")  # Prometheus derives the moment of evaluation from the path
     (folder / "prometheus.yml").write_text(
         f"global: {{scrape_interval: {interval}s, scrape_timeout: {interval}s, evaluation_interval: {interval}s,"
-        f" external_labels: {{server: '{folder.name}'}}}}\n"  # ... and the moment of scraping from the labels
+        f" external_labels: {{server: '{folder.name}'}}}}\n"  # it derives the moment of scraping from these labels
         f"rule_files: ['{folder}/rules.yml']\n"
         f"scrape_configs: [{{job_name: foreshock, static_configs: [{{targets: ['127.0.0.1:{agent_port}']}}]}}]\n"
     )

@@ -1,5 +1,5 @@
 // Measures the lab's emulation of number formats and tensor cores in one thread: the time to round an
-// element, and the time of one multiply-add in the model of a tensor core, for each unit of the lab. The
+// element, for each format, and the time of one multiply-add, for each tensor core that the lab emulates. The
 // fastest of 15 passes counts, since other work on the machine can only add time.
 #include <chrono>
 #include <cstdio>

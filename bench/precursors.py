@@ -11,10 +11,11 @@ priority. Each record is made once and stored in OUT/records. `foreshock detect`
 bench/precursors/scoring.py counts hits and false alarms in its output. The results are written to OUT/report.html and
 OUT/results.json. OUT is build/precursors unless --out names another directory.
 
-With --keep, the data of each training that scoring needs is stored in bench/precursors/trainings, and results.json is
-computed from all trainings stored there, from any day and machine. `./dev docs` writes docs/precursors.md and
-bench/precursors/RESULTS.md from results.json. A stored training is made again only if the recipe, the detectors or the
-code that checks attention has changed. A training that lost too many weight snapshots, as on a busy machine, is not
+With --keep, the data of each training that scoring needs is stored in bench/precursors/trainings. The results are then
+computed from the trainings stored there, from any day and machine, except those whose recipe or training code has
+changed since. They are also written to bench/precursors/results.json, from which `./dev docs` writes docs/precursors.md
+and bench/precursors/RESULTS.md. A stored training is made again only if the recipe, the training code, the detectors or
+the code that checks attention has changed. A training that lost too many weight snapshots, as on a busy machine, is not
 stored.
 
 After --minutes no further training starts, and unfinished ones are discarded. The next call continues with them.
@@ -60,7 +61,8 @@ def wanted_trainings(options: argparse.Namespace) -> list[Wanted]:
 
 
 def scoring_data(recipe: recipes.Recipe, seed: int, path: pathlib.Path) -> dict:
-    """Extracts what scoring needs from the record at `path`; cached for each version of foreshock and of this code."""
+    """Extracts what scoring needs from the record at `path`. Caches it in a file that is valid for one version of
+    foreshock and of the code that extracts and scores."""
     sources = b"".join((HERE / name).read_bytes() for name in ("recording.py", "alarms.py", "scoring.py"))
     key = hashlib.sha256(sources + recording.FORESHOCK.read_bytes()).hexdigest()[:16]
     file = path.with_suffix(f".{key}.json")

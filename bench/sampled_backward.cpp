@@ -143,7 +143,7 @@ double measure(const Shape& shape) {
   for (uint64_t n = 0; n < kCalls; ++n) {
     rows.push_back(microseconds([&] { copy_into_slot(call, false, n, &slot); }));
     columns.push_back(microseconds([&] { copy_into_slot(call, true, n, &slot); }));
-    // Parts of the work for columns, on another slice, since the copies have brought theirs into the cache.
+    // Parts of the work for columns. They use another slice, since the copied slices are in the cache now.
     const Slice slice = choose_columns(call.shape, kSeed, kStep, n + kCalls, 0);
     counted.push_back(microseconds([&] {
       if (count_nonfinite(call.out, slice.batch, slice.first_head) > 0) std::abort();

@@ -54,8 +54,8 @@ class Pair(NamedTuple):
 
 
 def busy_share(trainer: Trainer) -> float:
-    """The share of the time in which one of two trainings like `trainer` computes if they take turns: half of the share
-    in which `trainer` computes while no other training takes turns with it."""
+    """The share of the time in which one of two trainings like `trainer` computes if they take turns. It is half of the
+    share in which `trainer` computes if it runs alone, as here."""
     begin = time.perf_counter()
     computed = sum(trainer.turn(TURN)["wall"] for _ in range(FIRST_LOOK_STEPS // TURN))
     return computed / (time.perf_counter() - begin) / 2

@@ -2,12 +2,13 @@
 
     python bench/yardsticks.py [--replicates 6] [--steps 800] [--every 40] [--out build/yardsticks]
 
-Repeats the second phase of arXiv 2405.02803 ("the paper") on small GPTs. An arm is one training. All arms have the same
-batches and differ in one thing: the attention kernel, the precision, or the initial weights. Two arms that are compared
-are twins. A replicate is a set of all arms; replicates differ in the order of the text and in the initial weights. The
-results go to standard output, OUT/report.html and OUT/yardsticks.json. They are the slopes over the steps of the
-distance between twins, with 95 % intervals over replicates, and a check of the paper's claim that another kernel moves
-weights 2-5 times less than low precision does. An interrupted bench continues when it is started again.
+Repeats the second phase of arXiv 2405.02803 ("the paper") on small GPTs. An arm is one training. A replicate is a set
+of all arms, which have the same batches. Replicates differ in the order of the text and in the initial weights. Two
+arms that are compared are twins. They differ at most in one thing: the attention kernel, the precision, or the initial
+weights. For each pair of twins, the results have a slope: how fast their weights move apart with the steps. They also
+have its 95 % interval over replicates, and a check of the paper's claim that another kernel moves weights 2-5 times
+less than low precision does. They go to standard output, OUT/report.html and OUT/yardsticks.json. An interrupted bench
+continues when it is started again.
 """
 
 from __future__ import annotations

@@ -95,8 +95,9 @@ std::string AgentAddress::url() const {
   return is_service && !run.empty() ? page + "#run=" + percent_encoded(run) : page;
 }
 
-// Whether the agent is in another pid namespace, where `pid` is another process. If agent.json has no pid
-// namespace, a service is taken to be in another one, and an agent of a single run in this one.
+// Whether the agent is in another pid namespace. If so, the process with the number `pid` in this namespace
+// is not the agent. If agent.json has no pid namespace, a service is taken to be in another one, and an agent
+// of a single run in this one.
 bool AgentAddress::is_elsewhere() const {
   return pid_namespace != 0 ? pid_namespace != foreshock::pid_namespace() : is_service;
 }

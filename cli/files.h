@@ -37,7 +37,7 @@ class UnfinishedFile {
   int descriptor_;
 };
 
-// Returns "" or why no WholeFile can be written at `path`. For commands, so that they fail before their work.
+// Returns "" or why no file can be written at `path`. Commands call it first, to fail before their work.
 std::string why_no_file(const std::string& path);
 
 // A file that is replaced atomically: write() appends to a temporary file, which finish() renames. If the

@@ -69,7 +69,8 @@ bool is_merged(const RecordLine& line) {
 
 }  // namespace
 
-// Stores the rank's record. Returns an error if another record has this rank too: a rank belongs to one node.
+// Notes that `record` has lines of this rank. Returns an error if another record has them too, since a rank
+// belongs to one node.
 std::string RecordIndex::take_rank(int64_t rank, uint32_t record) {
   const auto [known, is_new] = record_of_rank_.emplace(rank, record);
   if (is_new || known->second == record) return "";
@@ -77,6 +78,8 @@ std::string RecordIndex::take_rank(int64_t rank, uint32_t record) {
          ": name each node's record once";
 }
 
+// Fills in what the entry is sorted by. `generation` is how often the training had gone back to an earlier
+// step; `subject` is the rank, or a number of the tensor or model. Returns "" or an error.
 std::string RecordIndex::fill_entry(const RecordLine& line, Position* position, IndexedLine* entry) {
   const std::string& run = std::visit([](const auto& each) -> const std::string& { return each.run; }, line);
   if (count_ == 0 && run_.empty()) run_ = run;

@@ -124,7 +124,7 @@ class RecordIndex {
   std::vector<Piece> pieces_;
   std::vector<size_t> heap_;  // heap of indexes into pieces_, ordered by Later
   std::map<int64_t, uint32_t> record_of_rank_;
-  std::map<std::string, uint32_t> keys_;  // IndexedLine::subject of tensors and models, by key_of()
+  std::map<std::string, uint32_t> keys_;  // IndexedLine::subject by text that identifies a tensor or model
   std::string run_, first_problem_, torn_;
   int64_t world_size_ = 0;
   uint64_t bad_lines_ = 0;

@@ -101,9 +101,10 @@ Json facts_json(const std::vector<ReportFact>& facts) {
   return list;
 }
 
-// Returns how many steps before `since_step` the sign may have started: the steps since the detector's
-// previous value; -1 without one. But a detector may react only after several values: if its last
-// kValues values have gaps of more than kLongUnseen steps, the steps since the start of the latest such gap.
+// Returns how many steps before `since_step` the sign may have started without being seen: the steps since
+// the detector's previous value; -1 without one. But a detector may react only after several values. So if
+// one of its last kValues values is followed by a gap of more than kLongUnseen steps, the result is the
+// number of steps since the start of the latest such gap.
 int64_t unseen_before(const ReportSign& sign) {
   constexpr int kValues = 4;
   int64_t next = sign.since_step, unseen = -1;

@@ -140,7 +140,7 @@ class ReportBuilder {
   int64_t timeline_rank_ = -1;         // the first rank in the records; -1: none yet
   ReportDetector totals_[kDetectors];  // counts over the records that have ended, by DetectorId
   std::string run_id_, version_, framework_, executable_, loss_source_, step_source_;
-  std::map<int64_t, RunLine> last_run_line_;  // by rank: its last run line
+  std::map<int64_t, RunLine> last_run_line_;  // by rank: its last run line, "started" or "ended"
   int64_t world_size_ = 0;
   double first_time_ = 0, last_time_ = 0;  // of the first line; the latest; seconds since 1970, 0: unknown
   uint64_t losses_ = 0, other_runs_ = 0;   // steps with a known loss; lines of other runs, which are skipped

@@ -1,7 +1,7 @@
 // Implements foreshock run and foreshock agent. run() starts the agent, which follows the run, then the
 // user's command with libforeshock.so preloaded, and prints the agent's summary at the end. If monitoring is
-// not possible, it prints one line and runs the command alone. ..._problem() return "" or an error.
-// Arguments has checked all values, so their parsers do not fail here.
+// not possible, it prints one line and runs the command alone. A function named ..._problem returns
+// an error or "". Arguments has checked all values, so their parsers do not fail here.
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -47,7 +47,8 @@ int run_unmonitored(const std::vector<std::string>& command, const std::string& 
   return run_alone(command);
 }
 
-// Whether the file `program` and, if it is a script with a "#!" line, its interpreter exist.
+// Whether the command can be started. `program`: its file; "": not found. If the file is a script with a "#!"
+// line, its interpreter must be executable.
 bool can_start(const std::string& program) {
   if (program.empty()) return false;
   std::string words, interpreter;

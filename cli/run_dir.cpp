@@ -1,5 +1,7 @@
 // Run directories <base>/<run id>/ and their locks (run_dir.h): `foreshock run` (the launcher) locks
-// run.lock, the agent agent.lock, a trainer its *.seg. Also the texts on processes that are not monitored.
+// run.lock, the agent agent.lock, a trainer its *.seg. <base>/lock is held while runs are entered, left or
+// removed. A service is an agent, perhaps of another user, that follows the runs of a whole node. Also the
+// texts on processes that are not monitored.
 #include "cli/run_dir.h"
 
 #include <errno.h>
@@ -46,7 +48,7 @@ std::string named_for_user(const std::string& parent) {
 
 namespace fs = std::filesystem;
 
-constexpr int kBaseLockTimeoutMs = 10000;   // long, since leave() holds the lock while its agent ends
+constexpr int kBaseLockTimeoutMs = 10000;   // for <base>/lock, which leave() holds until the agent ends
 constexpr int kAgentEndTimeoutMs = 5000;    // for an agent whose last launcher has ended
 constexpr int kAgentDeathTimeoutMs = 1000;  // for an agent that was killed
 constexpr int kProbeTimeoutMs = 100;        // not 0: the agent takes run.lock for a moment to test it
@@ -71,7 +73,7 @@ bool wait_for_agent_end(const std::string& directory, int timeout_ms) {
 }
 
 // A trainer that cannot be monitored leaves a file off.<pid>.<reason>. An Advice is what to do about the
-// reason. The text follows "monitoring was off in 1 process (<reason>): ", and its "it" is that process.
+// reason. The text follows "monitoring was off in 1 process (<reason>): "; "it" in the text is that process.
 struct Advice {
   const char* reason;
   const char* text;
@@ -119,7 +121,8 @@ std::vector<std::string> base_directory_candidates() {
   if (!given.empty()) {
     struct stat info;
     const bool is_missing = stat(given.c_str(), &info) != 0;
-    return {is_private(given) || is_missing ? given : named_for_user(given)};  // shared: a folder in it
+    // Other users can use a directory that is not private, so a folder for this user in it is used.
+    return {is_private(given) || is_missing ? given : named_for_user(given)};
   }
   std::vector<std::string> candidates = {named_for_user("/dev/shm")};
   if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime == '/')
@@ -183,6 +186,7 @@ bool remove_if_stale(const std::string& directory) {
   return !error;
 }
 
+// Called by an agent that ends, since its launcher may have been killed and cannot remove the directory then.
 void remove_after_agent(const std::string& directory) {
   if (access((directory + "/run.lock").c_str(), F_OK) != 0) return;
   FileLock base_lock;
@@ -267,6 +271,7 @@ OffFiles off_files(const std::string& directory) {
   return files;
 }
 
+// `earlier`: the off files when the command started. Those that have not changed since then are left out.
 std::vector<std::string> off_lines(const std::string& directory, const OffFiles& earlier,
                                    uint64_t launcher_id) {
   std::map<std::string, int> processes;  // number of processes, by reason

@@ -245,7 +245,7 @@ bool read_header(std::ifstream* file, Elf64_Ehdr* header) {
 
 constexpr int kProbeTimeoutMs = 5000;  // for /bin/true in preload_problem()
 
-// Whether a list with colons has the entry.
+// Whether `list`, whose entries are separated by colons, has the entry.
 bool is_entry_of(const std::string& list, const std::string& entry) {
   return (":" + list + ":").find(":" + entry + ":") != std::string::npos;
 }

@@ -43,7 +43,7 @@ std::string adapter_cache(const Installation& installation);
 
 // Runs build_adapter.py with the interpreter `python`. Takes milliseconds if `cache` has the adapter. A build
 // takes about a minute and is announced on standard error. If `cache` is "" or cannot be written, only a
-// prebuilt adapter of the package can be used, through a symbolic link in Monitored::base.
+// prebuilt adapter of the package can be used, by a symbolic link in the directory that has all runs.
 // `libtorch`: the directory of the LibTorch to build for; "": the torch of `python`.
 Adapter prepare_adapter(const Installation& installation, const std::string& python, const std::string& cache,
                         const std::string& libtorch = "");

@@ -48,8 +48,8 @@ class Words {
 // Returns ", did you mean X?" for the most similar word of `known`, or "" if none is similar.
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& known);
 
-// Breaks `text` into lines that end before column `columns`, or after 20 characters if fewer fit. Indents all
-// lines but the first by `indent`; the caller prints the first one at column `indent`.
+// Breaks `text` into lines that end before column `columns`. If fewer than 20 characters fit, lines may have
+// 20. Indents all lines but the first by `indent`; the caller prints the first one at column `indent`.
 std::string wrapped(const std::string& text, size_t indent, size_t columns);
 
 // Returns the options in two aligned columns, for --help. Lines end before column `columns`.

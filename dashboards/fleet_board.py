@@ -13,7 +13,8 @@ RUNNING = 'foreshock_run_state{state="running"} == 1'
 
 
 def with_node(series: str) -> str:
-    """Selects living ranks, and adds labels for node and coordinates by a product with rank_info, which is always 1."""
+    """Selects living ranks. Adds labels for the node and for the data-, tensor- and pipeline-parallel coordinates, by a
+    product with rank_info, which is always 1."""
     return f"({series} {LIVING}) * on ({RANK_KEY}) group_left (node, local_rank, dp, tp, pp) {of_run('rank_info')}"
 
 

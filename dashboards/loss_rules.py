@@ -1,6 +1,7 @@
 """Alerts on incidents: NaN or Inf, and a rising loss. `limits`: an alert's section of values.toml. Arguments of Alert:
-name, kind, component, dashboard, expression, summary, description, times, severity. From rule.py: RUN, AT_STEP, VALUE,
-ranks() are text templates, RUN_KEY has the labels of a run, CHOICE selects a run, UNLESS_ENDED excludes ended ranks."""
+name, kind, component, dashboard, expression, summary, description, `for`, `keep_firing_for`, severity. From rule.py:
+RUN, AT_STEP, VALUE and ranks() are text templates. RUN_KEY has the labels of a run, CHOICE selects a run, UNLESS_ENDED
+excludes ended ranks."""
 
 from rule import AT_STEP, CHOICE, RUN, RUN_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, ranks
 

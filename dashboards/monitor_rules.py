@@ -1,6 +1,7 @@
 """Prometheus alerts on foreshock itself: coverage, lost samples, cost. `limits` is an alert's section of values.toml.
 From rule.py: RUN and VALUE are text templates for the run and the value of the alert's expression; RUN_KEY, RANK_KEY
-and TARGET_KEY list the labels of a run, rank or agent; UNLESS_ENDED excludes ended ranks."""
+and TARGET_KEY list the labels of a run, rank or agent; UNLESS_ENDED excludes ended ranks. The arguments of Alert are
+name, kind, component, dashboard, expression, summary, description, `for` and `keep_firing_for`."""
 
 from rule import RANK_KEY, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
 

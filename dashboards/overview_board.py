@@ -49,7 +49,7 @@ def now_row(values: Values) -> Row:
                 f" {values['overhead']['slowdown']:g} %, the limit of the alert at the default --max-slowdown.",
                 "percentunit",
                 Query(f"max({of_living('slowdown_ratio')})"),
-                ("orange", 0.01 * values["overhead"]["slowdown"]),  # in multiples of --max-slowdown (0.01)
+                ("orange", 0.01 * values["overhead"]["slowdown"]),  # 0.01: the default --max-slowdown
             ),
             panel.number_now(
                 "Since last step",

@@ -3,8 +3,9 @@
 // on the values and their order. No clock, no input or output, no heap. The member fields() of each class
 // reads or writes its members, so that a restarted agent continues where it stopped (state.h). A row
 // (DetectorInfo `info`) has: learning, the number of values before the first score; memory, the number of
-// values that count in a baseline or line; warn and least, the statistic and the effect from which on the
-// detector warns; look, the kind of statistic; recent, see Drift and Shift.
+// values that count in a baseline or line; warn and least, the limits of the statistic (how certain a change
+// is) and of the effect (how large it is), from which on the detector warns; look, the kind of statistic;
+// recent, see Drift and Shift.
 //
 //   Window    the last values of a series, and their summary
 //   Baseline  mean and spread of a series, learned and then slowly updated
@@ -180,8 +181,8 @@ struct Reading {
 };
 
 // Turns scores into a level. The level rises at the first score that reaches the threshold of a higher level.
-// It falls only after kCalm scores in a row below kLeaveAt times the threshold of the present level, so that
-// a score that oscillates around a threshold makes one event.
+// It falls only after kCalm scores in a row below kLeaveAt times the threshold of the present level, to the
+// level of the last one. So a score that oscillates around a threshold makes one event.
 class LevelRule {
  public:
   static constexpr double kLeaveAt = 0.7;
@@ -312,7 +313,8 @@ class Baseline {
 };
 
 // One side of Page's cumulative sum (CUSUM), the standard test for a small lasting shift: S = max(0, S + z -
-// slack), where z has unit spread, and mean 0 without a shift. `most` limits S, so that it falls soon after.
+// slack), where z has unit spread, and mean 0 without a shift. `most` limits S, so that S falls soon after
+// the shift has ended.
 class Cusum {
  public:
   // `value` is what z was computed from, in the unit of the series; mean() averages it.

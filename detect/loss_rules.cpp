@@ -10,7 +10,7 @@ namespace foreshock {
 namespace {
 
 constexpr size_t kMinValues = 16;              // with fewer values, robust_z() is absent
-constexpr double kNormalConsistency = 1.4826;  // standard deviation / median distance of normal values
+constexpr double kNormalConsistency = 1.4826;  // normal distribution: std / median distance from the median
 
 // Returns the median; of an even count, the mean of the two middle values. Reorders `values`.
 double median(double* values, size_t count) {
@@ -48,7 +48,8 @@ std::optional<double> robust_z(const double* values, size_t count, double x) {
   return z;
 }
 
-// Until the window is full, no finite loss is high. Counts in a row stop at kMostInRow: they cannot overflow.
+// Until the window is full, no finite loss is high. The counts of losses in a row stop at kMostInRow, so they
+// cannot overflow.
 LossVerdict LossEventRule::observe(int64_t step, double loss) {
   LossVerdict verdict;
   const bool finite = std::isfinite(loss);
@@ -82,8 +83,10 @@ void LossEventRule::restart() {
   in_spike_ = diverged_ = false;
 }
 
-// Returns the event that the present loss completes, if any. This loss is high and already counted. A spike
-// can turn into a divergence. If all losses between the two events are high, both have the same onset.
+// Returns the event that the present loss completes, if any. This loss is high and already counted. A
+// divergence is kLossPersistence losses in a row that are not finite, or kLossWindow high losses in a row,
+// the last one finite. A spike is kLossPersistence high losses in a row. A spike can turn into a divergence.
+// If all losses between the two events are high, both have the same onset.
 std::optional<LossEvent> LossEventRule::declare(int64_t step) {
   if (nonfinite_in_row_ >= kLossPersistence && !diverged_) return raise(LossEventKind::kDivergence, step);
   if (high_in_row_ >= static_cast<int>(kLossWindow) && nonfinite_in_row_ == 0) {
@@ -117,7 +120,8 @@ std::optional<int64_t> LossRiseRule::observe(int64_t step, double loss, bool is_
   last_ = loss;
   sum_ += loss / static_cast<double>(kBlock);
   if (++in_block_ < kBlock) return std::nullopt;
-  // The difference of two losses has twice the variance of a loss, the mean of kBlock losses 1/kBlock of it.
+  // The difference of two losses has twice the variance of a loss. The mean of kBlock losses has 1/kBlock of
+  // the variance of a loss.
   const double variance = squares_ / (2 * static_cast<double>(kBlock - 1)), mean = sum_;
   sum_ = squares_ = 0;
   in_block_ = 0;
@@ -137,7 +141,8 @@ std::optional<int64_t> LossRiseRule::end_block(double mean, double within) {
   return onset_step_;
 }
 
-// best_, the level: the lowest mean of kLevel passed blocks. end_block() passes no block above the level.
+// Updates the noise and best_, the level: the lowest mean of kLevel blocks in a row. end_block() does not
+// call learn() for a block above the level (is_above), so such blocks are left out.
 void LossRiseRule::learn(double mean, double within) {
   within_.add(within);
   if (has_previous_) differences_.add(mean - previous_);
@@ -166,7 +171,8 @@ bool LossRiseRule::is_above(double mean) const {
   return margin > 0 && mean > best_ + margin;
 }
 
-// The standard deviation of a block's mean. sqrt(2): a difference of two means has twice the variance of one.
+// The standard deviation of a block's mean: the larger of two estimates, between blocks and within blocks.
+// sqrt(2): a difference of two means has twice the variance of one.
 std::optional<double> LossRiseRule::noise() const {
   if (differences_.size() < kLearning) return std::nullopt;
   const double between = robust_spread(differences_.data(), differences_.size()) / std::sqrt(2.0);

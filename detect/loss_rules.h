@@ -111,8 +111,8 @@ class LossEventRule {
 //
 // The noise of a block's mean is the larger of two estimates:
 //   - Between blocks: robust_spread() of the differences of neighbouring means, divided by sqrt(2). The
-//     spread is about the median difference, which removes a steady fall of the loss. A steep first descent
-//     has no effect after kMemory / 2 further blocks. With few blocks this estimate is inaccurate.
+//     distances are from the median difference, so a steady fall of the loss does not count. A steep first
+//     descent has no effect after kMemory / 2 further blocks. With few blocks this estimate is inaccurate.
 //   - Within blocks: from the differences of neighbouring losses. This estimate misses slow oscillations.
 // A block above the level changes neither level nor noise: it may be part of a rise. High losses are skipped.
 class LossRiseRule {

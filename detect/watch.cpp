@@ -8,6 +8,7 @@
 
 namespace foreshock {
 
+// Records that a series has changed to `level`. At the limit of episodes, drops the oldest one that is over.
 void Precursors::note(DetectorId detector, const std::string& place, const std::string& layer, Level level,
                       int64_t step) {
   const auto lasting = std::find_if(episodes_.begin(), episodes_.end(), [&](const Episode& each) {
@@ -30,6 +31,8 @@ void Precursors::note(DetectorId detector, const std::string& place, const std::
   episodes_.erase(over != episodes_.end() ? over : episodes_.begin());
 }
 
+// Returns the episodes that began before `onset` and did not end more than kHorizon steps before it. Those
+// with the highest level come first.
 std::vector<Episode> Precursors::before(int64_t onset) const {
   std::vector<Episode> found;
   for (const Episode& each : episodes_) {
@@ -145,6 +148,8 @@ void RankWatch::end_episode(const SeriesMap::value_type& series, int64_t step, d
       {WatchEventKind::kPrecursor, step, value, of.detector.id(), key.second, of.layer, Level::kQuiet, 0});
 }
 
+// Finds or adds a series. At its limit, a detector of tensors refuses new series (returns end()), and one of
+// layers removes another series.
 RankWatch::SeriesMap::iterator RankWatch::series_of(DetectorId detector, const std::string& place,
                                                     const std::string& layer, int64_t step,
                                                     std::vector<WatchEvent>* out) {
@@ -161,7 +166,9 @@ RankWatch::SeriesMap::iterator RankWatch::series_of(DetectorId detector, const s
   return series_.emplace(key, Series{Detector(detector), layer.substr(0, kLongestName)}).first;
 }
 
-// `control`: the same quantity for the rounded exact result; `span`: steps that the value covers (watch.h).
+// Gives a value to its series, and reports a change of the level. `control`: the same quantity for the
+// rounded exact result. `span`: number of steps that the value covers; if it changes, the series learns
+// again.
 Reading RankWatch::observe(DetectorId detector, const std::string& place, const std::string& layer,
                            int64_t step, double value, double control, std::vector<WatchEvent>* out,
                            int64_t span) {
@@ -200,6 +207,8 @@ Level RankWatch::level_of(DetectorId detector, const std::string& place) const {
   return found != series_.end() ? found->second.detector.level() : Level::kQuiet;
 }
 
+// For each detector: its counts, the last value of the series with the highest score, the highest level, and
+// the first step of an open episode in the layer with that level.
 std::array<DetectorState, kDetectors> RankWatch::states() const {
   std::array<DetectorState, kDetectors> states = counts_;
   for (size_t n = 0; n < kDetectors; ++n) {

@@ -108,7 +108,7 @@ const char* name_of(WatchEventKind kind);
 struct WatchEvent {
   WatchEventKind kind;
   int64_t step;
-  double value;  // the value that caused the event; NaN: not finite, or a series was removed at its limit
+  double value;  // the value that caused the event; NaN: not finite, or a series was removed (RankWatch)
   // kPrecursor only:
   DetectorId detector = DetectorId::kCount;
   std::string place, layer;
@@ -146,7 +146,7 @@ struct DetectorState {
   // Values given to the detector; how often a level has risen from quiet to watch; and how often to warn.
   uint64_t values = 0, watches = 0, warnings = 0;
   size_t series = 0;            // series at present
-  uint64_t series_dropped = 0;  // series refused or removed because of the limit
+  uint64_t series_dropped = 0;  // series refused or removed at the limit (RankWatch)
   // The last finite value of the series with the highest score, with its score, layer and step. NaN and step
   // -1: no series has had a finite value since this process started or the step count last went back.
   double value = NAN, score = 0;
@@ -160,9 +160,10 @@ constexpr bool is_per_tensor(DetectorId id) {
 }
 
 // All detectors of one rank. Every detector has its own limit of series, so that one detector cannot displace
-// the series of another. A detector of layers accepts every new layer: at the limit it first removes, of its
-// series at the lowest level, the one without a value for longest. A detector of tensors, is_per_tensor(),
-// refuses new series: tensors are measured in turns, so every series would be removed before its next value.
+// the series of another. A detector of layers accepts every new layer. At the limit it first removes one of
+// its series at the lowest level, the one whose last value is the oldest. A detector of tensors,
+// is_per_tensor(), refuses new series at the limit: tensors are measured in turns, so every series would be
+// removed before its next value.
 class RankWatch {
  public:
   static constexpr size_t kMostLayers = 4096;           // series of a detector of layers
@@ -176,10 +177,11 @@ class RankWatch {
                     const std::optional<double>& gradient_norm, std::vector<WatchEvent>* out);
 
   // Takes a value of a series of one detector. `place` names the series: a layer's label or a tensor's name.
-  // `layer`: the label of the layer, "" if unknown. `control`: the same quantity for the rounded exact
-  // result, which only detectors that look for a drift (Look::kDrift) use. `span`: number of steps that the
-  // value covers; 0 if it belongs to one step. If the span changes, the series learns again, since its
-  // earlier values have another meaning. Appends events to `*out`. A refused series gives a quiet Reading.
+  // `layer`: the label of the layer, "" if unknown. `control`: the same quantity, computed from the exact
+  // result rounded to the trainer's format. Only detectors of a drift (Look::kDrift) use it. `span`: number
+  // of steps that the value covers; 0 if it belongs to one step. If the span changes, the series learns
+  // again, since its earlier values have another meaning. Appends events to `*out`. A refused series gives a
+  // quiet Reading.
   Reading observe(DetectorId detector, const std::string& place, const std::string& layer, int64_t step,
                   double value, double control, std::vector<WatchEvent>* out, int64_t span = 0);
 

@@ -114,7 +114,7 @@ bool BearerToken::admits(std::string_view authorization) {
   read_if_changed();
   std::string_view given;
   if (has_scheme(authorization, "Bearer", &given)) return equal_in_constant_time(given, token_);
-  if (!has_scheme(authorization, "Basic", &given)) return false;  // of a browser's login dialog
+  if (!has_scheme(authorization, "Basic", &given)) return false;  // browsers send "Basic"
   const std::string pair = decode_base64_prefix(given);  // USER:PASSWORD, the password being the token
   const size_t colon = pair.find(':');
   return colon != pair.npos && equal_in_constant_time(std::string_view(pair).substr(colon + 1), token_);
@@ -142,8 +142,9 @@ std::string percent_decoded(std::string_view text) {
   return decoded;
 }
 
-// Replies with the JSON state of the run that the request names (`?run=LABEL`), without a name with that of
-// the agent. The body shares memory with `published`, the state that the agent publishes every second.
+// Replies with the JSON state of the run that the request names (`?run=LABEL`). Without a name, replies with
+// `state_json`, the state of the run that the agent found last. The body shares memory with `published`, the
+// state that the agent publishes every second.
 HttpReply state(const HttpRequest& request, const std::shared_ptr<const Published>& published) {
   constexpr std::string_view kJson = "application/json";
   const std::string run = query_value(request.target, "run");

@@ -104,8 +104,8 @@ HttpReply refusal(int status, std::string_view why);
 // The value of `key` in the target's query, percent-decoded; "" if there is none.
 std::string query_value(std::string_view target, std::string_view key);
 
-// Answers requests. Keeps the texts of the last snapshot and history, so that each snapshot and history is
-// converted to text at most once, and only on request. Not thread-safe.
+// Answers requests. The metrics, and the history of each run, are converted to text only on request. The text
+// is kept until the agent publishes newer values. Not thread-safe.
 class HttpRoutes {
  public:
   // Sets the token that all paths except /healthz require; null: no token is required.

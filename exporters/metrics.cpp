@@ -363,8 +363,9 @@ constexpr size_t kMaxDroppedNames = 1 << 16;
 // Ends each label value in a key. No value contains it, since label_text() replaces control characters.
 constexpr char kSeparator = '\x1f';
 
-// Tiers. kNodeTier: series without a rank label. kLivenessTier: alerts need them for every rank. kRankTier:
-// others of a rank. kLayerTier: of a layer. Without budget, a new series replaces one of a later tier.
+// Tiers. kNodeTier: series without a rank label. kLivenessTier: series that alerts need for every rank.
+// kRankTier: the other series of a rank. kLayerTier: series of a layer. The budget is the largest number of
+// series. When it is used up, a new series replaces one of a later tier.
 enum Tier { kNodeTier, kLivenessTier, kRankTier, kLayerTier, kTiers };
 
 // A label is open if the table allows any value of it.

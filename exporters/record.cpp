@@ -1,5 +1,6 @@
-// The record of a run in four parts: its lines as JSON, with the Markdown of their fields and base64; its
-// file; the writer with its thread; the spool in shared memory.
+// Writes the record of a run. The four parts are: its lines as JSON, with the Markdown table of their fields
+// and base64; its file; the writer with its thread; the spool, which keeps lines in shared memory until they
+// are in the file, so that they survive a killed agent.
 #include "exporters/record.h"
 
 #include <fcntl.h>
@@ -275,7 +276,7 @@ struct RecordWriter::Shared {
   std::condition_variable changed;
   RecordSpool spool;
   std::string waiting;           // lines that are not in the file
-  size_t ready_bytes = 0;        // the first bytes of `waiting`, which were passed to the spool; written next
+  size_t ready_bytes = 0;        // size of the first part of `waiting`, passed to the spool and written next
   uint64_t size = 0, inode = 0;  // of the file, after the last attempt
   uint64_t requested = 0, done = 0;  // numbers of the last requested and the last finished attempt to write
   bool is_writing = false, is_ending = false;
@@ -347,7 +348,8 @@ void RecordWriter::Shared::attempt(std::unique_lock<std::mutex>* lock) {
     fail(std::strerror(appended.error));
   else
     is_failing = false;
-  // Written lines may stay in the spool until the file is another one: missing() omits them, by their offset.
+  // If lines are left, the written ones may stay in the spool, since missing() omits them by their offset. In
+  // another file the offsets are different, so the spool is filled again.
   if (ready_bytes == 0)
     spool.clear();
   else if (is_another_file)
@@ -368,7 +370,7 @@ void RecordWriter::Shared::work() {
 
 std::unique_ptr<RecordWriter> RecordWriter::open(const std::string& path, std::string* error, int spool,
                                                  WriteCall write, uint64_t max_bytes) {
-  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit of the file size then fails with EFBIG
   auto shared = std::make_shared<Shared>(RecordFile::open(path, error, write, max_bytes), spool);
   if (shared->file == nullptr) return nullptr;
   shared->size = shared->file->size();
@@ -485,7 +487,8 @@ uint64_t RecordWriter::lines_lost() const {
 
 namespace {
 
-// The first line of a spool: the record's inode, and the offset in the record of the spool's other lines.
+// The first line of a spool. It has the record's inode, and the offset in the record at which the other lines
+// of the spool belong.
 constexpr char kHeading[] = "foreshock spool %016" PRIx64 " %016" PRIx64 "\n";
 constexpr size_t kHeadingBytes = sizeof "foreshock spool 0123456789abcdef 0123456789abcdef\n" - 1;
 
@@ -514,6 +517,7 @@ RecordSpool::~RecordSpool() {
   if (file_ >= 0) close(file_);
 }
 
+// Returns the lines of the spool that the record lacks. `end`: the record's inode and its size.
 std::string RecordSpool::missing(const RecordPlace& end) const {
   std::string bytes(std::min(size_, kMostBytes), '\0');
   const ssize_t got = bytes.empty() ? 0 : pread(file_, bytes.data(), bytes.size(), 0);

@@ -479,7 +479,8 @@ class RecordWriter {
 
   // Copies the lines passed to write() so far to the spool, where they survive a killed agent. Must be called
   // before the trainer may reuse the shared memory from which the lines were made. If the spool fails, waits
-  // until the lines are in the file, at most 2 * kPatience; not if the last write has failed or hangs.
+  // until the lines are in the file, at most 2 * kPatience. It does not wait if the last write has failed or
+  // hangs.
   void copy_to_spool();
 
   // Returns a one-line error once after the first of consecutive failed attempts to write; else "".

@@ -142,7 +142,7 @@ bool has_older_part(const std::string& path) {  // only a file that begins like 
   return file.read(head.data(), static_cast<std::streamsize>(head.size())) && head == kFirstRecordBytes;
 }
 
-// The buffer holds the longest line, its newline and the 0 byte that getline() adds.
+// The buffer has one byte more than the longest line and its 0 byte need; getline() stores no newline.
 RecordReader::RecordReader(std::ifstream file, std::ifstream newer_part)
     : file_(std::move(file)), newer_part_(std::move(newer_part)), buffer_(kLongestLine + 2) {}
 

@@ -14,7 +14,8 @@ namespace foreshock {
 
 // Copies the first `width` elements of the rows (i, j, first) .. (i, j, first + count - 1) of a 4-d tensor,
 // one row after the other, to `target`. A row runs along the last dimension. Indices must be inside the
-// shape. Returns the bytes written. Each row is prefetched kRowsAhead rows before it is copied.
+// shape. Returns the bytes written. Unless all rows are adjacent, row n + kRowsAhead is prefetched before row
+// n is copied.
 inline uint64_t gather_row_starts(const TensorView& source, int64_t i, int64_t j, int64_t first,
                                   int64_t count, int64_t width, char* target) {
   const size_t element = size_of(source.dtype);  // bytes
@@ -45,8 +46,9 @@ inline uint64_t gather_rows(const TensorView& source, int64_t i, int64_t j, int6
   return gather_row_starts(source, i, j, first, count, source.shape[3], target);
 }
 
-// Counts the elements of a head whose exponent bits (`exponent`) are all set. For adjacent elements, the loop
-// over a row has a constant step and a counter as wide as an element, so that the compiler vectorizes it.
+// Counts NaN and Inf in a head: the elements in which all bits of the exponent (those set in `exponent`) are
+// set. If the elements of a row are adjacent, the loop has a constant step. The step and a counter as wide as
+// an element let the compiler vectorize it.
 template <class Bits>
 uint64_t nonfinite_in(const TensorView& view, int64_t batch, int64_t head, Bits exponent) {
   const int64_t stride = view.stride[3] * static_cast<int64_t>(sizeof(Bits));
@@ -119,7 +121,7 @@ FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& batch, const
   int64_t begin = offset(batch.query_offsets, 0), end = offset(batch.query_offsets, batch.count);
   if (begin < 0 || end <= begin || end > batch.queries) return {};
   const int64_t wanted = begin + static_cast<int64_t>(static_cast<uint64_t>(end - begin) * batch.place >> 32);
-  // Invariant: `low` begins at `begin` <= wanted; `high` begins (or all sequences end) at `end` > wanted.
+  // Invariant: sequence `low` begins at `begin` <= wanted; all sequences before `high` end at `end` > wanted.
   uint32_t low = 0, high = batch.count;
   while (high - low > 1) {
     const uint32_t middle = low + (high - low) / 2;

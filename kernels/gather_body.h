@@ -11,8 +11,9 @@ namespace foreshock {
 
 inline constexpr uint32_t kWarp = 32;
 
-// Returns the bytes to copy at a time: the largest power of two up to 16 to which all rows are aligned, or
-// all elements if the columns are not adjacent. `to`: the address to which the piece is copied.
+// Returns the number of bytes to copy at a time: the largest power of two to which all rows are aligned. It
+// is at most 16, and at most the size of an element if the columns are not adjacent. `to`: the address to
+// which the piece is copied.
 constexpr uint32_t gather_unit(const GatherPiece& piece, uint64_t to) {
   const bool is_dense = piece.column_stride == 1 || piece.width <= 1;
   const uint64_t strides = static_cast<uint64_t>(piece.head_stride) | static_cast<uint64_t>(piece.row_stride);
@@ -27,7 +28,8 @@ struct PieceRows {
 };
 
 // The rows to copy from a batch of equal sequences. They are the rows of the job, the same for every thread.
-// position(n), here and in SequenceRows, is the position of the n-th row of a piece with listed rows.
+// A piece with listed rows (is_listed) has rows at sampled positions; position(n), here and in SequenceRows,
+// is that of its n-th row. The rows of other pieces are consecutive.
 class JobRows {
  public:
   explicit FORESHOCK_DEVICE JobRows(const GatherJob& job) : job_(job) {}

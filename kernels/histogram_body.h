@@ -1,5 +1,6 @@
 // The device code of the kernels kCountPatterns and kCountBins, which count the values of a dense tensor
-// (histogram.h). Block is the interface of block.h: the threads of one device block.
+// (histogram.h). kCountPatterns counts each of the 65,536 patterns of a 16-bit format. kCountBins counts fp32
+// values by their upper bits, the bin. Block is the interface of block.h: the threads of one device block.
 #ifndef FORESHOCK_KERNELS_HISTOGRAM_BODY_H_
 #define FORESHOCK_KERNELS_HISTOGRAM_BODY_H_
 
@@ -56,7 +57,7 @@ inline constexpr uint64_t kOneRound = uint64_t{1} << 40;
 template <class Word>
 struct Run {
   uint32_t bin;
-  Word pending;  // to be added to this word: number of values; in count_bins_body() also their residuals
+  Word pending;  // to be added to this word: number of values; in count_bins_body() also their lower bits
 };
 
 // Shared memory has room for 65,536 counters only if they have 16 bits, so two share a word. Before a counter

@@ -3,7 +3,7 @@
 // and counts NaN and Inf in dQ. Block is the interface of block.h: the threads of one device block.
 // block.each(f) calls f(thread) for each of them, then waits for all. DeviceView describes a tensor in device
 // memory: address, sizes, strides in elements. A tile is the part of a tensor that a block processes at once:
-// adjacent columns, or adjacent rows.
+// adjacent columns, or adjacent rows. begin_gather() and end_gather() measure the time of the launch.
 #ifndef FORESHOCK_KERNELS_KEY_GATHER_BODY_H_
 #define FORESHOCK_KERNELS_KEY_GATHER_BODY_H_
 
@@ -37,9 +37,9 @@ FORESHOCK_DEVICE double load_element(const DeviceView& view, DType type, int64_t
                     block);
 }
 
-// Sums the columns of one tile over all rows, and writes the sums to `results`, which is indexed by column.
-// The views of dK and dV have one head. Neighbouring threads read neighbouring columns, and each thread reads
-// every `stripes`-th row of one column. Then the threads' sums are added pairwise, always in the same order.
+// Sums the columns of one tile of dK or dV over all rows, and writes the sums to `results`, which is indexed
+// by column. `view` has one head. Neighbouring threads read neighbouring columns, and each thread reads every
+// `stripes`-th row of one column. Then the threads' sums are added pairwise, always in the same order.
 template <class Block>
 FORESHOCK_DEVICE void sum_tile(const DeviceView& view, DType type, uint32_t tile, ColumnSum* results,
                                Block& block) {

@@ -51,7 +51,7 @@ constexpr size_t key_sum_count(size_t head_dim, size_t value_dim) { return head_
 
 // Writes key_sum_count() sums to `sums`. The tensors must have the same floating format; grad_query is
 // [batch, heads, queries, dim], the others are [batch, kv_heads, keys, dim]. Adds rows in order. The device's
-// kernel may round differently: each thread adds every 16th row, and the threads' sums come last.
+// kernel may round differently: each of its threads adds every 16th row, and then their sums are added.
 void sum_over_keys(const TensorView& grad_query, const TensorView& grad_key, const TensorView& grad_value,
                    int64_t batch, int64_t kv_head, ColumnSum* sums);
 

@@ -215,7 +215,7 @@ void add_block(const double* g, const double* v, size_t n, const AdamConstants& 
   block.staleness = sum(n, [&](size_t i) { return staleness_of(square[i], corrected[i], c); });
   block.epsilon_dominated = count(n, [&](size_t i) { return corrected[i] < c.eps_squared; });
   block.gradient_squares = sum(n, [&](size_t i) { return square[i]; });
-  if (c.old_moment_factor > 0) {  // not the first step, before which there is no second moment
+  if (c.old_moment_factor > 0) {  // v has a part from earlier steps, with which g^2 is compared
     block.surprised = count(n, [&](size_t i) { return is_surprising(square[i], moment[i], c); });
     block.surprise_counted = block.counted;
   }

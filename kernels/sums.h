@@ -14,10 +14,11 @@ namespace foreshock {
 // for_each_joint_block() reads two tensors together, in joint blocks of at most this many values of each.
 inline constexpr size_t kJointBlock = 256;
 
-// Converts `count` elements of a floating type exactly. Their offsets are first, first + stride, and so on.
+// Converts `count` elements of a floating type to fp64. Their offsets are first, first + stride, and so on.
 void load_block(const TensorView& tensor, int64_t first, int64_t stride, size_t count, double* to);
 
-// Whether both tensors have the same shape, the same order of elements in memory and no gaps: one long row.
+// Whether both tensors have the same shape, the same order of elements in memory and no gaps. Both can then
+// be read as one long row.
 bool is_jointly_dense(const TensorView& a, const TensorView& b);
 
 inline int64_t element_count(const TensorView& tensor) {
@@ -94,18 +95,18 @@ struct AdamStep {  // parameters of the Adam step that was just taken
 };
 
 // Statistics of an Adam-like optimizer from one pass over a gradient and its second moment. g is the gradient
-// that the optimizer read (after clipping), v its second moment after step t, and v^ = v / (1 - beta2^t);
-// Adam divides by sqrt(v^). An element is counted if g is finite, and v is finite and not negative; all sums
-// are over the counted elements. The results of several tensors or shards can be added.
+// that the optimizer read (after clipping), v its second moment after step t. v^ ("v hat", not a power) is
+// v / (1 - beta2^t); Adam divides by sqrt(v^). An element is counted if g is finite, and v is finite and not
+// negative; all sums are over the counted elements. The results of several tensors or shards can be added.
 struct AdamSums {
   uint64_t counted = 0;
   uint64_t nonfinite_gradient = 0;  // elements not counted because g is NaN or infinite
   uint64_t unusable_state = 0;      // elements not counted because v is NaN, infinite or negative
   double staleness = 0;             // sum of g^2 / max(v^, eps^2); RMS staleness = sqrt(staleness / counted)
   uint64_t epsilon_dominated = 0;   // elements with sqrt(v^) < eps: the update is about g / eps
-  // surprised: elements with g^2 > kSurprise w^. w = (v - (1 - beta2) g^2) / beta2 is the second moment
-  // before the step, and w^ = w / (1 - beta2^(t - 1)). v^ would hide surprises, since v includes g: v >= (1 -
-  // beta2) g^2. surprise_counted: elements with a known w^; 0 in the first step.
+  // surprised: elements whose g^2 exceeds kSurprise (50) times w^. Here w = (v - (1 - beta2) g^2) / beta2 is
+  // the second moment before the step, and w^ is w / (1 - beta2^(t - 1)). v^ would hide surprises, since v
+  // includes g: v >= (1 - beta2) g^2. surprise_counted: elements with a known w^; 0 in the first step.
   uint64_t surprised = 0, surprise_counted = 0;
   double gradient_squares = 0;  // sum of g^2
 
@@ -127,7 +128,7 @@ struct AdamConstants {
   double eps_squared;        // eps dominates if v^ is below this
   double floor;              // the least divisor in `staleness`: eps^2, but always above 0
   double new_share;          // 1 - beta2
-  double old_moment_factor;  // beta2 (1 - beta2^(t - 1)): v - (1 - beta2) g^2 divided by w^; 0: unknown
+  double old_moment_factor;  // beta2 (1 - beta2^(t - 1)) = (v - (1 - beta2) g^2) / w^; 0: w^ is unknown
 };
 
 AdamConstants adam_constants(const AdamStep& step);
@@ -142,7 +143,8 @@ inline constexpr double kSurprise = 50;  // from SPAM, arXiv 2501.06842, which a
 void add_adam_sums(const TensorView& gradient, const TensorView& second_moment, const AdamStep& step,
                    AdamSums* sums);
 
-// The functions below handle one element of a gradient and its second moment, on host and device.
+// The functions up to is_surprising() handle one element of a gradient and its second moment, on host and
+// device.
 
 // Whether an element is counted; x * 0 is 0 only if x is finite. Has no branch, so that loops are vectorized.
 constexpr bool is_usable(double g, double v) { return int{g * 0 + v * 0 == 0} & int{v >= 0}; }
@@ -172,7 +174,8 @@ constexpr bool is_surprising(double square, double moment, const AdamConstants& 
 // A checksum of a dense array: the sum modulo 2^64 of w[n] * m[n] over the 32-bit words w[n] of `bytes` bytes
 // (the last word filled up with zeros). checksum_factor() gives m[n] = 2 * (n * 0x9e3779b1 mod 2^31) + 1.
 // Words can be added in any order. Every factor is odd and below 2^32, so a change of one word always changes
-// the checksum. So does a change of one bit in each of two words: all factors differ below 2^31 words.
+// the checksum. So does a change of one bit in each of two words, since fewer than 2^31 words have different
+// factors.
 uint64_t checksum(const void* data, size_t bytes);
 
 constexpr uint32_t checksum_factor(uint64_t n) { return static_cast<uint32_t>(n) * 2 * 0x9e3779b1u + 1; }

@@ -158,7 +158,7 @@ constexpr void add_element(double g, double v, const AdamConstants& c, AdamSums*
   sums->staleness += staleness_of(element.square, element.corrected, c);
   sums->epsilon_dominated += element.corrected < c.eps_squared;
   sums->gradient_squares += element.square;
-  if (c.old_moment_factor > 0) {  // not the first step, so g^2 is compared with the earlier second moment
+  if (c.old_moment_factor > 0) {  // v has a part from earlier steps, with which g^2 is compared
     sums->surprised += is_surprising(element.square, element.moment, c);
     sums->surprise_counted += counted;
   }

@@ -17,7 +17,8 @@ namespace foreshock::lab {
 // attention the queries, keys and head dimension.
 //   attention       query [rows][d], key, value [n][d], grad_out [rows][d]
 //                   -> out [rows][d], log_sum_exp [rows][1]
-//                   with Settings::backward also delta [rows][1], grad_query, grad_key, grad_value
+//                   with Settings::backward also delta [rows][1] (see DeltaSource), grad_query, grad_key,
+//                   grad_value
 //                   the unfused algorithm also takes visible [rows][1]: row i sees the first visible[i] keys
 //   convolution     image [d][n * n], filter [rows][d * 9] -> out [rows][(n - 2) * (n - 2)]
 //   softmax         logits [rows][n] -> out [rows][n]

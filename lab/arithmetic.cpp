@@ -15,7 +15,8 @@ Arithmetic::Arithmetic(NumberFormat format, Accumulator accumulator, Rounding ro
       seed_(seed),
       wide_(format_.precision > 24) {}  // 24: the precision of fp32
 
-// round_to() makes the random number of an element from its index and the last argument, new in each call.
+// round_to() makes the random number of an element from its index and the last argument, which is new
+// in each call.
 void Arithmetic::cast(Tensor& x) {
   round_to(format_, rounding_, x.data.data(), x.data.size(), mix(seed_ + ++roundings_));
 }
@@ -37,6 +38,7 @@ void Arithmetic::multiply_add(const Tensor& a, const Tensor& b, Tensor& c) const
   lab::multiply_add(accumulator_, format_, a, b, c);
 }
 
+// in_register() rounds to fp32, the format of a register, unless the format under test is more precise.
 double Arithmetic::row_sum(const Tensor& x, int row) const {
   constexpr int kChains = 16;  // partial sums, as in vector units and warps
   double chain[kChains] = {};
@@ -50,6 +52,8 @@ double Arithmetic::row_max(const Tensor& x, int row) {
   return *std::max_element(x.row(row), x.row(row) + x.cols);
 }
 
+// For fp8: scales each block of rows so that its largest magnitude becomes the format's largest number, then
+// rounds. Returns a factor for each row: an old value is about the factor times the new one.
 std::vector<double> quantise(Arithmetic& arithmetic, Tensor& x, int block_rows) {
   std::vector<double> scale(x.rows, 1.0);
   if (!arithmetic.format().is_fp8()) return scale;

@@ -23,8 +23,8 @@ class Arithmetic {
 
   // The format under test, to which the operands of matrix products are rounded.
   const NumberFormat& format() const { return format_; }
-  // The format of stored tensors, and of the running sums of algorithms that keep them in the format. It is
-  // bf16 if format() is fp8, whose range is too small for scores and sums; else it is format().
+  // The format of stored tensors, and of running sums unless an algorithm keeps them in registers. It is bf16
+  // if format() is fp8, whose range is too small for scores and sums; else it is format().
   const NumberFormat& storage() const { return storage_; }
 
   void cast(Tensor& x);  // rounds an operand of a matrix product to format()

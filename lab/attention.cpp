@@ -131,7 +131,8 @@ Tensors attention_plain(const Tensors& inputs, const Settings& settings, Arithme
   if (const auto visible = inputs.find("visible"); visible != inputs.end()) hide(scores, visible->second);
   Tensor log_sum_exp(scores.rows, 1);
   for (int i = 0; i < scores.rows; ++i) log_sum_exp.at(i, 0) = softmax_row(scores, i, arithmetic);
-  // From here on `scores` has the probabilities. quantise() scales them for fp8, else by 1.
+  // From here on `scores` has the probabilities. For fp8, quantise() divides all of them by one scale, which
+  // it returns for each row, and casts them. For other formats the scale is 1.
   const double probability_scale = quantise(arithmetic, scores, scores.rows)[0];
   arithmetic.cast(scores);
   Tensor out = arithmetic.multiply(scores, x.value);

@@ -5,6 +5,7 @@
 // measurements of one algorithm. largest(), l2(), bias(): means over the seeds; max_ratio(), l2_ratio(): such
 // errors divided by those of plain. flash_reimplemented rounds every intermediate result to the format, as in
 // kStability (arXiv 2405.02803), whose figures are "Fig. 3" to "Fig. 6"; flash2_shipped works in registers.
+// kLowPrecision is arXiv 2510.04212. Claims of kThisLab are not from a paper, but from this lab.
 #include "lab/claims.h"
 
 namespace foreshock::lab {
@@ -119,7 +120,8 @@ std::vector<Claim> claims_of_ties(Measured measured) {
   const double fixed = at("flash2_dynamic_max", "ties:2").bias_ulp.mean;
   const auto near = where(of(measured, "flash2_shipped"),
                           [](const Measurement& m) { return m.point.input.ends_with(":1.9e-3"); });
-  // Without ties:2:1.9e-3: its near ties are equal after the cast, and two equal P have their own small bias.
+  // Leaves out ties:2:1.9e-3. Its two P are equal after the cast, and two equal P have a small bias of their
+  // own.
   const auto cast = where(of(measured, "flash2_cast_sum"), [](const Measurement& m) {
     return m.point.input.ends_with(":1.9e-3") && m.point.input != "ties:2:1.9e-3";
   });

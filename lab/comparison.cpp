@@ -64,6 +64,7 @@ Histogram TensorCounter::take(DType type) {
 
 double TensorCounter::take_rounding() { return std::exchange(rounding_, 0); }
 
+// Counts the finite values whose partner, the value at the same index of the other side, is not finite.
 void UnpairedCounter::count(const char* data, DType type, const char* partners, DType partner_type,
                             size_t count) {
   unpaired_.clear();
@@ -104,8 +105,7 @@ namespace {
 // units are added in the order of units, so that the result does not depend on the number of threads.
 constexpr uint64_t kUnit = uint64_t{1} << 24, kBlock = uint64_t{1} << 17;
 
-// The distribution of the values of a tensor, or of all tensors pooled, in one checkpoint. A finite value is
-// unpaired in a part if the value at the same index of the other side is not finite.
+// The distribution of the values of a tensor, or of all tensors pooled, in one checkpoint.
 struct Counted {
   Histogram histogram;
   double rounding = 0;  // sum of |x - x rounded to fp32|; without() does not reduce it

@@ -1,5 +1,6 @@
 // Formats the distances between the weights of pairs of checkpoints as JSON, as a web page and as tables for
-// the terminal. printable() replaces control characters in texts from files.
+// the terminal. printable() replaces control characters in texts from files. W1 is the Wasserstein distance,
+// its noise floor the W1 to expect from two independent draws of the same distribution.
 #include "lab/comparison_report.h"
 
 #include <algorithm>

@@ -1,9 +1,10 @@
 // The tiled attention algorithms that the lab measures (attention.h): FlashAttention 1 and 2 as in their
 // papers, and the shipped kernels (FlashAttention 2, 3 in fp8, 4, split keys). A tile is a block of query
-// rows with a block of keys; P is exp(score - maximum). arithmetic.store(x) rounds to the format under test,
-// cast(x) to the format of a product's operand, in_register(x) to fp32. Running state is what an algorithm
-// keeps of the tiles so far: for each row the maximum, the sum of P, and P . value. score_scale (it includes
-// the softmax scale) and value_scale undo the scaling of fp8 inputs.
+// rows with a block of keys; P is exp(score - maximum). "The format" is the one under test.
+// arithmetic.cast(x) rounds an operand of a product to it, store(x) rounds other tensors to it (to bf16 if it
+// is fp8), and in_register(x) rounds to fp32. Running state is what an algorithm keeps of the tiles so far:
+// for each row the maximum, the sum of P, and P . value. score_scale (it includes the softmax scale) and
+// value_scale undo the scaling of fp8 inputs.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -64,7 +64,7 @@ struct Shape {
   int d = 64;      // attention: head dimension; convolution: channels
 };
 
-// The inputs of the family, rounded to `storage` (except labels); before that, they do not depend on it.
+// The inputs of the family, rounded to `storage` (except labels). Before rounding they do not depend on it.
 // `query_scale` multiplies the first input of the family: query, image, logits, input, hidden or left.
 Tensors make_inputs(const Shape& shape, const InputLaw& law, double query_scale, uint64_t seed,
                     const NumberFormat& storage);

@@ -55,7 +55,7 @@ class MmapBuffer {
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     data_ = map == MAP_FAILED ? nullptr : static_cast<char*>(map);
     bytes_ = data_ == nullptr ? 0 : bytes;
-    // The buffers hold counters, most of which stay 0. Without huge pages, reading an untouched page
+    // Some buffers hold counters, most of which stay 0. Without huge pages, reading an untouched page
     // allocates no memory: the kernel maps its shared page of zeros.
     if (data_ != nullptr) madvise(data_, bytes_, MADV_NOHUGEPAGE);
     return data_ != nullptr;
@@ -92,7 +92,7 @@ class DeferredSteps {
 
 // Macros for functions that forward arguments of unknown types to another function (interpose_*.cpp). Such a
 // function passes on every word that its caller may have set: integer registers, floating-point registers,
-// and words of the stack. Further words are in the caller's stack frame; copying them does no harm.
+// and words of the stack. Words beyond the arguments have other content; passing them on does no harm.
 
 using Word = uint64_t;
 

@@ -1,10 +1,11 @@
 // Starts the monitor in a PyTorch process that preloads libforeshock.so: loads the adapter, a library that
 // was built for exactly this torch and hooks its attention. In Python, `import torch` calls initModule(), a
-// function of libtorch_python; this file defines it too, so the call comes here first, and loads the adapter.
-// In a C++ program linked with LibTorch, LibTorch is mapped before the constructor of this library runs, and
-// the constructor loads the adapter. Failures call g_process.off(), which switches the monitor off and
-// reports the reason to the launcher. dlopen and dlsym are never interposed: glibc uses the RUNPATH of the
-// library that calls dlopen, and from a wrapper cuDNN does not find its sub-libraries (bloomberg/memray#212).
+// function of libtorch_python. This file defines it too, and torch calls our definition, which calls the real
+// one and then loads the adapter. In a C++ program linked with LibTorch, LibTorch is mapped before the
+// constructor of this library runs, and the constructor loads the adapter. Failures call g_process.off(),
+// which switches the monitor off and reports the reason to the launcher. dlopen and dlsym are never
+// interposed: glibc uses the RUNPATH of the library that calls dlopen, and from a wrapper cuDNN does not find
+// its sub-libraries (bloomberg/memray#212).
 #include "libmonitor/bootstrap.h"
 
 #include <dlfcn.h>

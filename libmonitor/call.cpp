@@ -74,7 +74,8 @@ void broadcast(TensorView* mask, const int64_t (&shape)[4]) {
   }
 }
 
-// Removes both gradients of keys and values if one does not match the call, which can be judged without them.
+// Removes the gradients of keys and values from a forward call, and if either does not match the call. The
+// call can be judged without them.
 void drop_mismatched_key_gradients(const foreshock_attention_call& call, ValidatedCall* checked) {
   ValidatedCall& c = *checked;
   const auto [batch, heads, kv_heads, queries, keys] = c.shape;
@@ -92,8 +93,9 @@ void drop_mismatched_key_gradients(const foreshock_attention_call& call, Validat
 
 constexpr int64_t kMaxHeadDim = 4096;  // the agent accepts no larger head dimension
 
-// The functions before validate_call() are for packed batches. Their tensors have no batch dimension: they
-// hold several sequences one after the other, which begin at the positions in the int32 arrays of offsets.
+// The functions from here to validate_call() are for packed batches. Tensors of a packed batch have no batch
+// dimension. They hold several sequences one after the other, and int32 arrays (the offsets) have the
+// positions at which the sequences begin.
 
 constexpr int64_t kMaxOffset = std::numeric_limits<int32_t>::max();
 
@@ -130,7 +132,8 @@ void add_batch(const foreshock_attention_call& call, ValidatedCall* checked) {
   if (call.log_sum_exp.dims == 2) add_batch_dimension(&checked->log_sum_exp);
 }
 
-// Checks what only packed calls have, not the offsets: they may be on a device. Returns -1 or the reason.
+// Checks what only packed calls have, and stores it in *checked. Does not read the offsets, which may be on a
+// device. Returns -1 or the reason to skip the call.
 int check_packed(const foreshock_attention_call& call, ValidatedCall* checked) {
   CallShape& shape = checked->shape;
   const int64_t queries = shape.queries, keys = shape.keys;
@@ -238,6 +241,7 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
   return -1;
 }
 
+// Takes the sequence at the fraction `place` / 2^32 of all query positions of the packed batch.
 int take_sequence(uint32_t place, ValidatedCall* checked) {
   ValidatedCall& c = *checked;
   c.packed.place = place;
@@ -386,6 +390,7 @@ bool split(uint64_t capacity, SlicePlan* plan) {
 
 }  // namespace
 
+// Fills in the values of a call of this shape that take the most bytes.
 uint64_t slot_bytes_for(const ValidatedCall& call) {
   segment::Slot slot = {};
   set_fields_of_call(call, {}, &slot);
@@ -431,7 +436,7 @@ bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_sl
 }
 
 uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice) {
-  // Correct kernels may write NaN for query positions that see no key, also because a mask hides all keys.
+  // A causal or another mask may hide all keys from a query position. Correct kernels may write NaN for it.
   const bool has_rows_without_keys =
       call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && call.shape.queries > call.shape.keys;
   if (call.pass != FORESHOCK_FORWARD || call.device_type != FORESHOCK_DEVICE_CPU || !call.out.data ||
@@ -555,13 +560,14 @@ GatherPiece consecutive_rows(const TensorView& from, int64_t batch, int64_t head
   return piece;
 }
 
-// Adds the piece to the job. `to`: offset of its copy from the address to which the job copies the payloads.
+// Adds the piece to the job. Its copy begins `to` bytes after the address to which the job copies.
 void put(GatherPiece piece, uint64_t to, GatherJob* job) {
   piece.to = to;
   job->piece[job->pieces++] = piece;
 }
 
 // Describes the rows of the sampled heads at the sampled positions: `width` columns from column `first` on.
+// If is_listed is 1, the kernel takes the positions from the job, not consecutive rows.
 GatherPiece chosen_rows(const TensorView& from, const Slice& slice, int64_t first, int64_t width) {
   GatherPiece piece = consecutive_rows(from, slice.batch, slice.first_head, 0, slice.positions, width);
   piece.from += static_cast<uint64_t>(first * from.stride[3] * static_cast<int64_t>(size_of(from.dtype)));

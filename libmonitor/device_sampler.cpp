@@ -2,8 +2,8 @@
 // agent. Gather kernels copy the trainer's rows into a ring of device memory, whose parts (one for each slot)
 // are then copied to the slots. The sequence word of a full slot with ticket t is 2t. DeviceSampler finds the
 // device of a stream, for slices, scalars, gradients and weights. It skips samples while the stream is being
-// captured into a CUDA graph, and until the device is set up. An int that a function returns (not place_of())
-// is -1 for success, else the FORESHOCK_SKIP_ reason, which is 0 or more.
+// captured into a CUDA graph, and until the device is set up. The functions that return an int, except
+// place_of(), return -1 for success, else the FORESHOCK_SKIP_ reason, which is 0 or more.
 #include "libmonitor/device_sampler.h"
 
 #include <algorithm>
@@ -60,7 +60,8 @@ constexpr uint64_t round_up(uint64_t value) {
 // device has the lengths of its sequences, GatheredSequence follows: the sequence that the kernel chose.
 constexpr uint64_t kTimes = 64, kSequenceOffset = 64, kTimesAndSequence = 192;
 static_assert(kSequenceOffset + sizeof(GatheredSequence) <= kTimesAndSequence);
-// In a slot the payloads follow the header, in the ring these bytes; so the header must be at least as large.
+// In a slot the payloads follow the header, in the ring they follow these bytes. The header must be at least
+// as large, so that a part takes no more space in the ring than in its slot.
 static_assert(kTimesAndSequence <= sizeof(segment::Slot));
 static_assert(sizeof(GatheredSequence) == sizeof(segment::SequenceTold) &&
               offsetof(GatheredSequence, position) == offsetof(segment::SequenceTold, position));
@@ -189,7 +190,8 @@ bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const Cl
 }
 
 // Queues on this object's stream: the copies from the ring to the slots, then the writes of the slots'
-// sequence words and of the device's progress word. A slot also gets the GatheredSequence.
+// sequence words and of the device's progress word. Each slot also gets the times of its gather and, for a
+// packed batch, the GatheredSequence.
 bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
   const DriverApi& driver = *setting_.driver;
   cuda::Address part_begin = memory_ + place_.offset;
@@ -273,9 +275,10 @@ cuda::Context DeviceSampler::primary_context(cuda::Device device) const {
   return context;
 }
 
-// Whether cuStreamGetCtx is to be called now: before the check for a capture (`may_be_captured`) or after it.
-// Drivers from version kContextOfCapture on: before, because the check needs a current context. Older
-// drivers: after, because cuStreamGetCtx would invalidate a capture. NVIDIA's cuda.core has the same rule.
+// Whether cuStreamGetCtx is to be called now. `may_be_captured`: the check for a capture still follows.
+// Drivers from version kContextOfCapture on: only before the check, which needs a current context. Older
+// drivers: only after it, because cuStreamGetCtx would invalidate a capture. Default streams: never.
+// NVIDIA's cuda.core has the same rule.
 bool DeviceSampler::may_query_context(const DeviceStream& stream, bool may_be_captured) const {
   return !is_default_stream(stream.handle) &&
          (driver_.version() >= cuda::kContextOfCapture) == may_be_captured;
@@ -373,8 +376,9 @@ int DeviceSampler::claim(const DeviceStream& stream, cuda::Context context, Devi
   return -1;
 }
 
-// Returns -1 if the object was set up in this context. Else requests a set-up: the context is the first one,
-// or a new one because the device was reset. In a new context, handles of the old context are invalid.
+// Returns -1 if the object was set up in this context, FORESHOCK_SKIP_DEVICE if the context is refused. Else
+// requests a set-up: the context is the first one, or a new one because the device was reset. In a new
+// context, handles of the old context are invalid.
 int DeviceSampler::check_context(const PerContext& setting, Purpose purpose, const DeviceTurn& turn) {
   if (setting.is_refused(turn.context_id_)) return FORESHOCK_SKIP_DEVICE;
   return setting.is_of(turn.context_id_) ? -1 : request_set_up(turn.place_, purpose, turn.context_id_);
@@ -395,6 +399,7 @@ int DeviceSampler::send_scalars(const DeviceStream& stream, const foreshock_tens
   ScalarReadback& scalars = turn.state().scalars();
   const uint64_t first = scalars.send(values, count, handle_of(stream));
   if (first == 0) return scalars.is_usable() ? FORESHOCK_SKIP_RING_FULL : FORESHOCK_SKIP_DEVICE;
+  // The remainder of a number modulo kPlaces is the device's place, from which find_scalar() reads the value.
   for (size_t n = 0; n < count; ++n) numbers[n] = (first + n) * kPlaces + static_cast<uint64_t>(turn.place_);
   return -1;
 }
@@ -439,7 +444,7 @@ cuda::Context DeviceSampler::find_context(cuda::Device device, uint64_t wanted, 
   return is_wanted(primary) ? primary : nullptr;
 }
 
-// Sets up the object of a device that serves `purpose`, in the context with the id `wanted`.
+// Sets up the device's object for `purpose` (slices, weights or gradients) in the context with id `wanted`.
 void DeviceSampler::set_up(int place, Purpose purpose, uint64_t wanted) {
   Device& device = devices_[place];
   const cuda::Device index = device.index.load(std::memory_order_relaxed);

@@ -228,7 +228,7 @@ int GradientReadback::send(const foreshock_gradient* gradients, size_t count, cu
       !store_time(memory_ + offsetof(Head, first), stream) || !sum_all(gradients, count, stream) ||
       !store_time(memory_ + offsetof(Head, last), stream))
     return fail();
-  constexpr auto kWord = static_cast<uint32_t>(DType::kFp64);  // the bits of a time are sent as fp64
+  constexpr auto kWord = static_cast<uint32_t>(DType::kFp64);  // bits of the kTimes (2) times, sent as fp64
   const ScalarRow rows[] = {{memory_ + offsetof(Head, first), kWord, 1},
                             {memory_ + offsetof(Head, last) + sizeof(uint64_t), kWord, 1},
                             {memory_ + kResults, kSumOfSquares, tensors}};
@@ -260,7 +260,8 @@ uint64_t GradientCost::charge_for(uint64_t bytes, uint64_t kernels) {
   return due_ns();
 }
 
-// Charges owed_ns_, too. A charge is at least 0: if owed_ns_ is far below 0, a part of it stays for later.
+// Returns the charge for the launched kernels: the expected time plus owed_ns_, but at least 0. If owed_ns_
+// is far below 0, a part of it stays for later charges.
 uint64_t GradientCost::sent(const SentGradients& at) {
   const double expected = ns_per_byte_ * static_cast<double>(bytes_);
   const uint64_t charged = due_ns();

@@ -2,7 +2,8 @@
 // waiting. A kernel of one block is launched on the trainer's stream, after the work that computes the
 // values. Each value is identified by a running number. The kernel stores the value into a cell in host
 // memory, then its number. The host reads only its own memory; a value that never arrives is never found.
-// GradientReadback sends the sums of squares of gradients like this; GradientCost estimates their time.
+// GradientReadback sums the squares of gradients on the device and sends the sums in the same way.
+// GradientCost estimates the time of its kernels.
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_SCALARS_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_SCALARS_H_
 

@@ -1,5 +1,6 @@
 // Recognizes query and key projections by their names and shapes, and copies the rows of their heads. kFused
-// projections compute all queries, then all keys, then all values; kGrouped ones these for each kv-head.
+// projections compute all queries, then all keys, then all values. kGrouped ones compute, for each kv-head
+// in turn, its queries, its key and its value.
 #include "libmonitor/heads.h"
 
 #include <algorithm>
@@ -13,7 +14,8 @@ namespace {
 struct NameWord {
   const char* text;
   ProjectionKind kind;
-  // Models with several query heads per kv-head use this name for kFused and for kGrouped, with equal shapes.
+  // Of the models with several query heads per kv-head, some use this name for kFused, others for kGrouped.
+  // The shapes are equal.
   bool is_ambiguous = false;
 };
 // clang-format off
@@ -69,7 +71,7 @@ uint64_t outputs_of(ProjectionKind kind, const HeadGeometry& heads) {
 }
 
 // Whether the kind behind an ambiguous name matters. False with one kv-head (both kinds have the same rows),
-// and with one per query head (every known model there has the kind in kWords).
+// and with as many kv-heads as query heads (then every known model has the kind in kWords).
 bool has_several_groups(const HeadGeometry& heads) {
   return heads.kv_heads > 1 && heads.kv_heads < heads.heads;
 }
@@ -119,7 +121,7 @@ void ProjectionOutputs::see(const char* name, const int64_t* shape, uint32_t dim
 }
 
 // Some models copy each key to all its query heads before they call attention. The number of kv-heads then
-// comes from the key projection, or from a fused one, which has heads + 2 * kv_heads heads of outputs.
+// comes from the key projection, or from a fused one, which has the outputs of heads + 2 * kv_heads heads.
 HeadGeometry with_kv_heads_of_model(const HeadGeometry& called, const ProjectionOutputs& outputs) {
   if (called.head_dim == 0 || called.kv_heads != called.heads) return called;
   const uint64_t key_heads = outputs.key / called.head_dim, fused_heads = outputs.fused / called.head_dim;

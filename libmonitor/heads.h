@@ -57,8 +57,9 @@ struct ProjectionOutputs {
 // `outputs`: models with fewer kv-heads than query heads may repeat the keys before they call attention.
 HeadGeometry with_kv_heads_of_model(const HeadGeometry& called, const ProjectionOutputs& outputs);
 
-// Each head has head_dim consecutive outputs. Return the index of the first output of the first query head
-// that reads this kv-head, and of the key of this kv-head. The projection must compute queries, or keys.
+// Each head has head_dim consecutive outputs. The first function returns the index of the first output of the
+// first query head that reads this kv-head; the projection must compute queries. The second one returns that
+// of the key of this kv-head; the projection must compute keys.
 uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 uint64_t first_key_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 

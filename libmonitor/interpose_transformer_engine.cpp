@@ -74,7 +74,8 @@ void note_unknown(const char* version, const char* why) {
   foreshock_note_unseen(name, FORESHOCK_UNSEEN_USED);
 }
 
-// Finds the real functions. `ours`: the functions of this file, by pass, which must not be found.
+// Finds the real functions. `ours`: the functions of this file, by pass. find_behind() returns the function
+// that a caller would get without them.
 Library real_functions(void* const (&ours)[2]) {
   Library found = {};
   for (int pass = 0; pass < 2; ++pass)

@@ -77,7 +77,8 @@ uint64_t Monitor::interval_at(int64_t step) {
 // Returns how many slices the budget allows in the step that begins. In the first look (the first sampled
 // steps of a run) a fixed grant pays instead of the budget, and the agent's work is not charged. Also stores
 // whether key positions are affordable: a quarter of `seconds` must pay for a slice of rows of every call.
-// is_cold(): the next slot has never been written, so that copying into it costs more.
+// is_cold(): the next slot has never been written, so that copying into it costs more. gradient_cost_: the
+// expected time of kernels that sum gradients on a device, which also run in sampled steps.
 uint32_t Monitor::plan_slices() {
   if (samples_without_limit()) {
     columns_are_affordable_.store(true, std::memory_order_relaxed);
@@ -120,7 +121,8 @@ AgentForecast::Report Monitor::take_agent_report() {
           spent(agent.tensors_ns, &last_agent_cost_.tensors_ns)};
 }
 
-// Charges the costs of the brief steps since the last call. The caller must hold clock_busy_.
+// Charges the costs of the brief steps since the last call. In a brief step only calls and losses were
+// counted, so its end charges nothing. The caller must hold clock_busy_.
 void Monitor::settle_brief_steps() {
   const uint32_t brief_steps = std::exchange(brief_steps_, 0);
   for (uint32_t n = 0; n < brief_steps; ++n) {
@@ -155,13 +157,16 @@ void Monitor::settle_step(const EndedStep& ended) {
               take_agent_report());
 }
 
-// `report`: what the agent has reported since the last call.
+// Updates the cost estimates with a step, then charges the step to the budget, the first look and the
+// weights. `report`: what the agent has reported since the last call. No weight is due before the step
+// no_weights_before_; 0 means that this step must be computed again.
 void Monitor::charge_step(StepCosts costs, const AgentForecast::Report& report) {
   double smallest_sample_seconds = 0;  // expected cost of a step with one slice, in trainer and agent
   const bool is_first_look = first_look_.is_open();
   double agent_seconds = report.seconds, unavoidable_seconds = 0;
   if (TryLock busy(cost_busy_); busy) {
-    // cost_ observes only steps without weights, but also sampled steps while no bare step was seen.
+    // cost_ observes steps without weights. Until a bare step was seen, it also observes sampled
+    // steps with weights.
     const double bare = cost_.bare_seconds();  // 0: unknown
     const double measured = costs.weights_seconds;
     const double most = kMaxWeightsCharge * measured + (costs.has_described ? kMaxDescribingSeconds : 0);
@@ -189,7 +194,8 @@ void Monitor::charge_step(StepCosts costs, const AgentForecast::Report& report) 
   }
 }
 
-// Stores the numbers that the next step starts from. The caller must hold clock_busy_.
+// Stores the numbers that the next step starts from. stride_ estimates by how much the step number grows from
+// one reported step to the next. The caller must hold clock_busy_.
 void Monitor::advance(const EndedStep& ended) {
   calls_last_step_.store(ended.record.calls, std::memory_order_relaxed);
   last_totals_ = {ended.totals.calls, ended.totals.sampled, ended.totals.cost_ns + ended.own_ns};
@@ -252,7 +258,7 @@ bool Monitor::is_due(int64_t step) const {
 
 void Monitor::count_call(const Counting& counting, int32_t op) {
   counting.add_call(op);
-  // Atomic, because threads without a block of their own share the last block.
+  // Atomic, because threads without a block of counters of their own share the last block.
   const uint64_t calls = std::atomic_ref<uint64_t>(counting.block->calls[op]).load(std::memory_order_relaxed);
   // begin_step() reads the switches (kHotPaused) too, but an evaluation has no steps.
   if (calls % kCallsPerSwitchRead == 0 && (g_process.hot() & kHotArmed) != 0) read_switches();
@@ -366,7 +372,7 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   plan.all.call = open.call;
   plan.all.op = open.op;
   name_layer(call, open, &plan.all);
-  observed_heads_.see(checked);  // numbers of heads, which assign rows of query and key weights to heads
+  observed_heads_.see(checked);  // stores how many heads there are, to split query and key weights by head
 
   // The call is counted before put_slice() claims its slot. If the process dies during the copy, the agent
   // finds an unfinished slot and counts it as torn; the call must then already count as sampled.

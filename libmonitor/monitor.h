@@ -46,7 +46,7 @@ class Monitor {
   // foreshock_skips_unseen: from now on the number of skipped steps is recorded as unknown.
   void mark_skips_unknown() { skips_unseen_.store(true, std::memory_order_relaxed); }
   void observe_loss(double value, uint32_t source);
-  void observe_root_divisor(double divisor);  // the next backward root is a loss divided by it (accumulation)
+  void observe_root_divisor(double divisor);  // the next backward() starts from loss / divisor
   void loss_is_of(const char* name);
   void observe_loss_sum(double sum, double weight);
   bool fetch(const foreshock_tensor* values, size_t count, void* stream, uint32_t what, uint64_t* numbers);
@@ -125,7 +125,7 @@ class Monitor {
     double step_seconds = 0, cost_seconds = 0;  // length of the step; the monitor's time in it
     double rest_seconds = 0;     // of cost_seconds: all but slices, device gradients and launches
     double weights_seconds = 0;  // of rest_seconds: measured time for weights
-    bool has_described = false;  // the trainer has described weights, whose time is not measured
+    bool has_described = false;  // the trainer has described weights; the time for this is not measured
     bool was_sampled = false, is_brief = false;
     uint64_t calls = 0, slices = 0;
   };
@@ -135,8 +135,8 @@ class Monitor {
   void settle_brief_steps();
   void charge_step(StepCosts costs, const AgentForecast::Report& report);
   void advance(const EndedStep& ended);
-  // Must be called by what gives a step more than counted calls and losses on the host (see is_brief()),
-  // under the lock of the data that it stores.
+  // A brief step has only counted calls and losses on the host; its end does little work. A function that
+  // stores other data must call note_event() under the lock of the data: the step is then not brief.
   void note_event() { is_eventful_.store(true, std::memory_order_relaxed); }
   void count_kernels();
   // Whether observations must wait in pending_steps_ until earlier numbers have arrived from a device.
@@ -207,7 +207,7 @@ class Monitor {
   TrainerReadbacks fetched_;                   // values passed to fetched(); under clock_busy_ and loss_busy_
   std::atomic<bool> loss_is_reported_{false};  // the trainer itself has reported a loss
   std::atomic<uint64_t> numbers_requested_{0};  // copies of numbers from devices since the last step record
-  std::atomic<uint64_t> host_numbers_{0};       // losses for which no kernel was launched (fetch())
+  std::atomic<uint64_t> host_numbers_{0};       // losses for which fetch() could launch no kernel
   Scalars scalars_;
   std::optional<double> logged_norm_;  // gradient norm logged since the last step
   bool norm_is_seen_ = false;  // set once a norm was reported or measured; then logged norms are ignored

@@ -148,6 +148,7 @@ void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interva
   const double change = max_slowdown_ * trainer_seconds - cost_seconds;
   const double most_saved = earnings(interval) + smallest_sample_seconds;
   balance_seconds_ = std::clamp(balance_seconds_ + change, -kMostOwed * earnings(interval), most_saved);
+  // The second balance has a lower limit of debt and decides whether the budget is overdrawn.
   const double most_owed = kMostOwed * earnings(std::min(interval, kPatientInterval));
   patient_balance_ = std::clamp(patient_balance_ + change, -most_owed, most_saved);
   is_overdrawn_ = patient_balance_ < (is_overdrawn_ ? 0 : -most_owed / 2);
@@ -223,7 +224,7 @@ void CostModel::observe_step(bool sampled, double seconds) {
   if (sampled)
     last_sampled_[sampled_++ % kLastSampled] = seconds;
   else if (bare_ == 0 || kSurprise * seconds < bare_)
-    bare_ = seconds;
+    bare_ = seconds;  // the first value, or one far below bare_, which the set-up in the first step raised
   else
     bare_ += kNewCost * (std::min(seconds, kSurprise * bare_) - bare_);
 }
@@ -331,7 +332,8 @@ void WeightCadence::end_step(double step_seconds, double cost_seconds, double by
                              double unavoidable_seconds) {
   double earning = std::max(step_seconds - cost_seconds, 0.0);
   if (share_ > 0) {
-    const double paying = unavoidable_seconds * kShare / share_;  // its earnings pay the unavoidable costs
+    // The length of training whose earnings (max_slowdown times this length) pay the unavoidable costs.
+    const double paying = unavoidable_seconds * kShare / share_;
     earning = std::max(earning - paying, kLeastLeft * earning);
   }
   earning_seconds_ += (earning_seconds_ == 0 ? 1 : kWeight) * (earning - earning_seconds_);

@@ -51,8 +51,9 @@ struct Slice {
   int rows() const { return heads * positions; }
 };
 
-// Chooses min(G, 16) of the G query heads of one kv-head, and as many positions as fit into 16 rows, one from
-// each of as many equal parts of the sequence. All sizes must be positive, and kv_heads must divide heads.
+// Chooses a batch element, a kv-head, and min(G, 16) of the G query heads that share it. A row is one
+// position of one head, and as many positions are chosen as fit into 16 rows: one in each of that many equal
+// parts of the sequence. All sizes must be positive, and kv_heads must divide heads.
 Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank);
 
 // Chooses a key position in each of up to 16 equal parts of the keys, for all query heads of one kv-head.
@@ -245,7 +246,8 @@ class CostModel {
   double device_seconds_ = 0;           // cost of a slice on the device, in addition to the host
   double bytes_ = 0;                    // size of the last slice
 
-  // sampled_step_extra_seconds() takes their median, so that one stall does not stop the sampling for hours.
+  // sampled_step_extra_seconds() takes the median of last_sampled_, so that one stall does not stop the
+  // sampling for hours.
   static constexpr uint32_t kLastSampled = 5;
   double last_sampled_[kLastSampled] = {};  // costs of the last sampled steps
   uint32_t sampled_ = 0;                    // number of sampled steps so far
@@ -307,9 +309,10 @@ class WeightSchedule {
   uint64_t open_ = 0;  // due tensors of this round that were not shown
 };
 
-// Chooses the interval (steps) between two measurements of a weight tensor, so that the cost of measurements
-// stays below kShare times the part of the limit (max_slowdown times the training time) that the unavoidable
-// costs leave, but may reach kShare times kLeastLeft of the limit, since the unavoidable costs are estimates.
+// Chooses the interval (steps) between two measurements of a weight tensor. The limit is max_slowdown times
+// the training time. The unavoidable costs, of steps without samples and weights, are subtracted from it.
+// Measurements may cost kShare times the rest. They may always cost kShare times kLeastLeft of the limit,
+// since the unavoidable costs are estimates.
 class WeightCadence {
  public:
   static constexpr uint64_t kFirstInterval = 64;
@@ -356,8 +359,8 @@ class WeightCadence {
   double share_ = 0;
   uint64_t interval_ = kFirstInterval;
   bool is_fixed_ = false, is_unlimited_ = false, is_budget_overdrawn_ = false;
-  // Running mean of the seconds of a step whose earnings the unavoidable costs leave; savings (negative:
-  // debt).
+  // earning_seconds_: running mean of the part of a step's length whose earnings are not used up by the
+  // unavoidable costs. balance_: the savings; negative: debt.
   double earning_seconds_ = 0, balance_ = 0;
   double last_per_byte_ = 0;  // true cost of the last measurement, not limited by kMostTimes
   double new_cost_ = 0;       // since the last measurement, in seconds; device costs arrive some steps later

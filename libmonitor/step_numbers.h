@@ -136,7 +136,7 @@ struct PendingStep {
     return count;
   }
 
-  // Whether all losses, gradient norms or results of a gradient scaler have arrived, and none was dropped.
+  // Whether all losses, all gradient norms, or all results of a gradient scaler have arrived, none dropped.
   bool knows_losses() const;
   bool knows_gradients() const;
   bool knows_skips() const;
@@ -184,8 +184,8 @@ class TrainerReadbacks {
   uint32_t next_ = 0;
 };
 
-// Stores the named numbers that the training logs until a step record takes them. Names stay for the life of
-// the segment, values until take(). One caller at a time.
+// Stores the named numbers that the training logs. A value stays until the next step record takes it, a name
+// for the life of the segment. One caller at a time.
 class Scalars {
  public:
   // Drops all names and values. From now on stores names into `names` (kMaxScalars of them).

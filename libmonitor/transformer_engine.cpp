@@ -91,7 +91,8 @@ struct KindOfName {
   NvteKind kind;
 };
 
-// The first entry whose prefix a name has gives its kind. Arguments with other names are handles.
+// The first entry whose prefix a name has gives its kind. Arguments with other names are handles, words that
+// stand for a tensor (class Handles below).
 constexpr KindOfName kKinds[] = {
     {"Aux_CTX_Tensors", NvteKind::kPack},       {"max_seqlen", NvteKind::kLength},
     {"is_training", NvteKind::kBoolean},        {"return_max_logit", NvteKind::kBoolean},

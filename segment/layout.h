@@ -214,7 +214,8 @@ struct UnseenName {
 };
 static_assert(sizeof(UnseenName) == 64);
 
-// Counts of attention and numbers that hooks miss. All words but kernel_count_holder are stored atomically.
+// Counts of what the hooks miss: attention calls in CUDA graphs and in unknown kernels, and numbers that are
+// on a device, such as the loss. All words but kernel_count_holder are stored atomically.
 struct Coverage {
   // CUDA graphs (libmonitor/coverage.h): a launch runs the recorded calls without calling a hook.
   uint64_t graph_launches;           // launches of graphs whose recording was seen
@@ -514,7 +515,7 @@ enum TensorUnfollowed : uint32_t {
 inline constexpr const char* kTensorUnfollowedNames[kTensorUnfollowed] = {
     "off", "no_room", "too_many", "flat_parameter", "placement", "own_pace"};
 
-// Reasons why the record of a query or key projection lacks the rows of its heads.
+// Reasons why the record of a query or key projection lacks the rows of its heads (TensorHeads below).
 enum TensorHeadSkip : uint32_t {
   kHeadsSharded,   // this rank has only a part of the tensor
   kHeadsRingFull,  // the free piece of the ring had no room for the rows
@@ -539,7 +540,7 @@ struct TensorRing {
   uint64_t skipped[kTensorSkips];
   uint64_t heads_skipped[kTensorHeadSkips];
   uint64_t due;  // tensors whose turn has come: snapshots_taken + skipped + awaited + those of this step
-  uint64_t unfollowed[kTensorUnfollowed];  // tensors by reason, among those of the last list of names
+  uint64_t unfollowed[kTensorUnfollowed];  // by reason: tensors of the trainer's latest list of names
   uint64_t awaited;                        // due tensors whose results are still on a device
   uint64_t reserved[2];
 };
@@ -557,7 +558,7 @@ enum class HistogramForm : uint32_t {
   kNone = 0,
   kValues = 1,    // the values of a small tensor, in the order of memory
   kPatterns = 2,  // 16-bit formats: for each bit pattern that occurs, distance from the previous one, count
-  kBins = 3,      // fp32: for each bin that is not empty, the same two and a residual (kernels/histogram.h)
+  kBins = 3,      // fp32: for each bin that is not empty, the same two and the sum of its values' lowest bits
 };
 
 enum TensorPayloadId : uint32_t {

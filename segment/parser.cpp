@@ -234,7 +234,8 @@ std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* los
   // Record n has sequence 2n. The numbers are consecutive unless records were overwritten. A record that is
   // being written has an odd sequence and is left out, so the older record that it overwrites is missing too.
   const uint64_t newest = records.empty() ? cursor : records.back().sequence / 2;
-  *lost = newest - cursor - std::min<uint64_t>(records.size(), newest - cursor);  // numbers may be repeated
+  // The minimum keeps the difference at 0 or more in a damaged region, which may have several equal numbers.
+  *lost = newest - cursor - std::min<uint64_t>(records.size(), newest - cursor);
   return records;
 }
 
@@ -285,6 +286,7 @@ const char* parse_slot(Bytes bytes, SlotView* view) {
   return nullptr;
 }
 
+// A filler is a record without content. It takes the end of the ring if the next record begins at the start.
 const char* parse_tensor_length(Bytes bytes, uint64_t left, uint64_t to_end, uint64_t* length,
                                 bool* is_filler) {
   uint32_t kind = 0;
@@ -431,6 +433,7 @@ const char* check_extent(const Slot& slot) {
 
 }  // namespace
 
+// Replaces the dimensions and rows that the host planned by those of the sequence that the device chose.
 const char* settle_packed(SlotView* view) {
   Slot& slot = view->header;
   if (slot.packed == kNotPacked) return nullptr;
@@ -464,6 +467,8 @@ const char* settle_packed(SlotView* view) {
   return nullptr;
 }
 
+// The payload has a header, the ascending numbers of some kv-heads, and the rows of these heads in a weight
+// tensor: of the query projection, the key projection or both (the sides).
 const char* parse_tensor_heads(std::span<const std::byte> payload, uint64_t element_bytes,
                                TensorHeadsView* view) {
   *view = {};
@@ -474,7 +479,7 @@ const char* parse_tensor_heads(std::span<const std::byte> payload, uint64_t elem
   if (head.sides == 0 || head.sides > (kQuerySide | kKeySide)) return "heads of no known side";
   if (head.count == 0 || head.count > head.kv_heads || head.head_dim == 0 || head.width == 0)
     return "heads of an impossible number";
-  // A side: queries or keys. Each factor is bounded before it is used, so that no product overflows.
+  // Each factor is bounded before it is used, so that no product overflows.
   const uint64_t room = payload.size();
   if (head.count > room / sizeof(uint32_t) || values_offset(head.count) > room)
     return "more heads than bytes";

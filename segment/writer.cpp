@@ -427,7 +427,8 @@ uint64_t SegmentWriter::append_step(const StepRecord& record) {
 }
 
 // The sequence stays unchanged, so the record is valid even if the trainer dies in this function. `given`
-// (bits of the known numbers) is stored last: a reader of it without kNumbersPending then reads all numbers.
+// (bits of the known numbers) is stored last. So a reader that finds the bit kNumbersPending cleared in it
+// also reads the new numbers.
 void SegmentWriter::complete_step(uint64_t number, const StepRecord& record) {
   StepRecord* to = step(number);
   if (word(to->sequence).load(std::memory_order_relaxed) != 2 * number) return;
@@ -482,6 +483,7 @@ void TensorWriter::publish_snapshot(const TensorRecord* record) {
   publish_without_histogram(record);
 }
 
+// Publishes the record, whether or not it has a histogram, and counts no snapshot.
 void TensorWriter::publish_without_histogram(const TensorRecord* record) {
   const uint64_t written = ring_->written;
   if (filler_ > 0) {

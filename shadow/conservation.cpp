@@ -1,5 +1,6 @@
-// Checks, by column, sum(dV) = sum(dO) and sum(dK) = 0. excess: by how much a sum violates its equation;
-// variance: mean square of the excess that roundings in a sound kernel cause (formulas: conservation.h).
+// Checks, by column, sum(dV) = sum(dO) and sum(dK) = 0. dV and dK are summed over all keys of a kv-head, dO
+// over its query rows. excess: by how much a sum violates its equation; variance: mean square of the excess
+// that roundings in a sound kernel cause (formulas: conservation.h).
 #include "shadow/conservation.h"
 
 #include <algorithm>
@@ -49,7 +50,8 @@ ConservationRatios conservation_of(const KeyColumns& c) {
   if (c.sums == nullptr) return {};
   // u: half an ulp at 1 in the storage format. e: precision of the arithmetic; lse_e: e, or the precision of
   // log_sum_exp if that is coarser. v, k: limits of the norms of all values and keys, estimated as twice the
-  // largest norm of the sampled ones. summed: variance of a row's sum over the keys, per squared norm of dO.
+  // largest norm of the sampled ones. delta: dO . out of a row. summed: the variance that the arithmetic of
+  // dO . v, summed over the keys, adds to a row, per squared norm of dO.
   const size_t head = c.head_dim, value = c.value_dim;
   const ColumnSum *of_key = c.sums, *of_value = c.sums + head;
   const double u = std::ldexp(1.0, -format_of(c.dtype).precision), u2 = u * u;

@@ -68,7 +68,7 @@ struct Row {
   const double* given;
   const double* plain;
   const double* fused;
-  const double* key_mean;  // null in forward slices
+  const double* key_mean;  // only for dQ, else null: the mean of the keys, weighted by the attention weights
   int columns;
 
   double trainer_at(int c) const { return load_as_double(trainer, dtype, first + c); }
@@ -107,9 +107,9 @@ double squared_error(const Row& row, const double* exact, ValueAt value_at) {
   return std::isnan(sum) ? kInfinity : sum;
 }
 
-// Returns the squared error against `given`, without the component of the error along the mean key,
-// row.key_mean. Rounding errors of the gradients of the scores add up along the mean key. If the keys of a
-// layer have a large common part, this component alone can exceed the error of a wrong gradient.
+// Returns the squared error against `given`, without the component of the error along row.key_mean, the mean
+// key. Rounding errors of the gradients of the scores add up along the mean key. If the keys of a layer have
+// a large common part, this component alone can exceed the error of a wrong gradient.
 template <class ValueAt>
 double squared_error_across(const Row& row, ValueAt value_at) {
   double along = 0, norm = 0;
@@ -270,7 +270,7 @@ void compare(const AttentionSlice& slice, const DeviationWorkspace& w, SliceDevi
     row.first = static_cast<size_t>(r) * row.columns;
     row.key_mean = backward ? w.reference.key_mean.data() + row.first : nullptr;
     row.given = (backward ? w.reference.given_grad_query : w.reference.out).data() + row.first;
-    // The given log_sum_exp of a partial row also covers keys of other calls, so its gradient has to use it.
+    // A row is partial if its given log_sum_exp also covers keys of other calls. Its gradient has to use it.
     row.reference =
         backward && w.reference.partial[r] == 0 ? w.reference.grad_query.data() + row.first : row.given;
     row.plain = (backward ? w.floors.plain.grad_query : w.floors.plain.out).data() + row.first;
@@ -461,6 +461,8 @@ ColumnDeviation judge(const KeyColumns& columns, ColumnReference* workspace) {
   return d;
 }
 
+// Keeps the last kSlices slices. Ignores a slice whose denominator is below kNegligible times the usual one.
+// usual_octave_, the base-2 logarithm of the usual one, rises fast with larger slices and falls slowly.
 void BiasPool::add(const BiasCluster& cluster, const BiasSums& sums) {
   if (!std::isfinite(sums.numerator) || !(sums.denominator > 0) || !std::isfinite(sums.denominator)) return;
   constexpr double kRise = 0.5, kFall = 0.05;  // octaves per slice; they balance at about the 90th percentile
@@ -474,6 +476,7 @@ void BiasPool::add(const BiasCluster& cluster, const BiasSums& sums) {
   size_ = std::min(size_ + 1, kSlices);
 }
 
+// Adds up the slices of each cluster. Returns the number of clusters.
 size_t BiasPool::add_up(std::array<BiasSums, kSlices>* clusters) const {
   std::array<BiasCluster, kSlices> known;
   size_t count = 0;
@@ -491,7 +494,8 @@ size_t BiasPool::add_up(std::array<BiasSums, kSlices>* clusters) const {
   return count;
 }
 
-// The formulas are at the declaration of BiasPool. A cluster's weight is its denominator, limited to `most`.
+// Returns the bias, all.numerator / all.denominator, and z: the bias divided by its standard error between
+// clusters. A cluster's weight is its denominator, limited to `most`. The declaration derives the formulas.
 std::optional<Bias> BiasPool::bias() const {
   if (size_ == 0) return std::nullopt;
   std::array<BiasSums, kSlices> clusters;

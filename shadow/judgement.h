@@ -55,8 +55,8 @@ struct SliceDeviation {
   // Mean and maximum over the compared rows of ||x - x*|| / ||x*||, where x is a row of the trainer's result
   // and x* of the reference. +Inf if a compared x has NaN or Inf. Absent if no row was compared.
   std::optional<double> relative_error_mean, relative_error_max;
-  // Roots of the sums of squared errors over compared rows: of the trainer's result (kernel) and of plain
-  // over the rows where plain is finite, of fused over the rows where fused is finite.
+  // Roots of the sums of squared errors over compared rows. The norms of the trainer's result (kernel) and of
+  // plain take the rows where plain is finite, the norm of fused the rows where fused is finite.
   double kernel_error_norm = 0, plain_error_norm = 0, fused_error_norm = 0;
   double reference_norm = 0;  // of the exact values with which fused is compared, where they are finite
   // Number of rows over which the error is spread: (sum of e)^2 / sum of e^2, from 1 to the number of rows.
@@ -74,7 +74,7 @@ struct SliceDeviation {
   // deviation_ratio is above its limit, the backward call may have got a wrong out from the forward call.
   std::optional<double> fused_ratio;
 
-  BiasSums bias;          // of the trainer's result, against the exact values to which floor_bias belongs
+  BiasSums bias;          // of the trainer's result, against the exact values used for floor_bias
   BiasSums rounded_bias;  // control: of the reference rounded once
   // Control: of plain, or of fused if plain's error is more than kMuchNoisier times that of fused (with large
   // scores). Both are correct algorithms, so a bias that the kernel shares with them is not its fault.
@@ -83,7 +83,9 @@ struct SliceDeviation {
   // Backward: number of partial rows (Reference::partial). Their given log_sum_exp also covers keys of other
   // calls (context parallelism), and they are compared with the gradient that the given log_sum_exp defines.
   int partial_rows = 0;
-  bool partial = false;  // three quarters of the rows with keys are partial, and lse_error_ratio is <= 1
+  // At least three quarters of the rows with finite scores are partial, and lse_error_ratio is at most 1 or
+  // absent.
+  bool partial = false;
 
   // Largest error of the given log_sum_exp over the rows that see a key and are not partial. Absent if there
   // is no such row or no log_sum_exp was given; +Inf if the given one is not finite.
@@ -94,7 +96,7 @@ struct SliceDeviation {
   std::optional<double> logit_abs_max;              // of scaled, masked scores; +Inf if one is NaN or +Inf
   std::optional<double> entropy_min, entropy_mean;  // nats
   int rows_with_keys = 0;
-  int near_tie_rows = 0;
+  int near_tie_rows = 0;  // rows whose two largest scores are nearly equal (kNearTie)
 
   // Numbers of NaN and Inf elements, counted before any comparison.
   uint64_t nonfinite_inputs = 0;  // query, key, value and grad_out, but not an additive mask

@@ -66,7 +66,7 @@ class FleetAgent {
       choices.push_back(key.key == "run"    ? "job"
                         : key.key == "rank" ? rank
                                             : "node-" + std::to_string(number_));
-    // Of these two metrics, a real rank has one series (kSourceInfo), or one per detector.
+    // As a real rank, a rank here has one series of kSourceInfo, and one of kPrecursorLayerInfo per detector.
     const bool is_info = info.metric == Metric::kSourceInfo || info.metric == Metric::kPrecursorLayerInfo;
     if (is_info && key.key != "detector" && choices.size() > 1) choices.resize(1);
     for (const std::string& choice : choices) {

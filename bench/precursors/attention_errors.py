@@ -13,8 +13,8 @@ import recipes
 import scoring
 
 WATCHED = ("output_error_drift", "bias")  # the detectors of attention errors
-# Limits for a default detector: its lift (how much more often an event follows an alarm than any step), its median lead
-# in steps, and its false alarms per 10 000 steps.
+# Limits for a default detector: its lift (how many times more often a loss event follows an alarm than it follows an
+# arbitrary step), its median lead in steps, and its false alarms per 10 000 steps.
 LEAST_LIFT, LEAST_LEAD, MOST_FALSE = 2.0, 5, 1.0
 LEAST_SHARE = 7 / 8  # in this share of a recipe's trainings a detector of WATCHED must name the layer of the error
 
@@ -73,8 +73,9 @@ def results(found: list[dict]) -> list[dict]:
 
 
 def foretells(of: dict) -> bool:
-    """Whether a detector predicts the loss events of one recipe well enough for an alert. `of`: its figures there. An
-    alarm preceded `hits` of the `events`; in `twin_hits` of these windows before an event the twin had an alarm."""
+    """Whether a detector predicts the loss events of one recipe well enough for an alert. `of`: its figures there. The
+    window of an event is a fixed number of steps before it. The detector had an alarm in the windows of `hits` of the
+    `events`. In the twin, it had an alarm in `twin_hits` of these windows."""
     return (
         of["lead_median"] is not None
         and of["lift"] is not None

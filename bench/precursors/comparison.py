@@ -3,7 +3,8 @@
 `found` is a list of trainings, as recording.reduced() stores them; `one` is a training of such a list, a dictionary. A
 recipe (recipes.py, `each`) describes a training and its fault. A threshold (`at`) is a text: "1.4" stands for 1.4 times
 the shipped one. one["alarms"][detector][threshold] has the first steps of the alarms. A twin is the same training
-without the fault. A Tally counts the alarms and hits of one detector. `of` has the tallies or counts of a detector.
+without the fault. The onset is the first step of a loss event; a hit is a loss event with an alarm shortly before it. A
+Tally counts the alarms and hits of one detector. `of` has the tallies or counts of a detector.
 """
 
 from __future__ import annotations
@@ -167,7 +168,8 @@ def names_of(found: list[dict]) -> list[str]:
 
 
 def results(found: list[dict], steps: int | None) -> dict:
-    """All results, as the bench stores them. `steps`: the option --steps; None: each recipe had its own length."""
+    """All results, as the bench stores them. `steps`: the option --steps; None: each recipe had its own length.
+    "default": the detectors of foreshock with few false alarms that predict loss events or find planted errors."""
     shipped = {name: summaries(found, name, tallies(found, name, "1.0"), "1.0") for name in names_of(found)}
     errors = attention_errors.results(found)
     ours = {name: of for name, of in shipped.items() if name not in OTHERS}
@@ -221,7 +223,8 @@ def about(what: recipes.Recipe, found: Iterable[dict]) -> dict:
 
 
 def curves(found: list[dict]) -> list[dict]:
-    """Losses, onsets and the first 50 alarms of the first seed of each recipe, for the charts of the page."""
+    """For the charts of the page: of each recipe's training with the lowest seed, the losses, the onsets, and the first
+    50 alarms of each detector at the shipped threshold."""
     drawn = []
     for each in recipes.RECIPES:
         of = [one for one in found if one["recipe"] == each.name]

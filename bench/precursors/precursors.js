@@ -1,7 +1,8 @@
 // Draws the report of bench/precursors.py from its results, `study`: tables of all detectors, and charts of trainings.
-// The page loads lab/page/report.js (element, section, table, axis, short, COLOURS) before this file. In `study`, a
-// detector of `shipped` or `learned` has its figures over all recipes (`all`); `shipped` also has them by recipe
-// (`recipes`). A recipe describes a training and its planted fault.
+// The page loads lab/page/report.js (element, section, table, axis, short, COLOURS) before this file. A recipe describes
+// a training and its planted fault. In `study`, `shipped` has the figures of each detector with foreshock's own
+// threshold: over all recipes (`all`) and by recipe (`recipes`). `learned` has those over all recipes with thresholds
+// that were learned from a part of the trainings.
 (() => {
   const { recipes, shipped, learned, curves, protocol, attention_errors: errors } = study;
   const drawn = [];
@@ -10,6 +11,7 @@
   const HEAD = ['detector', 'hits', '95 %', 'twin', 'lead: median (quartiles; p10)', 'alarms', 'right', 'lift', 'false per 10 k steps'];
 
   // Returns the cells of a table row, for the columns HEAD. `d`: the figures of a detector; unknown figures are null.
+  // `right`: alarms that a loss event follows. The page explains the other columns, in the section 'all'.
   const row = (name, d) => [name, `${d.hits} of ${d.events}`, d.hit_low === null ? '–' : `${share(d.hit_low)}–${share(d.hit_high)}`, String(d.twin_hits),
     d.lead_median === null ? '–' : `${short(d.lead_median)} (${d.lead_p25}–${d.lead_p75}; ${d.lead_p10})`, String(d.alarms), String(d.right),
     short(d.lift) + range(d.lift_low, d.lift_high), d.twin_steps ? `${short(d.false_per_10k)} (≤ ${short(d.false_per_10k_most)})` : '–'];

@@ -95,9 +95,9 @@ def excess(means: list[float | None], twin: list[float | None]) -> tuple[int, in
 
     Both trainings are given by their means of BLOCK losses, from step 1 on; None stands for a mean that is not finite,
     which counts as excess. A failure is EXCESS_LASTS or more means in a row that exceed those of the twin by the share
-    EXCESS. `from` is the first step of the first of these means; the failure begins there or later, so leads are not
-    overestimated. `to` is AFTERMATH steps after the last of them, and BLOCK more if they last to the end of the
-    training. Before the fault, both trainings have equal losses.
+    EXCESS. `from` is the first step of the first of these means. The failure begins there or later, so a lead (steps
+    from an alarm to the failure) is not overestimated. `to` is AFTERMATH steps after the last of these means, and BLOCK
+    more if they last to the end of the training. Before the fault, both trainings have equal losses.
     """
     above = [
         mean is None or (other is not None and mean > (1 + EXCESS) * other)

@@ -114,6 +114,7 @@ class Fault:
 
 
 def without_norms(model: nn.Module, kinds: tuple[str, ...]) -> None:
+    """Replaces the RMSNorms whose names are in `kinds` by the identity."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.RMSNorm) and name in kinds:
@@ -194,8 +195,8 @@ def gpt(what: recipes.Recipe, seed: int, steps: int) -> None:
 
 
 def net(eps: float, steps: int) -> None:
-    """Trains a regression of sin x + sin 4x at 200 points, all of them at every step. `eps`: Adam's; the fault is a
-    small one (main()), with which Adam becomes unstable."""
+    """Trains a regression of sin x + sin 4x at 200 points, all of them at every step. `eps`: Adam's. The fault is a
+    small eps (main()), with which Adam becomes unstable."""
     x = torch.linspace(-math.pi, math.pi, 200)[:, None]
     y = torch.sin(x) + torch.sin(4 * x)
     model = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1))

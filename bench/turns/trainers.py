@@ -1,5 +1,5 @@
 """For benchmarks of the monitor's cost: starts trainings with and without the monitor, which take turns of a few steps
-on one core, and compares their times."""
+on one core. interval() gives the median of the times that a benchmark has measured, and how certain it is."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cpu_seconds_of(pid: int) -> float:
 
 class Trainer:
     """A training process on cores[0]: training.py, which waits between its turns. `kind`: a key of the tables above,
-    or any word if `given_options` are those of `foreshock run`. `model`: as training.py expects it. `objects`:
+    or any word if `given_options` has the options of `foreshock run`. `model`: as training.py expects it. `objects`:
     number of Python objects that the process holds in addition."""
 
     def __init__(
@@ -128,7 +128,8 @@ def one_of_each(model: str, kinds: tuple[str, ...], cores: list[int]) -> Iterato
 
 
 def interval(sets: list[list[float]], draws: int = 2000) -> tuple[float, float, float]:
-    """The median of the sets' medians, and the ends of its 95 % bootstrap interval (draws sets and their values)."""
+    """The median of the sets' medians, and the ends of its 95 % bootstrap interval. Each of the `draws` samples chooses
+    sets, and values in each chosen set, at random and with repetition."""
     chance = random.Random(1)
 
     def estimate(chosen: list[list[float]]) -> float:
@@ -142,7 +143,7 @@ def interval(sets: list[list[float]], draws: int = 2000) -> tuple[float, float, 
 
 
 class Rounds:
-    """Yields `rounds` numbers; stops earlier after the deadline, but never before the second one."""
+    """Yields the numbers 0 to rounds - 1. After the deadline it stops earlier, but not before it has yielded two."""
 
     def __init__(self, rounds: int, deadline: float) -> None:
         self.rounds, self.deadline = rounds, deadline

@@ -5,8 +5,8 @@ microseconds of parts of a step (see Parts); only the tests' GPT supports this l
     python bench/turns/training.py gpt | step | LAYERS,WIDTH,BATCH,LENGTH [OBJECTS]
 
 gpt: the demo's GPT; step: the smallest training with attention; LAYERS,...: the tests' GPT of this size.
-OBJECTS: how many lists the process holds beside the training. With OBJECTS, Python's cycle collector is off, since a
-full collection of millions of objects takes longer than a step in any program.
+OBJECTS: how many lists the process holds in addition to the training. With OBJECTS, Python's cycle collector is off,
+since a full collection of millions of objects takes longer than a step in any program.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@
 // query that sees it), query, out, grad_out, log_sum_exp, key, value, grad_key and grad_value. Then, for the
 // conservation check (sums over all keys, shadow/conservation.h), grad_key and grad_value of all keys of the
 // kv-head, and grad_query of all query heads that share it. In the Header, `rows` is the number of key
-// positions and `keys` the number of queries of one head. Its line has two objects, grad_key and grad_value.
+// positions and `keys` the number of queries of one head. The printed line has two objects, grad_key and
+// grad_value.
 #include <cstdint>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -109,7 +110,8 @@ KeyColumns read_columns(const Header& h, Arrays* arrays, std::vector<ColumnSum>*
 }
 
 // Returns the result of a slice, with its layer's biases and alarms. `tensor`: a JudgedTensor (out, dQ, ...).
-// fused, plain: the error over that of fused, plain attention; excess: bias beyond a correct algorithm's.
+// fused: the error divided by that of correct fused attention. plain: the error divided by that of unfused
+// attention. excess: the bias minus that of a correct algorithm.
 nlohmann::json line_of(const SliceDeviation& d, const LayerStatistics& layer, uint32_t tensor) {
   nlohmann::json alarms = nlohmann::json::array();
   for (const LayerAlarm& alarm : alarms_of(layer, tensor)) alarms.push_back(alarm.kind);

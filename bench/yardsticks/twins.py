@@ -22,7 +22,7 @@ import stored_tensors  # noqa: E402
 import train as demo  # noqa: E402
 
 LEARNING_RATE = 2e-3
-OTHER_INIT = 1_000_003  # far above the seeds of the replicates, so that no two trainings have one seed
+OTHER_INIT = 1_000_003  # an Arm.init far above all seeds, so that seed + init never equals another seed
 DONE = "done"  # name of the file that marks an arm as complete; it has the last loss
 
 

@@ -1,5 +1,5 @@
-// Fills the sections of the report's page from `report`, the parsed JSON of `foreshock report --json`. The build joins the
-// scripts words.js (which reads `report` and has helpers), charts.js, events.js and this one to one, in this order.
+// Fills the sections of the report's page from `report`, the parsed JSON of `foreshock report --json`. The build joins four
+// scripts, in this order: words.js (which reads `report` and has helpers), charts.js, events.js and page.js (this file).
 const LABEL_WIDTH = Math.min(190, Math.round(innerWidth / 3.5)); // pixels, beside the charts of loss, detectors and attention
 
 function head() {
@@ -46,7 +46,7 @@ function start() {
   byId('notes').append(...report.notes.map((text) => element('li', { textContent: text })));
   byId('limits').append(...report.limits.map((text) => element('li', { textContent: text })));
   const sections = [...document.querySelectorAll('.event > details')];
-  sections.forEach((details) => details.draw()); // of the sections that are open from the start
+  sections.forEach((details) => details.draw()); // draws only sections that are open from the start
   addEventListener('beforeprint', () => openAll(sections));
   const openLinkedEvent = () => {
     const target = /^#event-\d+$/.test(location.hash) ? document.querySelector(location.hash + ' > details') : null;

@@ -1,6 +1,7 @@
 // Line charts over the step, drawn with Chart.js: one line per rank. The ARIA label of a chart has its content as text.
 // The loss chart is the wide one. Below its curves, each detector that left level quiet has a lane: a row with marks at
-// the detector's events (lanes.js). The arrow keys move a cursor in the loss chart (reader.js).
+// the detector's events (lanes.js). The arrow keys move a cursor in the loss chart (reader.js). Functions that are not
+// defined here are in the page's other scripts.
 
 // Places each label [text, x, width] right of its x (left of its x if it would pass `end`), in the first row that has
 // room. Returns text, left edge and row of each label.

@@ -161,8 +161,8 @@ class HeatMap {
     return shade(this.top > this.bottom ? Math.log(size / this.bottom) / Math.log(this.top / this.bottom) : 0.5);
   }
 
-  // Paints cells and names of layers. Rows lower than a name (13 pixels) have a name every `rowsPerName` rows. A layer
-  // with a cell beyond the limit always has its name.
+  // Paints cells and names of layers. If rows are lower than a name (13 pixels), only every `rowsPerName`-th row has a
+  // name. A layer with a cell beyond the limit always has its name. Layers without such a cell have no name near it.
   paint(ctx, kind) {
     const { map, cell, left } = this, rowsPerName = Math.ceil(13 / cell.height), gap = cell.height > 8 ? 1 : 0.5;
     map.labels.forEach((label, row) => {

@@ -3,7 +3,7 @@
 // writes numbers and makes elements, tables.js makes tables, rows and key figures, before.js finds the loss events.
 
 const POLL_MS = 2000;
-// rank: the rank selected in the legend, null for all. run: the selected run, null for the run of the state. view: run
+// rank: the rank selected in the legend, null for all. run: the selected run, null for the agent's choice. view: run
 // and rank of the last show(). state, history: the last replies. historyRun, historySteps: run and steps of `history`.
 // polls: number of times that `history` was out of date. start() adds heat (the heat map of layers), tables and reader
 // (the cursor on a step); scaleChosen: the user has selected the axis of the loss.

@@ -144,7 +144,8 @@ const DETECTORS = {
 };
 const times = (logarithm) => `${short(Math.exp(logarithm))} \u00D7`;
 // The value at which a detector warns, as text, by the kind of its statistic (`look` in the state). `warn`: the fixed limit.
-// `least`: the smallest change that counts (for rise, drop and growth the logarithm of a factor), or the value forecast.
+// `least`: for forecast, the value that is forecast; else the smallest change that counts, for rise, drop and growth the
+// logarithm of a factor.
 const LIMITS = {
   drift: (d) => (d.least > 0 ? `${short(d.least)} that lasts` : "a sign that lasts"),
   limit: (d) => `${short(d.warn)}, twice`,

@@ -32,6 +32,9 @@ namespace {
 // dispatch key of our hooks, and a hook at an autograd key removes gradients of compiled graphs. A Semantics
 // (attention.h) describes the arguments of an operation: the order of the dimensions (heads or positions
 // first), then which keys a query sees under a causal mask. kUpperLeft: heads first, query i sees keys <= i.
+// packs: it accepts packed sequences. in_function: it is called inside an autograd.Function, where gradient
+// mode is off. fills_out: the output is an argument. flat_bias: a bias of three dimensions is (batch x head,
+// query, key).
 
 // The causal mask is "lower right" according to torch/nn/attention/bias.py, which calls this operation.
 constexpr Semantics kSdpaFlash{Order::kHeadsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT};
@@ -46,8 +49,8 @@ constexpr Semantics kCudnn = kUpperLeft;
 // For devices of other vendors. The causal mask has an unknown alignment, so it must be square.
 constexpr Semantics kOverrideable{Order::kHeadsFirst, kSquareOnly};
 
-// flash-attention aligns at the bottom right since 2.1 (its README). torch.nn.attention.varlen, nested
-// tensors, and xformers with torch's kernels call the operations of aten.
+// flash-attention aligns at the bottom right since 2.1 (its README). Also for aten's own operations, which
+// torch.nn.attention.varlen, nested tensors, and xformers with torch's kernels call.
 constexpr Semantics kFlash{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT, /*packs=*/true,
                            /*in_function=*/true};
 constexpr Semantics kFlashInplace{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT,
@@ -144,7 +147,7 @@ class LateOps final : public c10::OpRegistrationListener {
     return ops.hooked_of_torch_;
   }
 
-  // Hooks operations that were registered since. Costs one atomic load if there are none.
+  // Hooks operations that were registered since the last call. Costs one atomic load if there are none.
   static void hook_arrived() noexcept {
     if (instance().has_arrived_.load(std::memory_order_relaxed)) instance().hook_new();
   }
@@ -252,7 +255,9 @@ void hook_math_path(torch::Library& aten) {
 }
 
 // Sets up the hooks of attention, and of operations that show losses, backward roots (the tensors on which
-// backward() is called), gradient scaling and norms. Returns the number of hooked attention operations.
+// backward() is called), gradient scaling and norms. Prepares for calls of attention from compiled models
+// (register_shims) and starts to count steps by the versions of weights (ParameterClock). Returns the number
+// of torch's attention operations that are hooked.
 int hook_all() {
   // Leaked, since destroying a torch::Library removes its kernels.
   auto& aten =
@@ -295,12 +300,14 @@ FORESHOCK_EXPORT int foreshock_adapter_start(void) {
   return hooked;
 }
 
-// Number of attention calls on real data that the hooks have seen, forward (0) or backward (1).
+// Number of attention calls on real data (not fake, meta or traced tensors) that the hooks have seen, forward
+// (0) or backward (1).
 FORESHOCK_EXPORT uint64_t foreshock_adapter_calls(int backward) {
   return foreshock::adapter::attention_calls[backward != 0].load();
 }
 
-// libforeshock.so calls these three when a compiled model calls attention through torch's C shim (adapter.h).
+// libforeshock.so calls the next two when a compiled model calls attention through torch's C shim
+// (adapter.h), and foreshock_adapter_in_backward when it has intercepted a call of Transformer Engine.
 FORESHOCK_EXPORT int foreshock_adapter_shim_begins(const foreshock_shim_call* call) {
   return foreshock::adapter::shim_begins(*call);
 }
@@ -326,8 +333,11 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_backwards(void) {
 }
 
 // Reports the gradients; call it before the optimizer's work. `parameters`: `count` TensorImpl addresses
-// (parameter._cdata) of all tensors that the optimizer steps; count 0: no gradients. GradientReport::publish
-// explains the other arguments. Returns the nanoseconds spent inside the core, which counts them itself.
+// (parameter._cdata) of all tensors that the optimizer steps; count 0: no gradients. `inverse_scale`: factor
+// by which the optimizer itself multiplies gradients. `copies`: how often per step the averaging over ranks
+// writes into each gradient. `may_be_written_untracked`: whether kernels that do not change a tensor's
+// version may have written gradients. Returns the nanoseconds spent inside the core, which counts them
+// itself.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* parameters, size_t count,
                                                         double inverse_scale, uint32_t copies,
                                                         uint32_t may_be_written_untracked) {

@@ -434,7 +434,8 @@ inline bool enter_attention(int32_t operation, bool backward, const at::Tensor& 
   } else if (query.requires_grad() && (in_function || c10::GradMode::is_enabled())) {
     flags |= FORESHOCK_NEEDS_GRADIENT;
   }
-  // observe() may report the end of a step (clock.h), so it precedes the report of the call after this step.
+  // observe() may report that a step has ended (clock.h). It comes before the report of this call, which then
+  // belongs to the next step.
   if (!in_backward) ParameterClock::instance().observe(query);
   return foreshock_attention_enter(operation, flags) != 0;
 }

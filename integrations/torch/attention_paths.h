@@ -51,6 +51,7 @@ class MathWindow {
  public:
   // Call it once, at set-up. Adds the callbacks if `foreshock run --math-path` is on. They are never removed,
   // only disabled, since removal is unsafe while other threads run. `number`: from foreshock_register_op.
+  // kUpperLeft: the order of the dimensions, and the alignment of a causal mask, in calls of the math path.
   static void prepare(int32_t number) {
     const char* setting = std::getenv("FORESHOCK_MATH_PATH");
     const bool on = setting && (!std::strcmp(setting, "on") || !std::strcmp(setting, "1") ||

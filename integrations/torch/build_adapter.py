@@ -232,7 +232,7 @@ def self_test(adapter: Path, torch: Torch, arguments: argparse.Namespace, compil
     # libforeshock.so must not monitor this process (FORESHOCK=0), and torch must not load the Python helper.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
     environment |= {"LD_PRELOAD": str(arguments.library), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "FORESHOCK": "0"}
-    command = self_test_program(torch.home, adapter.parent.parent, arguments, compiler)  # replace()'s scratch
+    command = self_test_program(torch.home, adapter.parent.parent, arguments, compiler)  # in replace()'s `scratch`
     run_or_fail([*command, str(adapter)], TEST_SECONDS, "the adapter's self-test", env=environment)
 
 

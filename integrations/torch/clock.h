@@ -234,9 +234,10 @@ inline thread_local uint64_t pending_number = 0;
 class TrainingClock {
  public:
   // Called when backward() begins at its root, the tensor whose backward() was called. Reports the root's
-  // value `loss`, but not if there is a gradient scaler, which multiplies the root. Whether there is one is
-  // seen in the first step. Before its end, a product (`is_product`) may be scaled: it is reported only
-  // beside a mean cross-entropy, which the core prefers, and summed cross-entropies are dropped, since the
+  // value `loss`, but not if there is a gradient scaler, which multiplies the root. A scaler shows itself
+  // after the first backward pass, when it divides the gradients or updates its scale. Until the first step
+  // has ended, a root that is a product (`is_product`) may therefore be scaled. Such a root is reported only
+  // beside a mean cross-entropy, which the core prefers. Summed cross-entropies are then dropped, since the
   // root may be any multiple of them. `divisor`: the number that has divided the loss; 0: none.
   void on_root(double loss, bool is_product, double divisor) noexcept {
     root_count_.fetch_add(1, std::memory_order_relaxed);
@@ -315,7 +316,7 @@ class TrainingClock {
   uint32_t roots() const noexcept { return root_count_.load(std::memory_order_relaxed); }
 
  private:
-  // Whether a gradient scaler that no operation has shown yet may have multiplied this root.
+  // Whether a gradient scaler may have multiplied this root although no hook has seen a scaler yet.
   bool may_be_scaled(bool is_product) const noexcept {
     return is_product && !has_stepped_.load(std::memory_order_relaxed) &&
            !has_scaler_.load(std::memory_order_relaxed);

@@ -127,7 +127,7 @@ class TryGuard {
 struct StorageRange {
   const void* storage = nullptr;
   int64_t offset = 0, elements = 0;
-  const void* tensor = nullptr;  // the tensor itself, if its elements are not dense (ambiguous); else null
+  const void* tensor = nullptr;  // the tensor itself, if its elements do not fill the range; else null
 
   auto operator<=>(const StorageRange&) const = default;
 };

@@ -159,8 +159,8 @@ class QuietSteps {
     const uint64_t begin = now_ns();
     const Given given = read_arguments(args, kwargs);
     if (given == Given::kOther) return -1;
-    // end() checks the clock, when the optimizer's work has brought its objects into the caches. That is
-    // enough if nothing is published here: without norms, closure and due weights.
+    // end() checks whether the clock is unchanged, when the optimizer's work has brought its objects into the
+    // caches. That is enough if nothing is published here: no norms, no closure, no due weights (see below).
     const bool end_checks = is_clock && given == Given::kNothing && gradient_norms().is_empty();
     const auto is_as_known = [&] {
       if (is_profiled() || is_compiling()) return false;

@@ -84,7 +84,7 @@ inline void* stream_of(const at::Tensor& tensor) noexcept {
   const c10::Device device = tensor.device();
   void* handle = nullptr;
   bool known = false;
-  // Not by torch's VirtualGuardImpl, which in torch 2.8 needs a newer C++ runtime than our packages require.
+  // VirtualGuardImpl is not used, since in torch 2.8 it needs a newer C++ runtime than our packages require.
   const auto* guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(device.type())].load();
   if (guard_has_handle.load(std::memory_order_relaxed) && guard != nullptr) {
     known = stream_of_guard(*guard, device, &handle);

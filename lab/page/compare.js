@@ -1,6 +1,6 @@
 // The page of `foreshock compare --report`: charts and tables of the distances between checkpoints a and b of each
 // pair. report.js has `study`, the JSON of lab/comparison_report.h, and the functions that are not defined here. W1 is the
-// Wasserstein distance; d = b - a.
+// Wasserstein distance; its noise floor is the W1 of two independent draws of one distribution; d = b - a.
 (() => {
   // What a chart can show: title, and value of an entry `e` of the JSON (a tensor, or all pooled).
   const STATISTICS = {

@@ -1,9 +1,9 @@
 'use strict';
 // The page of `foreshock lab --report`: for each sweep its chart, its claims and a table of its points. A sweep varies
-// settings (AXES); a point has the settings and statistics of one output tensor of one algorithm. report.js has the
-// helpers (element(), axis(), ...) and `study`: the JSON of lab/study.h. A drawing in study.drawings describes the
-// chart of a sweep: x (an axis), y (a statistic), series (axes with commas), tensor ('': several), choose (whether the
-// page lets its reader choose a tensor), ...
+// settings (AXES). A point has the settings and statistics of one output tensor of one algorithm. A claim is a statement
+// about a sweep that is checked on its points. report.js has the helpers (element(), axis(), ...) and `study`: the JSON
+// of lab/study.h. A drawing in study.drawings describes the chart of a sweep: x (an axis), y (a statistic), series (axes
+// with commas), tensor ('': several), choose (whether the page lets its reader choose a tensor), ...
 (() => {
   // Titles of the statistics of a point. Each statistic is {mean, low, high} over the seeds.
   const STATISTICS = {

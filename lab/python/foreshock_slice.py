@@ -30,7 +30,8 @@ class NoSliceError(Exception):
 
 @dataclass
 class Slice:
-    """At most 16 query rows, sorted by head, the same number from each head of one kv-head; and the keys they see."""
+    """At most 16 query rows, and the keys that they see. The rows are of the query heads that share one key/value head,
+    the same number of each, sorted by head."""
 
     facts: dict[str, str]  # metadata of the file: scale, causal, op, ...
     # q, out, dout, dq: [rows, d]; k, v: [keys, d]. dx: gradient of x. Row r is query position[r] of the call. It sees
@@ -147,7 +148,8 @@ class Call:
         return bool((self.stored.arrays["key_limit"] < self.stored.lengths[1]).any())
 
     def causal_flag_suffices(self) -> bool:
-        """Whether is_causal=True can replace a mask tensor. In torch it lets query n see keys 0 to n ("top-left")."""
+        """Whether is_causal=True can replace a mask tensor. In torch it lets query n see keys 0 to n ("top-left"). With
+        "bottom-right", the last query sees all keys."""
         queries, keys = self.stored.lengths
         causal = self.stored.facts["causal"]
         return causal == "top-left" or (causal == "bottom-right" and queries == keys)

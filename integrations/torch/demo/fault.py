@@ -54,7 +54,7 @@ class Fault:
 
     def __init__(self, ulps: float, seed: int) -> None:
         self.ulps, self.is_on = ulps, False
-        self.numbers = torch.Generator().manual_seed(seed)  # a separate one: the training's random numbers stay
+        self.numbers = torch.Generator().manual_seed(seed)  # separate, so that the training draws the same numbers
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         group = q.shape[1] // k.shape[1]
@@ -76,7 +76,7 @@ class GradKeyFault:
     def __init__(self, layer: int, layers: int, seed: int, error: float = 0.05) -> None:
         self.layers, self.error, self.is_on = layers, error, False
         self.position, self.calls = layers - 1 - layer, 0  # index of the layer's call in a step; calls so far
-        self.numbers = torch.Generator().manual_seed(seed)  # a separate one: the training's random numbers stay
+        self.numbers = torch.Generator().manual_seed(seed)  # separate, so that the training draws the same numbers
         self.original = torch.library.get_kernel(f"aten::{BACKWARD}", "CPU")
         self.library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():

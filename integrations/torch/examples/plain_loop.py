@@ -62,7 +62,7 @@ class Training:
         self.rate_limit = self.rate() / 10
 
     def roll_back(self, advice: Advice) -> None:
-        """Restores the last kept state from before the cause of the warning (since_step). Lowers the rate, since
+        """Restores the last state that was kept before the warning's first step (since_step). Lowers the rate, since
         otherwise the training would diverge again."""
         self.lower_rate(advice)
         before = [state for state in self.kept if state["step"] < advice.since_step]

@@ -20,10 +20,10 @@ class Advice(NamedTuple):
     detector: str | None  # "output_error_drift", ...; None if the level is "quiet"
     layer: str | None  # "003", ...; None: the signal belongs to no layer
     rank: int | None  # the rank whose detector this is; None if the level is "quiet"
-    since_step: int  # first step of this level; does not change during one warning
-    from_step: int  # the ranks of a node act in the same step if each waits for this step
-    age_steps: int  # steps of this process that the agent has not read; if many, the agent has stopped: old advice
-    score: float  # the value that the detector compares with its limits, scaled so that it warns at 1 and above
+    since_step: int  # first step at this level; does not change while the warning lasts
+    from_step: int  # first step to act in: if each rank of a node waits for it, all act in the same step
+    age_steps: int  # steps that the agent has not read yet; if many, the agent has stopped and the advice is old
+    score: float  # value of the detector as a share of its limit; it begins to warn at 1
 
 
 def _prepare() -> bool:

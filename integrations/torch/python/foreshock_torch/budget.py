@@ -27,7 +27,8 @@ class OverheadGuard:
     """
 
     TIMES, FLAGRANT_TIMES = 5, 10
-    LEAST_NS = 500_000_000  # own time below this is allowed: that since set-up, and (FLAGRANT_TIMES) of the window
+    # Own time below this is always allowed: for TIMES the own time since set-up, for FLAGRANT_TIMES that of the window.
+    LEAST_NS = 500_000_000
     SET_UP = 6  # number of set-up steps: the first ones, in which names, modules and further optimizers are found
     WINDOW, WINDOW_NS = 100, 1_000_000_000  # minimum length of a window in steps and in nanoseconds
 

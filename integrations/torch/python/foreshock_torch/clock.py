@@ -41,8 +41,8 @@ from .weights import ENDED, Weights
 def is_profiled() -> bool:
     """Whether a profiler records every Python call of this thread (torch.profiler with stacks, cProfile).
 
-    The profiler would also record our calls, whose number grows with the model for names, weights and gradients. These
-    three are left out while a profiler runs; steps are still counted.
+    The profiler would also record the helper's calls. The number of calls for names, weights and gradients grows with
+    the model, so these three are left out while a profiler runs. Steps are still counted.
     """
     return getprofile() is not None
 
@@ -98,7 +98,7 @@ class Monitor:
         self._last_state: tuple[int, int] | None = None  # parameter address and step number of the last tick
         self._named_for: tuple[list[int], list[int]] = ([], [])  # ids of optimizers, addresses of their parameters
         self._published_names: dict[int, tuple[Named, str]] = {}  # {address: (name, layer label)} that the core has
-        self._is_described = False  # core.describe() was called with the coordinates, which need parameters
+        self._is_described = False  # core.describe() was called with the parallel coordinates, which need parameters
         self._is_rank_described = False  # core.describe() was called without the coordinates
         self._has_cleared_names = False  # the core's names were cleared and not set again
         self._steps_whole_model = True  # this rank steps the whole model, so its gradient norms are those of the run
@@ -219,7 +219,7 @@ class Monitor:
             self.core.quiet.disarm()
 
     def _allow_quiet_steps(self, source: int) -> None:
-        """Lets quiet steps follow the step that has just ended."""
+        """Lets quiet steps follow the step that has just ended. `source`: of its number, COUNTED or OPTIMIZER_STATE."""
         if not self._is_settled or self._off_bits or self._next_step_bits or self._owners.has_lost:
             return  # has_lost: a module with named parameters was destroyed; other tensors may get their addresses
         # If the end of the next step has work that only Python can do, only its beginning may be quiet.
@@ -227,7 +227,8 @@ class Monitor:
         needs_python = needs_python or self.core.logs.has_news()
         self._is_step_counted = source == COUNTED
         address, step = (0, self._last_step or 0) if self._is_step_counted else self._last_state or (0, 0)
-        # The next tick whose end must run in Python, to search for attention that no hook sees.
+        # The next tick that must run in Python, because it searches for attention that no hook sees. After the last
+        # such tick, one so far ahead that `begins_left` is the lower limit.
         check_at = min((t for t in UNSEEN_CHECK_TICKS if t > self._ticks), default=self._ticks + 2 * self.LOOK_EVERY)
         self.core.arm(
             may_end_quietly=not needs_python,
@@ -370,8 +371,8 @@ class Monitor:
     def _ends_step(self, optimizer: Any, backwards: int) -> bool:
         """Whether this call of `optimizer` ends a training step. `backwards`: backward passes since the last step.
 
-        The optimizer becomes the clock if there is no clock yet, if the clock was destroyed, or if the optimizer steps
-        for at least the second time since the clock's last step, and after a backward pass.
+        An optimizer that ends a step is the clock from then on. While there is a clock, another optimizer ends a step
+        only if it steps for at least the second time since the clock's last step, and after a backward pass.
         """
         self._seen_backward |= backwards > 0
         clock = self._clock() if self._clock is not None else None

@@ -39,7 +39,7 @@ def skip_in_dynamo(frames: Any, function: Any) -> None:
 
 
 class Watch:
-    """Calls `stepped(optimizer)` after every compiled step, until a call has failed."""
+    """Calls `stepped(optimizer)` after every compiled step, until a call has failed by an error of the helper."""
 
     def __init__(self, torch: Any, stepped: Callable[[Any], None], call_back: Callable[[Any], Any]) -> None:
         """`call_back`: Core.call_back, which turns a function into the callback of a weak reference."""

@@ -181,9 +181,10 @@ class Core:
         return quiet
 
     def look(self, clock: Any, others: list[tuple[Any, int]]) -> bool:
-        """Whether quiet steps can follow the step that step_begins() has started. `clock`: the optimizer whose steps
-        are the training steps. `others`: the other optimizers, each with a number: n if its loss is recorded as "loss
-        of optimizer n", 0 if it steps after `clock` without a backward pass of its own."""
+        """Passes the optimizers to quiet_steps.h. Returns whether quiet steps can follow the step that step_begins()
+        has started. `clock`: the optimizer whose steps are the training steps. `others`: the other optimizers, each
+        with a number: n if its loss is recorded as "loss of optimizer n", 0 if it steps after `clock` without a
+        backward pass of its own."""
         addresses, array = self._last_addresses
         if not self.quiet.look(clock, self._ctypes.addressof(array), len(addresses)):
             return False

@@ -119,7 +119,7 @@ def _negative_hook_numbers() -> Any:
     """Gives negative numbers to the hooks that are registered in this context. The training's own hooks must get the
     numbers that they have without the helper, because torch saves hook numbers with a module."""
     handle = sys.modules["torch.utils.hooks"].RemovableHandle
-    next_id, handle.next_id = handle.next_id, -16  # -16 to -1: more numbers than enter() registers hooks
+    next_id, handle.next_id = handle.next_id, -16  # -16 to -1; enter() registers only four hooks
     try:
         yield
     finally:

@@ -29,7 +29,7 @@ def argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: st
     return args[index] if len(args) > index else kwargs.get(name)
 
 
-# The readers of LOGGERS. The wrapped functions are methods, so args[0] is the logger.
+# The readers in the table LOGGERS below. The wrapped functions are methods, so args[0] is the logger.
 
 
 def read_wandb(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

@@ -90,8 +90,8 @@ def _attention_of(matrix: str) -> str:
 def _blocks_in_stages(matrices: list[str]) -> set[str]:
     """Paths of numbered blocks inside numbered modules, such as layers.0.blocks.3 of Swin. `matrices`: 2-D parameters.
 
-    A block is the innermost numbered module around a query projection that has matrices in several of its children,
-    hence also outside its attention. So lists of heads and lists of experts contain no blocks.
+    Of the numbered modules around a query projection, the block is the innermost one with matrices in several of its
+    children. So it has matrices outside its attention too, and lists of heads and lists of experts contain no blocks.
     """
     children: dict[str, set[str]] = {}  # {numbered module: its children with matrices}
     for name in matrices:

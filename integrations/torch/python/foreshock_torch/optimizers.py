@@ -164,7 +164,8 @@ class OtherOptimizers:
 
 
 class SplitStep:
-    """Collects the parameters of a clock whose step() is called several times in a training step, each with others.
+    """Collects the parameters of a clock whose step() is called several times in a training step, each time with
+    other parameters.
 
     DeepSpeed's ZeRO does this: one call for each group, in stage 3 for each sub-group. The parameters of a call are
     flat copies of many parameters, or of this rank's share of them.

@@ -110,7 +110,7 @@ class Weights:
         A parameter that several optimizers hold is listed once, with the first of them. `unfollowed`: optimizers whose
         parameters are listed but not measured. `temporary`: addresses of parameters that an optimizer has in its groups
         only during one of several calls per step; they are not measured either. `named`: {address: (name, parameter)}
-        of the model. `labels`: {name: layer label}. `replicas`: prefixes names that ranks do not share with the rank.
+        of the model. `labels`: {name: layer label}. `replicas`: prefixes names of tensors that may differ over ranks.
         """
         order = {address: n for n, address in enumerate(named)}
         rows: dict[int, tuple[Weight, Position]] = {}  # by address of the parameter
