@@ -1,5 +1,6 @@
 // Passes the numbers in lines of the record to the detectors of the line's rank, and returns the detectors'
-// events as lines. Saves and restores the state of all detectors.
+// events as lines. Lines of tensors and optimizers have no rank; they go to the lowest rank of their run.
+// Saves and restores the state of all detectors, with a number of the caller (`note`).
 #include "agent/detection.h"
 
 #include <algorithm>
@@ -144,6 +145,7 @@ const std::vector<EventLine>& Watches::observe(const SpectrumLine& line) {
 
 const std::vector<EventLine>& Watches::observe(const TensorLine& line) {
   begin();
+  // Scope "job": `foreshock merge` made this line from the lines of the nodes. Detectors observe only those.
   if (line.scope == "job" || !line.step || !line.wasserstein_previous) return lines_found_;
   return observe_of_run(line.run, DetectorId::kWeightShift, line.tensor, line.layer, *line.step,
                         *line.wasserstein_previous, static_cast<int64_t>(line.interval_steps.value_or(0)));

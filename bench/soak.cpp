@@ -30,7 +30,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kLayers = 4, kLength = 8, kDim = 8, kWeights = 6;
-constexpr long kNames = 100000;  // the names of layers and scalars change at most about so often
+constexpr long kNames = 100000;  // with more steps, names change kNames to 2 * kNames times
 
 // Returns a struct of the C interface with its size and version; all other members are zero.
 template <class Struct>
@@ -41,8 +41,8 @@ Struct sized() {
   return record;
 }
 
-// Makes training steps. The names of layers and scalars change from time to time, about kNames times at most
-// in the planned number of steps, `steps`.
+// Makes training steps. The names of layers and scalars change every steps_per_name_ steps. `steps`: planned
+// number of steps.
 class Trainer {
  public:
   explicit Trainer(long steps) : steps_per_name_(std::max(steps / kNames, 1L)) {
@@ -195,6 +195,7 @@ int drive(long count, long parts, double rate) {
   return 0;
 }
 
+// Does the work of "restarts". Returns the exit status, as drive() does; also 1 if a process fails.
 int restart(const char* own_path, long count, long parts) {
   for (long part = 1; part <= parts; ++part) {
     const long first = count * (part - 1) / parts, last = count * part / parts;

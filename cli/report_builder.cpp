@@ -53,6 +53,7 @@ bool has_rank(const ReportEvent& event, int64_t rank) {
   return std::find(event.ranks.begin(), event.ranks.end(), rank) != event.ranks.end();
 }
 
+// Returns where a fault event (an event of the record that names NaN, Inf or unequal weights) saw NaN or Inf.
 std::string where_nonfinite(const FaultEvent& fault) {
   const std::string what = fault.what == "nonfinite"            ? "attention's result"
                            : fault.what == "nonfinite_gradient" ? "the gradient"

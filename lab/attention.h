@@ -59,7 +59,8 @@ Tensors split_k(const Tensors& inputs, const Settings& settings, Arithmetic& ari
 // Where the backward pass keeps its intermediate results: stored in the format, or in registers.
 enum class State { kFormat, kRegisters };
 
-// Adds delta, grad_query, grad_key and grad_value to `results`, which must have out and log_sum_exp.
+// Adds delta, grad_query, grad_key and grad_value to `results`, which must have out and log_sum_exp. delta is
+// the number that is subtracted from a row of P's gradient (DeltaSource in algorithm.h).
 // Recomputes P as exp(score - log_sum_exp), as kernels do. With State::kFormat each product, the scaled
 // scores, P and delta are stored in the format, and gradients are accumulated in the format tile by tile.
 // With kRegisters all of these stay in registers; operands of products and final gradients are rounded.

@@ -1,4 +1,4 @@
-// Reads the tensors of a model from safetensors files: one file, those that an index names, or a directory's.
+// Reads the tensors of a model from one safetensors file, from those that an index names, or from a folder.
 #ifndef FORESHOCK_LAB_CHECKPOINT_H_
 #define FORESHOCK_LAB_CHECKPOINT_H_
 
@@ -62,8 +62,8 @@ int open_regular(const std::string& path, uint64_t* size, std::string* problem);
 // Reads the bytes [offset, offset + count). Returns false if any of them cannot be read.
 bool read_all(int file, uint64_t offset, uint64_t count, char* data);
 
-// The tensors of a model by name, from one safetensors file, from the files with some of the tensors each
-// (shards) that an index (model.safetensors.index.json) names, or from the .safetensors files of a directory.
+// The tensors of a model by name. They come from one safetensors file, from all .safetensors files of a
+// directory, or from the shards (files with a part of the tensors) that model.safetensors.index.json names.
 struct Checkpoint {
   struct Place {
     size_t file = 0;                       // index in `files`

@@ -74,7 +74,8 @@ struct Distance {
   Difference difference;    // statistics of b - a, value by value
   uint64_t non_finite_a = 0, non_finite_b = 0;
 
-  // W1 / mean |a - b|, 0 to 1. Near 1: the values moved in one direction. Near 0: their distribution did not.
+  // W1 / mean |a - b|, 0 to 1. Near 1: the values moved in one direction. Near 0: they moved, but not
+  // their distribution.
   double w1_over_mean_abs() const { return wasserstein.value / difference.mean_magnitude(); }
 };
 

@@ -18,19 +18,19 @@ Tensors winograd_f2(const Tensors& inputs, const Settings& settings, Arithmetic&
 Tensors winograd_f4(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 Tensors winograd_f6(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 
-// Softmax of each row, which first finds the maximum, then the sum, in registers.
+// Softmax of each row. The first pass finds the maximum, the second the sum, both in registers.
 Tensors softmax_two_pass(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // Softmax in one pass over blocks of columns; the running maximum and sum are stored in the format.
 Tensors softmax_online(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 
-// Layer norm of each row, which first computes the mean, then the mean of the centred squares.
+// Layer norm of each row. The first pass computes the mean, the second the mean of the centred squares.
 Tensors layer_norm_two_pass(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // Layer norm in one pass: the variance is the mean of squares minus the square of the mean, in registers.
 Tensors layer_norm_fused(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // Layer norm in one pass by Welford's recurrence, in registers.
 Tensors layer_norm_welford(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 
-// Cross-entropy and its gradient, of the logits hidden . classes^T, which are all stored in the format.
+// Cross-entropy and its gradient. The logits of all classes, hidden . classes^T, are stored in the format.
 Tensors cross_entropy_plain(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // The same with classes in chunks of block_k; logits, running maximum and running sum stay in registers.
 Tensors cross_entropy_chunked(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);

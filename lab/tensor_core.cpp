@@ -118,6 +118,7 @@ void rows_times_columns(const Accumulator& unit, const PackedOperand& a, const P
   for (int r = 0; r < kRows; ++r) hn::StoreU(unit.promotion ? promoted[r] : c[r], d, out + r * lanes);
 }
 
+// c += a . b, in blocks of kRows rows and one vector of columns.
 void multiply_packed(const Accumulator& unit, const PackedOperand& a, const PackedOperand& b, Tensor& c) {
   const D d;
   constexpr int kRows = kRowsAtOnce;

@@ -19,7 +19,7 @@ namespace foreshock::lab {
 double tensor_core_dot(const Accumulator& unit, const NumberFormat& format, const double* a, const double* b,
                        int b_stride, int count, double c);
 
-// c[i][j] += a[i][:] . b[:][j], vectorised over j. Each element equals tensor_core_dot() of it bit for bit.
+// c[i][j] += a[i][:] . b[:][j], vectorised over j. Each element equals tensor_core_dot() bit for bit.
 void tensor_core_multiply_add(const Accumulator& unit, const NumberFormat& format, const Tensor& a,
                               const Tensor& b, Tensor& c);
 

@@ -41,7 +41,8 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
 // place / 2^32 * (number of positions in the batch). Returns -1, or the FORESHOCK_SKIP_ reason.
 int take_sequence(uint32_t place, ValidatedCall* checked);
 
-// The slots of a slice. A large one takes several, each with a range of its keys (columns: its query rows).
+// The slots of a slice. A large slice takes several, each with a range of its keys. A slice of columns is
+// divided by query rows instead; its query rows count as keys here.
 struct SlicePlan {
   segment::Slot all = {};  // header fields that all slots share: dimensions, rows, limits
   uint32_t slots = 1;

@@ -88,8 +88,8 @@ class CudaGraphCounter {
   void launch(uintptr_t executable);
   void destroy_graph(uintptr_t graph);  // must be called before the driver can reuse the handle
   void destroy_executable(uintptr_t executable);
-  // Called at the end of every step, except of brief steps without a recording. Drops recordings whose end
-  // was not seen for kLongestSteps steps.
+  // Called at the end of every step that is not brief. Drops recordings whose end was not seen for
+  // kLongestSteps such steps.
   void end_step();
 
   bool is_recording() const { return active_recordings_.load(std::memory_order_relaxed) > 0; }
@@ -99,7 +99,7 @@ class CudaGraphCounter {
 
  private:
   static constexpr uint32_t kRecordings = 8;
-  static constexpr uint32_t kGraphs = 64;  // the latest: graphs are instantiated soon after recording
+  static constexpr uint32_t kGraphs = 64;  // the latest are kept: programs instantiate a graph soon
   static constexpr uint32_t kExecutables = 1024;
   static constexpr uint32_t kUnknown = UINT32_MAX;
   static constexpr uintptr_t kGone = 1;         // replaces the handle of an entry that may be reused
@@ -182,7 +182,8 @@ class KernelCounter {
 // exists. Any thread; a call is dropped if another thread is using the table. Fixed memory.
 class UnhookedAttention {
  public:
-  // Copies the names noted so far into the segment's `records` (kMaxUnseen of them). Later names follow.
+  // Copies the names noted so far into `records`, the kMaxUnseen entries of the segment. note() adds later
+  // names there too.
   void attach(segment::UnseenName* records);
   // Adds a name. `evidence` is FORESHOCK_UNSEEN_...; a smaller number is better evidence and replaces a
   // larger one. An empty name is dropped, and so is a new name if the table is full. `has_segment`: whether

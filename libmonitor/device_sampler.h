@@ -162,9 +162,9 @@ class DeviceSampler {
   int send_gradients(const DeviceStream& stream, const foreshock_gradient* gradients, size_t count,
                      SentGradients* sent);
 
-  // Whether a call, a weight or a number was on a device.
+  // Whether a call, weight, number or gradient was on a device.
   bool is_any_used() const { return devices_[0].index.load(std::memory_order_relaxed) != -1; }
-  // Whether a call or a weight was on a device that is not set up for it.
+  // Whether one of these was on a device that is not set up for it.
   bool has_wanted() const { return has_wanted_.load(std::memory_order_relaxed); }
   // Makes the missing set-ups. Must be called between two steps.
   void set_up_wanted();
@@ -187,7 +187,8 @@ class DeviceSampler {
     WeightStaging weights;
     GradientReadback gradients;
   };
-  // A number for find_scalar(): the value's number in its device's ScalarReadback * kPlaces + the place.
+  // A number for find_scalar() is n * kPlaces + place. `place` is the index of the device in devices_, n the
+  // value's number in the ScalarReadback of this device.
   static constexpr uint64_t kPlaces = 8;
   static_assert(kMostDevices < kPlaces);
   static constexpr uint64_t kNothing = ~uint64_t{0}, kAnyContext = ~uint64_t{1};  // no context has these ids

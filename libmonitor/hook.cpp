@@ -124,7 +124,8 @@ int foreshock_fetch(const foreshock_tensor* values, size_t count, void* stream, 
   return g_monitor.fetch(values, count, stream, what, numbers) ? 1 : 0;
 }
 
-// Below, the integers are numbers that foreshock_fetch() gave to values on a device; 0: not copied.
+// In the next three functions `number`, `scale`, `sum` and `weight` stand for values on a device, to which
+// foreshock_fetch() gave these numbers. 0 stands for no value.
 void foreshock_observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source) {
   if (number != 0 && !g_process.is_off()) g_monitor.observe_fetched_loss(number, scale, source);
 }

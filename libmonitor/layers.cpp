@@ -1,5 +1,6 @@
 // Maps parameters to layers with a hash table that other threads read without a lock, and publishes the
-// gradient norm of each layer. A layer has a label ("003") and a name ("blocks.3").
+// gradient norm of each layer. A layer has a label ("003") and a name ("blocks.3"). early_layers_ holds the
+// layers that are named before the segment exists.
 #include "libmonitor/layers.h"
 
 #include <bit>
@@ -32,7 +33,7 @@ void LayerTable::forget_names() {
   if (!has_names()) return;
   Entry* const entries = entries_;
   for (Entry* entry = entries; entry < entries + kBuckets; ++entry) {
-    if (entry->identity.load(std::memory_order_relaxed) == nullptr) continue;  // saves the page's memory
+    if (entry->identity.load(std::memory_order_relaxed) == nullptr) continue;  // unused pages stay unwritten
     entry->identity.store(nullptr, std::memory_order_relaxed);
     entry->layer.store(-1, std::memory_order_relaxed);
   }
@@ -71,7 +72,8 @@ void LayerTable::shorten(segment::Layer* record, const char* name) {
   store(record->name[common], '\0');
 }
 
-// A label is compared without its last byte, the terminating 0 to which index_of() may have cut it.
+// Compares labels without the last byte of the field, where index_of() puts the terminating 0 of a label that
+// it has cut. Tries the layer found last first, since parameters come layer by layer.
 int LayerTable::find_label(const char* label) {
   for (uint32_t tried = 0; tried < layers_; ++tried) {
     const uint32_t n = (last_found_ + tried) % layers_;
@@ -151,6 +153,7 @@ bool LayerTable::publish_gradients(int64_t step, double* total_norm) {
   return any;
 }
 
+// Publishes the norms of an earlier step, whose gradients were on a device until now.
 bool LayerTable::publish_late(const PendingGradient* gradients, uint32_t count, int64_t step,
                               double* total_norm) {
   Sums sums = {};

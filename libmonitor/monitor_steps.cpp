@@ -43,9 +43,9 @@ bool Monitor::step_is_sampled() {
 }
 
 // Whether the step that ends is brief: nothing happened in it but calls that were only counted, and losses on
-// the host. Its record needs nothing of the other parts of the monitor, whose code and data a training evicts
-// from the caches at every step. Long steps are never brief: there the saving is small, and commands and
-// costs of the agent would wait long.
+// the host (note_event() reports anything else). A brief step's end does not use the other parts of the
+// monitor, since a training evicts their code and data from the caches at every step. Long steps are never
+// brief: there the saving is small, and commands and costs of the agent would wait long.
 bool Monitor::is_brief(const foreshock_step& step, uint64_t duration_ns) {
   const bool is_eventful = is_eventful_.exchange(false, std::memory_order_relaxed);
   if (is_eventful || !may_be_brief_ || step_was_sampled_ || brief_steps_ == kMostBrief) return false;
@@ -167,7 +167,7 @@ void Monitor::count_kernels() {
 }
 
 // Writes the records of weight tensors whose results have arrived from devices. Charges the time of their
-// kernels. Returns the host time of this call in ns, which is not charged. Needs the lock weights_busy_.
+// kernels. Returns the host time of this call in ns, which is not charged here. Needs the lock weights_busy_.
 uint64_t Monitor::collect_weights(const Counting& counting) {
   const WeightSampler::Spent spent = weights_.collect();
   counting.add(counting.block->hook_ns, spent.device_ns);
@@ -271,8 +271,8 @@ size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
   const int64_t steps = period_steps_.load(std::memory_order_relaxed);
   deferred_steps_.take([&](int64_t step) { weights_.count_missed(step, steps); });
   const size_t found = weights_.due(now, steps, numbers, room);
-  // If tensors are due, the next call must count those that were not shown. If another thread has ended the
-  // step meanwhile, advance() may have decided that next_due() no longer holds.
+  // Calls before the step no_weights_before_ return at once; 0 lets the next call run in full. If tensors are
+  // due, it must count those that were not passed. If another thread ended the step, next_due() may be old.
   const bool has_ended = ending_step() != now;
   no_weights_before_.store(found > 0 || has_ended ? 0 : weights_.next_due(), std::memory_order_relaxed);
   return found;
@@ -490,7 +490,8 @@ void Monitor::complete_pending(bool is_step_end) {
   }
 }
 
-// Applies the events and gradients of the open step, or returns false if it must wait for a number or a step.
+// Applies the events and gradients of the open step, or returns false if it must wait: for a number, or for
+// an earlier step that is pending.
 bool Monitor::complete_open() {
   PendingStep& open = pending_steps_.open();
   if (pending_steps_.has_ended()) return false;
@@ -592,7 +593,8 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   counting.add(counting.block->step_ns, monotonic_ns() - begin + on_device_ns);
 }
 
-// Marks the step as sampled, since its gradients are read. With attention calls, begin_step() has marked it.
+// Marks a step that is due as sampled, since its gradients are read. If it has attention calls, begin_step()
+// has done this.
 void Monitor::mark_sampled_by_gradients() {
   step_was_sampled_ |= (g_process.hot() & kHotTickPending) != 0 && is_due(ending_step());
 }

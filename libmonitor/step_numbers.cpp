@@ -45,9 +45,10 @@ void LossTracker::choose_source(double root) {
   chosen_source_ = nll_is_the_loss ? FORESHOCK_LOSS_NLL : FORESHOCK_LOSS_BACKWARD_ROOT;
 }
 
-// Decides whether each root is a whole loss or a share. The k roots of a step (roots.weight is k; one for
-// each micro-batch) add up to about the mean over all targets (from kSummed, nlls that are summed over
-// targets) if they are shares, and to k times this mean if each is a whole loss. The limit is sqrt(k).
+// Decides whether each root is a whole loss or a share of it. A step has k roots (roots.weight), one for each
+// micro-batch. kSummed, nlls that are summed over targets, gives the mean over all targets of the step. The
+// sum of the roots is about this mean if they are shares, and k times this mean if each is a whole loss. The
+// limit between both is sqrt(k) times the mean.
 void LossTracker::choose_root_meaning() {
   const Mean &roots = mean_[FORESHOCK_LOSS_BACKWARD_ROOT], &summed = mean_[kSummed];
   const bool has_unsummed_nll = mean_[FORESHOCK_LOSS_NLL].weight > 0;  // `summed` then lacks targets
@@ -211,7 +212,7 @@ bool Scalars::is_taken(const char* cut) const {
 }
 
 // Returns the index of a name (compared by hash), which is added if it is new, or -1 if the table is full.
-// A name is cut to the segment's field. If another name was cut to the same text, it ends in "~2", "~3", ...
+// A name is cut to the segment's field. If the table already has this text, the new one ends in "~2", ...
 int Scalars::index_of(const char* name) {
   const uint64_t hash = fnv1a(name);
   for (uint32_t n = 0; n < known_; ++n)

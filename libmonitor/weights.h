@@ -129,7 +129,7 @@ class WeightSampler {
 
   // Ends a step in which weights cost `cost_seconds`. `unavoidable_seconds`: see WeightCadence::end_step().
   // `is_overdrawn`: see Budget::is_overdrawn(). `is_brief`: nothing was measured in the step; what was
-  // measured since belongs to a later one.
+  // measured since its end belongs to a later step.
   void end_step(double step_seconds, double cost_seconds, double unavoidable_seconds, bool is_overdrawn,
                 bool is_brief);
 

@@ -78,7 +78,7 @@ const spansDecades = (values) => {
   const good = values.filter((v) => finite(v));
   return good.length > 0 && good.every((v) => v > 0) && Math.max(...good) > 30 * Math.min(...good);
 };
-// Only 1, 2 and 5 times a power of ten have a label, since more labels would overlap.
+// Only numbers whose first digit is 1, 2 or 5 have a label, since more labels would overlap.
 const logTick = (v) => (/^[125]/.test(v.toExponential()) ? short(v) : '');
 // `labelWidth`: width of the axis with its labels. Charts with equal widths have equal steps one below the other.
 function yAxis(values, labelWidth) {
@@ -224,7 +224,8 @@ function attentionCharts(parent, labelWidth) {
 }
 
 // Draws a map of the errors, given as multiples of their alarm limit. Each row is a layer, each column a range of
-// steps. The colour is fuller if the error is nearer to 1. An error above 1 is orange, with a stroke in high rows.
+// steps. The colour is fuller if the error is nearer to 1. An error above 1 is orange, and marked with a stroke if the
+// rows are at least 8 pixels high.
 function layerMap(parent, layers, begin, end, labelWidth) {
   const filled = layers.filter((l) => l.error.some(finite));
   if (filled.length === 0) return;

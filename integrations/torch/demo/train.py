@@ -169,7 +169,7 @@ def seconds_per_step(size: Size, text: Text, autocast: bool) -> float:
 
 
 def choose(text: Text, seconds: float, steps: int, autocast: bool) -> Size:
-    """The largest size of which `steps` steps fit into `seconds` (else the smallest), of those measured in a second."""
+    """The largest size of which `steps` steps fit into `seconds`, else the smallest. Stops trying after a second."""
     chosen, begin = SIZES[0], time.monotonic()
     for size in SIZES:
         if time.monotonic() - begin > 1 or seconds_per_step(size, text, autocast) > seconds / steps:
