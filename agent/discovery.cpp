@@ -125,7 +125,7 @@ void Tree::scan(const Directory& directory, const std::string& prefix, size_t* r
     const std::string label = prefix + name;
     const std::optional<struct stat> status = directory.status_of(name);
     if (!status || !S_ISDIR(status->st_mode)) continue;
-    size_t runs_of_entry = 0;  // if `directory` is the root: followed runs in this entry, itself included
+    size_t runs_of_entry = 0;  // for an entry of the root, which is a run or a user: the runs followed in it
     size_t* count = prefix.empty() ? &runs_of_entry : runs_of_user;
     const bool is_new = needs_examination(label, *status, count);
     const auto known = seen_.find(label);
@@ -172,7 +172,8 @@ void Tree::examine(const std::string& label, std::unique_ptr<Directory> director
   found_.push_back({label, label.substr(label.find('/') + 1), std::move(directory)});
 }
 
-// Called if a run is not, or no longer, followed. `busy`: the next look() examines it even if unchanged.
+// Called if a run is not, or no longer, followed. `busy`: the next look() examines it even if unchanged,
+// since another agent follows it or no descriptor was free.
 void Tree::leave(const std::string& label, const Directory& directory, bool busy) {
   const auto known = seen_.find(label);
   const struct stat now = directory.status();

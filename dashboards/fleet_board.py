@@ -7,7 +7,8 @@ from board import Board, Row, run_variable
 from panel import DEVIATION, Query, of_living, of_run
 from rule import RANK_KEY, RUN_KEY, Values
 
-# Restricts series to ranks that are known to be alive: with a rank_up of 1. of_living() only excludes those with 0.
+# Restricts series to ranks that are known to be alive: with a rank_up of 1. of_living() also keeps ranks without
+# a rank_up.
 LIVING = f"and on ({RANK_KEY}) {of_run('rank_up')} == 1"
 RUNNING = 'foreshock_run_state{state="running"} == 1'
 

@@ -1,4 +1,5 @@
-"""All recording rules and alerts. `values`: values.toml. `default`: detectors that bench/precursors found useful."""
+"""All recording rules and alerts. `values`: values.toml. `default`: detectors that bench/precursors found useful; the
+others are experimental. An alert on experimental detectors alone has the severity info."""
 
 from attention_rules import attention_rules
 from detector_rules import detector_rules

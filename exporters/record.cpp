@@ -281,7 +281,7 @@ struct RecordWriter::Shared {
   uint64_t requested = 0, done = 0;  // numbers of the last requested and the last finished attempt to write
   bool is_writing = false, is_ending = false;
   Clock::time_point began;  // start of the present attempt
-  bool is_failing = false;  // from a failed attempt to the next one that writes everything
+  bool is_failing = false;  // from an attempt that fails or hangs to the next one that writes everything
   bool has_reported_hang = false;
   std::string error;  // for take_error()
   uint64_t errors = 0, lines_lost = 0;
@@ -304,6 +304,7 @@ bool RecordWriter::Shared::put(const std::string& line) {
   return true;
 }
 
+// Makes all waiting lines part of the next attempt. Copies them to the spool if the record is a regular file.
 void RecordWriter::Shared::copy_to_spool() {
   if (ready_bytes == waiting.size()) return;
   if (is_regular) spool.add(std::string_view(waiting).substr(ready_bytes), {inode, size + ready_bytes});

@@ -15,8 +15,8 @@ std::string to_json(const Comparison& comparison);
 std::string to_page(const Comparison& comparison);  // an HTML page in one file that loads nothing else
 
 // Tables for the terminal: one row per pair of checkpoints, all tensors pooled. Then for each pair the `most`
-// tensors (0: all) with the largest relative L2 distance. Also those with NaN or Inf, those of which shapes
-// or types differ, and those that only one checkpoint has.
+// tensors (0: all) with the largest relative L2 distance. Also up to 20 of each of these: tensors with NaN or
+// Inf, tensors whose shapes or types differ, tensors that only one checkpoint has.
 std::string table_of(const Comparison& comparison, size_t most);
 
 }  // namespace foreshock::lab

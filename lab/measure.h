@@ -28,7 +28,7 @@ struct Deviation {
   double std_abs = 0;        // standard deviation of |difference| over the elements
   double relative_l2 = 0;    // L2 norm of the difference / L2 norm of the reference
   double bias_ulp = 0;       // outward / ulps (below); positive: the result is biased away from zero
-  double outward = 0;        // sum of difference * sign(reference)
+  double outward = 0;        // sum of difference * sign(reference); the sign of 0 is +1
   double ulps = 0;           // sum of ulp(reference)
   double squares = 0;        // sum of squares of the difference, for pooling
   double signed_sum = 0;     // sum of the difference
@@ -90,7 +90,7 @@ struct Measurement {
   Interval ratio_to_plain;      // relative_l2 / relative_l2 of the plain algorithm, same seed and arithmetic
   Interval max_ratio_to_plain;  // max_abs / max_abs of the plain algorithm, same seed and arithmetic
   Interval max_from_plain;      // largest |this result - result of the plain algorithm|
-  int64_t non_finite = 0;       // elements that are not finite, over all seeds
+  int64_t non_finite = 0;       // elements whose difference from the reference is not finite, over all seeds
 };
 
 // Returns "" if the point can be measured, else one line with the reason why it cannot.

@@ -113,6 +113,7 @@ std::vector<Point> bias_points() {
                     "flash2_shipped", "flash2_cast_sum", "flash4_lazy", "split_k"});
 }
 
+// "Units" are the matrix units whose accumulators the lab emulates (tensor_core.h).
 const Names kBf16Units{"exact", "fp64", "fp32", "ampere", "hopper"};
 const Names kFp8Units{"exact", "fp32", "hopper_fp8", "hopper_fp8_promoted", "blackwell_fp8"};
 

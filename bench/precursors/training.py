@@ -40,8 +40,9 @@ class Plant:
 
 
 class FollowingPlant(Plant):
-    """Plants an error that follows the gradient: the backward pass reads a wrong output (ErringAttention). An object
-    replaces torch.nn.functional in the model's module; only its attention differs."""
+    """Plants an error in the output that only the backward pass reads (ErringAttention): the output is moved in the
+    direction of its own gradient. The forward pass stays right. An object replaces torch.nn.functional in the model's
+    module; only its attention differs."""
 
     def __getattr__(self, name: str) -> Callable:
         return getattr(nn.functional, name)
@@ -163,7 +164,7 @@ class Copying:
 
 
 def planted(what: recipes.Recipe, seed: int) -> Plant | None:
-    """Installs the attention error of a recipe; None if it has none."""
+    """Installs the attention error of a recipe, or the control that only rounds; None if it has neither."""
     if what.plant == "following":
         demo.functional = FollowingPlant(what.layer(seed), what.dose, seed)
         return demo.functional

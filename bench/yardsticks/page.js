@@ -1,5 +1,5 @@
 // Draws the report of bench/yardsticks.py from its data, `study`: how far apart the weights of two trainings (a pair)
-// move, by pair, checkpoint and replicate (seed). The page's script begins with lab/page/report.js, which defines
+// move, by pair, checkpoint and replicate (a repetition of all pairs). The page's script begins with lab/page/report.js, which defines
 // element, section, table, axis, short and COLOURS. W1 is the Wasserstein distance, d the difference of a weight w in the two.
 (() => {
   const { setup, summary, replicates } = study;
@@ -52,7 +52,7 @@
 
   const sideBySide = (...children) => element('div', { className: 'columns', style: 'grid-template-columns: repeat(auto-fit, minmax(420px, 1fr))' },
     ...children.map((child) => element('div', {}, child)));
-  const pairNames = Object.keys(NAMES).filter((name) => replicates[0].pairs[name]);  // without "again", a training and its repetition
+  const pairNames = Object.keys(NAMES).filter((name) => replicates[0].pairs[name]);  // without "again" (twins.py), a training and its repetition
   section('claim', 'the claim', 'arXiv 2405.02803: another kernel moves weights 2–5 times less than low precision does',
     element('ul', { className: 'claims' }, ...Object.entries(summary.claim).map(([name, found]) =>
       element('li', { className: found.verdict === 'confirmed' ? '' : 'fails' },

@@ -194,7 +194,8 @@ class StepChart {
       const data = withGaps(points(table, column));
       if (isAlone && data.length) sets.push({ label, data, borderWidth: 1, ...style });
     };
-    // The loss of a single step is its own maximum. The other maxima are over samples or tensors of a step too.
+    // With one step per point, the loss is its own maximum. Other columns have several samples or tensors in a step, so
+    // their maximum is drawn then too.
     if (this.kind.band && (this.kind.column !== "loss" || table.steps_per_point > 1))
       addIfAlone(this.kind.band, "largest", { borderColor: hue + "66", backgroundColor: hue }); // 66: 40 % opaque
     if (this.kind.control) addIfAlone(this.kind.control, "rounded reference", { borderColor: colour("grey"), backgroundColor: colour("grey"), borderDash: [4, 3] });

@@ -41,8 +41,8 @@ inline bool has_data(const at::Tensor& tensor) {
   return tensor.defined() && !tensor.key_set().has_any(kWrapped) && tensor.has_storage();
 }
 
-// Whether all elements of a tensor with data are in memory. False after its storage was freed or shrunk by
-// resize_(0), as sharding frameworks do; const_data_ptr() is then a null pointer plus an offset.
+// Whether a tensor with data has elements, and all of them are in memory. False after its storage was freed
+// or shrunk by resize_(0), as sharding frameworks do; const_data_ptr() is then a null pointer plus an offset.
 inline bool is_in_memory(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return false;
   uint64_t end = 1 + static_cast<uint64_t>(tensor.storage_offset());  // after the last element
@@ -54,7 +54,8 @@ inline bool is_in_memory(const at::Tensor& tensor) {
 
 inline bool in_backward_pass() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-// Time in ns since an arbitrary moment. Too slow for every call: only for sampled calls and ends of steps.
+// Time in ns since an arbitrary moment. Too slow for every attention call: only for sampled ones, and for
+// work that is done once or twice a step.
 inline uint64_t now_ns() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());

@@ -67,7 +67,7 @@ class Monitor:
 
     CALLS_WITHOUT_BACKWARD = 3  # if no backward pass is detected, the clock's calls after so many count as steps
     STATE_PARAMETERS = 4  # parameters whose optimizer state is searched for the step number
-    MOST_FAILURES = 3  # after so many failed attempts to name tensors, naming is switched off
+    MOST_FAILURES = 3  # after so many failed attempts to name tensors, GIVEN_UP is reported
     LOOK_EVERY = 64  # with quiet steps (see _settle), every 64th step checks whether the optimizer's parameters changed
     UNMONITORED_TICKS = 3  # a process that is not monitored after so many ticks is assumed to stay so
 
@@ -89,8 +89,10 @@ class Monitor:
         limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
         self._naming_limit = RateLimit(free=16, share=min(limit, DEFAULT))
         self._overhead_guard = OverheadGuard(limit)  # detects, once, that the helper takes several times its limit
-        self._off_bits = 0  # GIVEN_UP bits; not 0: names, gradients and weights are off for good
-        self._next_step_bits = 0  # GIVEN_ bits of the next step's report only
+        # Bits of the reports of steps, GIVEN_... in core.py. _off_bits: GIVEN_UP..., in all further reports; if not 0,
+        # names, gradients and weights are off for good. _next_step_bits: in the next report only.
+        self._off_bits = 0
+        self._next_step_bits = 0
         self._failures = 0  # failed attempts to name the tensors
         self._calls_of_others: dict[int, int] = {}  # {id of another optimizer: its calls since the last tick}
         self._calls_without_backward = 0

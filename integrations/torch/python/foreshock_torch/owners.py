@@ -26,7 +26,7 @@ class Owners:
         self._lost = lost
         skip_in_dynamo(self._frames, Owners._on_module_death)  # torch.compile (Dynamo) does not trace this method
         self._references: list[Any] = []
-        self.has_lost = False  # `lost` was called since the last watch(); Monitor (clock.py) also sets it to False
+        self.has_lost = False  # an owner was lost since the last watch(); Monitor (clock.py) also sets it to False
 
     def watch(self, owners: Iterable[tuple[Any, list[int]]]) -> None:
         """Watches `owners` instead of the previous ones: (module, addresses of its own parameters that have names)."""
