@@ -113,6 +113,8 @@ def test_what_came_before_a_spike_is_told(base, start_hand, tab):
     assert before.index(spoke["bias"]) < before.index(spoke["gradient_norm"]), "the earliest first"
     tab.wait_for("ui.charts[0].chart?.options.plugins.guides.lossEvents.length")
     assert tab.value("ui.charts[0].chart.options.plugins.guides.lossEvents.map((e) => e.step)") == [261]
+    # The time comes from the history, which the page reads at every second poll only.
+    tab.wait_for(r"/261 \(/.test(document.querySelector('#notes li.alarm').textContent)")
     note = tab.texts("#notes li.alarm")[0]
     assert re.match(r"Loss: spike at step 261 \(\d\d:\d\d:\d\d\); before it ", note)
     assert "bias in call00" in note
