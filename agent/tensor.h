@@ -38,7 +38,7 @@ struct OptimizerSums {
   // In the formulas, g is the gradient, v_hat Adam's bias-corrected second moment, dW the change of W.
   std::optional<double> gradient_rms() const;
   std::optional<double> rms_staleness() const;   // sqrt(mean(g^2 / max(v_hat, eps^2)))
-  std::optional<double> surprise_ratio() const;  // share of g^2 > 50 v_hat, with v_hat before the step
+  std::optional<double> surprise_ratio() const;  // share of elements with g^2 > 50 (v_hat before the step)
   std::optional<double> epsilon_dominated_ratio() const;  // share of elements with sqrt(v_hat) < eps
   std::optional<double> update_ratio() const;             // |dW| / |W|
 

@@ -116,7 +116,8 @@ std::string Merge::write_tensor(Lines::const_iterator begin, Lines::const_iterat
     const std::optional<RecordLine> line = parse_record_line(index_.text(*at), &why);
     const auto* tensor = line ? std::get_if<TensorLine>(&*line) : nullptr;
     if (tensor == nullptr) return index_.path(at->record) + kHasChanged;
-    // Leaves out lines with parts that read() has not checked. Lines without `elements` only report ranks.
+    // In each record, read() has checked the parts in the tensor's last line; lines with other parts are left
+    // out. A line without `elements` is about replicas: only its `ranks` and `odd_ranks` are used.
     if (!tensor->elements || shares_.has_checked_parts(*tensor, *at))
       nodes.push_back({*tensor, index_.path(at->record)});
   }
@@ -211,7 +212,7 @@ void Merge::print_totals(const Output& output) const {
 }
 
 constexpr const char* kJob = "job";
-constexpr size_t kDims = 4;  // dimensions of a part: numbers for one part in part_offsets and in part_shapes
+constexpr size_t kDims = 4;  // a part has this many numbers in part_offsets, and as many in part_shapes
 
 // Sets the members of `snapshot` that all parts of the tensor have in common, from the line of one part.
 void set_common(const TensorLine& line, TensorSnapshot* snapshot) {
@@ -410,6 +411,7 @@ void TensorShares::add(const TensorLine& line, const IndexedLine& at) {
   tensor.name = line.tensor;
   tensor.whole = *line.whole_elements;
   tensor.of_record[at.record] = share_of(line);
+  // Only lines of the first record with this tensor can clear has_histograms. Any histogram sets it.
   const bool is_part = *line.elements < *line.whole_elements;
   if (tensor.of_record.size() == 1 && is_part && line.histogram.empty()) tensor.has_histograms = false;
   if (!line.histogram.empty()) tensor.has_histograms = true;

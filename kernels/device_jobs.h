@@ -199,11 +199,11 @@ struct HistogramJob {
 };
 static_assert(sizeof(HistogramJob) == 24);
 
-// Shared memory for a 16-bit counter per pattern. If a device has less, the kernel counts in its memory.
+// Shared memory for a 16-bit counter per pattern. If a device has less, the kernel counts in the job's words.
 inline constexpr uint32_t kPatternSharedBytes = kPatterns * sizeof(uint16_t);
 
-// At most one block per multiprocessor, since a block takes most of its shared memory. At its end a block
-// adds its 65,536 counters to those of the job, so a block should count at least that many values.
+// At most one block per multiprocessor, since a block takes most of the multiprocessor's shared memory. At
+// its end a block adds its 65,536 counters to those of the job, so it should count at least that many values.
 constexpr LaunchShape launch_of_patterns(const HistogramJob& job, const DeviceLimits& limits) {
   constexpr uint32_t kThreads = 1024, kPerThread = 64;
   const bool fits = limits.shared_bytes >= kPatternSharedBytes;

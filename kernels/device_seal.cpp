@@ -1,6 +1,7 @@
 // Build tool: foreshock_device_seal FATBIN TOOLKIT OUTPUT. Writes a C++ initializer of a DeviceCodeSeal to
-// OUTPUT: size and checksum of the file FATBIN (compiled device kernels; libforeshock.so loads only its own),
-// and the CUDA version TOOLKIT. Exits with 2 after wrong usage, with 1 if a file cannot be read or written.
+// OUTPUT: size and checksum of the file FATBIN (compiled device kernels), and the CUDA version TOOLKIT.
+// libforeshock.so loads a FATBIN only if it has the size and checksum of this seal. Exits with 2 after wrong
+// usage, with 1 if a file cannot be read or written.
 #include <cstdio>
 #include <fstream>
 #include <iterator>

@@ -29,7 +29,7 @@ double draw(Kind kind, uint64_t seed, Stream stream, uint64_t i) {
       return 32 + normal(key, i);
     case Kind::kOutlier: {  // one number in 1000 has a large term added
       const uint64_t spikes = key_of(key, kOutliers);
-      const bool spike = uniform(spikes, 3 * i) < 0.001;  // a different counter for each i
+      const bool spike = uniform(spikes, 3 * i) < 0.001;  // any counter that differs for each i
       return normal(key, i) + (spike ? 10 * normal(mix(spikes), i) : 0);
     }
     default:
@@ -58,7 +58,7 @@ void plant_ties(Tensors& inputs, const InputLaw& law, uint64_t seed) {
   for (int i = 0; i < query.rows; ++i) query.at(i, i % d) = std::sqrt(d);
   // With a gap the largest score is 0, since a low-precision format resolves small gaps only near 0.
   const double top = law.gap > 0 ? 0 : 1;
-  const double fall = std::log(n / kResidue);  // n keys so far below `top` have the softmax weight kResidue
+  const double fall = std::log(n / kResidue);  // n keys at top - fall have, together, the weight kResidue
   for (int c = 0; c < d; ++c) {
     for (int j = 0; j < n; ++j)
       key.at(j, c) = top - fall + 0.25 * normal(key_of(seed, kKey), uint64_t(c) * n + j);

@@ -70,9 +70,11 @@ struct Point {
   std::string accumulator;  // "": natural_accumulator() of the format
   std::string input = "normal";
   std::string rounding = "rne";  // to nearest, ties to even
-  std::string delta = "out";     // source of the backward pass's delta: out or probabilities (DeltaSource)
-  std::string reference = "stored";            // inputs of the reference: stored (rounded) or original
-  int n = 1024, d = 64, rows = 256;            // attention: keys, head dimension, query rows; else: inputs.h
+  // Backward passes subtract a sum, delta, from each row of dP: the row's sum of dO * O ("out"), or that of
+  // dP * P ("probabilities"), with P the softmax weights (DeltaSource).
+  std::string delta = "out";
+  std::string reference = "stored";  // inputs of the reference: stored (rounded) or original
+  int n = 1024, d = 64, rows = 256;  // of attention: keys, head dimension, query rows (see inputs.h)
   int block_q = 64, block_k = 64, splits = 4;  // rows and keys of a tile; parts of the keys (split_k)
   bool reverse = false;                        // tiles of keys from last to first
   bool backward = false;                       // measures the gradients too; attention only

@@ -64,6 +64,7 @@ class CudaGraphCounter::Turn {
   TryLock lock_;
 };
 
+// Marks the active recordings as not alone: their calls cannot be separated from those of other recordings.
 void CudaGraphCounter::mark_recordings_unknown() {
   for (Recording& recording : recordings_) recording.is_alone = false;
 }
@@ -98,7 +99,8 @@ void CudaGraphCounter::begin(uintptr_t stream, uintptr_t body, const PassCalls& 
   const Turn turn(this);
   if (!turn || stream == 0) return;
   remove_recording(stream);  // removes an earlier recording whose end was not seen
-  // Calls of recordings at the same time cannot be separated. For a body without calls, end_recording() can.
+  // Calls of recordings at the same time cannot be separated. A body is left to end_recording(), which marks
+  // the other recordings only if the body has calls.
   if (body == 0) mark_recordings_unknown();
   const uint32_t others = active_recordings_.load(std::memory_order_relaxed);
   if (others == 0) {
@@ -119,6 +121,7 @@ void CudaGraphCounter::end_recording(uintptr_t stream, uintptr_t graph, const Pa
   if (!turn) return;
   const Recording ended = remove_recording(stream);
   const bool was_seen = ended.stream != 0;
+  // When the last active recording ends, all calls since the first of them began are added to recorded_.
   if (was_seen && active_recordings_.load(std::memory_order_relaxed) == 0)
     for (uint32_t pass = 0; pass < kPasses; ++pass)
       add(recorded_[pass], so_far.of[pass] - calls_before_all_.of[pass]);
@@ -141,6 +144,7 @@ void CudaGraphCounter::end_recording(uintptr_t stream, uintptr_t graph, const Pa
     record->calls[pass] = is_known && calls[pass] < kUnknown ? static_cast<uint32_t>(calls[pass]) : kUnknown;
 }
 
+// Drops recordings whose end was not seen for kLongestSteps steps.
 void CudaGraphCounter::end_step() {
   if (active_recordings_.load(std::memory_order_relaxed) == 0) [[likely]]
     return;
@@ -188,8 +192,9 @@ void CudaGraphCounter::destroy_executable(uintptr_t executable) {
   if (gone != nullptr) gone->handle.compare_exchange_strong(executable, kGone, std::memory_order_acq_rel);
 }
 
-// Returns the entry of an executable graph. If the table has none, returns an entry that may be used for it
-// (`add`; null: the table is full), else null. Any thread; with `add` the thread must hold the lock.
+// Returns the entry of an executable graph. If the table has none, returns null without `add`. With `add` it
+// then returns a free entry, whose handle is 0 (never used) or kGone (destroyed), or null if the table is
+// full. Any thread; with `add` the thread must hold the lock.
 CudaGraphCounter::Executable* CudaGraphCounter::executable_of(uintptr_t handle, bool add) {
   // Handles are aligned addresses, so their low bits are dropped before hashing.
   const auto first = static_cast<uint32_t>((handle >> 4) * 0x9e3779b97f4a7c15u >> 54);

@@ -152,7 +152,8 @@ void StagingRing::free_completed() {
   }
 }
 
-// The used ranges follow one another, from the oldest to the newest, and wrap at the ring's end.
+// Finds a free range; commit() then takes it. The used ranges follow one another, from the oldest to the
+// newest, and wrap at the ring's end.
 bool StagingRing::find(uint64_t bytes, Place* place) {
   free_completed();
   const uint64_t need = (bytes + kAlign - 1) / kAlign * kAlign;

@@ -267,6 +267,7 @@ bool ProcessState::is_inherited() const {
   return armed != 0 && armed != getpid();
 }
 
+// Before the segment exists, all threads count in the block `local` of own(), the page of this process.
 Counting ProcessState::counting() {
   if ((hot() & kHotArmed) == 0) return {&own()->local, true};
   // With this fence, a thread that has read kHotArmed also sees the segment, which was created before.

@@ -32,8 +32,9 @@ enum class NvteKind : uint8_t {
 };
 
 // The indices of the arguments among the integer and pointer words of a function. -1: the function does not
-// have the argument in this version. `aux`: the auxiliary tensors. `bottom_right`: a causal mask ends at the
-// last key. `returns_max`: the call returns the largest score. Scale and dropout, floats, are not included.
+// have the argument in this version. `aux`: a pack of auxiliary tensors, in a training with the log-sum-exp.
+// `bottom_right`: a causal mask ends at the last key. `returns_max`: the call returns the largest score.
+// Scale and dropout, floats, are not included.
 struct NvteWords {
   int8_t query, key, value, out, grad_out, grad_query, grad_key, grad_value, aux;
   int8_t is_training, returns_max;

@@ -1,7 +1,9 @@
 // Measures weight tensors and writes their records to the ring, a part of the segment. Each tensor has its
 // turn (is due) in one step of each interval; turns_ chooses this step, cadence_ the length of an interval.
-// Host tensors are measured at once, with copies_ of their values before the optimizer step. On a device,
-// kernels measure (send()), and the results arrive some steps later (collect(), write_device_record()).
+// Host tensors are measured at once; copies_ has their values from before the optimizer step, for comparison.
+// On a device, kernels measure (send()), and the results arrive some steps later (collect()). The record with
+// the measurement is a snapshot. Replicas are the same tensor on other ranks. heads_ has the numbers of
+// attention heads, by which add_heads() finds the rows of a head; outputs_ corrects it (set_heads()).
 #include "libmonitor/weights.h"
 
 #include <algorithm>
@@ -25,7 +27,7 @@ namespace {
 using segment::TensorRecord;
 
 constexpr uint32_t kMostWeights = 1u << 16;  // tensors of a rank that are measured
-constexpr uint64_t kLeastRoom = 8 << 10;     // least number of free ring bytes with which packing is tried
+constexpr uint64_t kLeastRoom = 8 << 10;     // least free ring bytes with which a snapshot is tried
 constexpr uint32_t kMostRest = 32;           // most turns that a tensor skips after its record did not fit
 constexpr uint64_t kCopyAlign = 64;          // UpdateSnapshots aligns copies to this many bytes
 
@@ -183,7 +185,7 @@ size_t WeightSampler::due(int64_t step, int64_t steps, uint32_t* numbers, size_t
     if (found > 0) writer_.count_skipped(segment::kTensorBudget, found);
     return 0;
   }
-  if (has_replicas_)  // fewest snapshots first, in case the ring gets full
+  if (has_replicas_)  // tensors with the fewest snapshots come first, since the ring may get full
     std::sort(numbers, numbers + found, [this](uint32_t a, uint32_t b) {
       return std::pair(weight(a)->snapshots, a) < std::pair(weight(b)->snapshots, b);
     });
@@ -260,7 +262,7 @@ void WeightSampler::after_step(const foreshock_weight_state* states, size_t coun
 }
 
 // Measures a tensor, or counts why it is not measured. If the budget or the ring prevents the measurement,
-// only its checksum is written, for the comparison with its replicas (the same tensor on other ranks).
+// only its checksum is written, for the comparison with its replicas.
 void WeightSampler::measure(const foreshock_weight_state& state, int64_t step) {
   segment::TensorSkip why = segment::kTensorBudget;
   if (!check(state, &why)) return writer_.count_skipped(why);
@@ -358,8 +360,8 @@ void WeightSampler::rest(Weight* tensor, uint64_t room) {
   writer_.count_skipped(segment::kTensorTooLarge);
 }
 
-// Returns the ring bytes that snapshots (records with a histogram) must leave free for records of checksums:
-// 8 records for every tensor, so that checksums fit for some intervals even while the agent reads nothing.
+// Returns the ring bytes that snapshots must leave free for records of checksums: 8 records for every tensor,
+// so that checksums fit for some intervals even while the agent reads nothing.
 uint64_t WeightSampler::checksum_room() const {
   constexpr uint64_t kRecord = round_up(sizeof(TensorRecord), segment::kTensorAlign);
   constexpr uint64_t kRecordsPerTensor = 8;
@@ -484,7 +486,7 @@ void WeightSampler::send(const foreshock_weight_state& state, int64_t step) {
   pending_.push();
   writer_.set_awaited(writer_.ring()->awaited + 1);
   pending->launch_ns = monotonic_ns() - begin;
-  deferred_ns_ += pending->launch_ns;
+  deferred_ns_ += pending->launch_ns;  // not charged to the budget until collect() returns it as before_ns
 }
 
 WeightSampler::Spent WeightSampler::collect() {

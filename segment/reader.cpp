@@ -169,6 +169,7 @@ uint64_t SegmentReader::now_ns() {
 // Whether unread_steps() still waits for numbers of `record` that have not arrived from a device. The wait
 // ends when more than kMostPendingSteps records follow (`newest` is the number of the last one) or, since a
 // hanging trainer adds no records, after kMostPendingSteps durations of the recorded step, at least 1 s.
+// waits_ is false once the trainer has ended.
 bool SegmentReader::is_waited_for(const StepRecord& record, uint64_t newest, uint64_t now_ns) const {
   constexpr uint64_t kLeastWaitNs = 1'000'000'000;
   if (!waits_ || !is_pending(record) || newest - record.sequence / 2 > kMostPendingSteps) return false;
@@ -177,8 +178,8 @@ bool SegmentReader::is_waited_for(const StepRecord& record, uint64_t newest, uin
 }
 
 // Reads the step record again of which `seen` is a copy: sequence, data, sequence. Returns false if another
-// record has replaced it. If a pending record was completed since `seen`, reads it once more: this read may
-// have mixed old and new numbers, because completing a record keeps its sequence.
+// record has replaced it. If a pending record was completed since `seen`, reads it once more: the first read
+// may have mixed old and new numbers, because completing a record keeps its sequence.
 bool SegmentReader::read_step(const StepRecord& seen, StepRecord* whole) const {
   const Region& region = header_.regions[kSteps];
   const uint64_t offset = region.offset + region.record_size * (seen.sequence / 2 % region.count);
@@ -427,6 +428,7 @@ bool SegmentReader::is_orphan(const Slot& tail) const {
 
 bool SegmentReader::next_ready(Ready* ready) {
   // The counters of published slices are read first, so that a slice published meanwhile is found next time.
+  // look_again_: the trainer may have died after it published a slot and before it counted it.
   Progress progress = {};
   read_exactly(segment_file_, &progress, sizeof progress, header_.regions[kProgress].offset);
   if (!look_again_ && std::memcmp(&progress, &progress_, sizeof progress) == 0) return false;

@@ -113,7 +113,7 @@ class JoinedSlice {
   std::vector<std::byte> bytes_;
   SlotView whole_;
   uint32_t next_ = 0;  // number of the next part
-  uint64_t keys_ = 0;  // keys copied so far (with Slot::columns: query rows)
+  uint64_t keys_ = 0;  // keys copied so far; of a slice of key positions, query rows
 };
 
 // Converts a slice of a packed batch, which concatenates sequences, into the slice that a call with only the

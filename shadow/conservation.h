@@ -5,7 +5,8 @@
 //
 // dO, dK and dV are the gradients of out, keys and values. The check finds errors at keys that no slice
 // samples. It is not valid if log_sum_exp covers more keys than the call saw (context parallelism, attention
-// sinks), since the weights of its keys then sum to less. The caller must discard the result of such a call.
+// sinks), since the weights of the call's keys then sum to less than 1. The caller must discard the result of
+// such a call.
 //
 // Symbols, for query row i, key j and column c (one component of a key or value):
 //   u      half an ulp at 1 in the storage format (the relative variance of one rounding is at most u^2/3)

@@ -19,7 +19,8 @@
 namespace foreshock {
 namespace {
 
-constexpr uint32_t kZero = 1u << 19;  // bin that begins at +0 in a Histogram; sign in a counter's index
+// In a Histogram, the index of the bin that begins at +0. In the index of a counter, the bit of the sign.
+constexpr uint32_t kZero = 1u << 19;
 // A "magnitude" is the upper 20 bits of an fp32 without the sign; it numbers the bins of one sign.
 constexpr uint32_t kInfinite = 0x7f800u;    // least magnitude of values that are not finite
 constexpr uint32_t kMagnitude = kZero - 1;  // mask of a magnitude
@@ -395,7 +396,8 @@ void side_by_side(const Histogram& a, const Histogram& b, Visit visit) {
 }
 
 // Returns the integral over x, from one edge of the bin to the other, of the number of the bin's values below
-// x, in units of 1/4096 of the bin's width. Each value contributes its distance to the upper edge.
+// x, in units of 1/4096 of the bin's width. Each value contributes its distance to the upper edge. A residual
+// is the distance to the edge nearer to 0, which is the upper edge of a negative bin.
 Wide area_of(const HistogramBin& bin) {
   const Wide residual = static_cast<Wide>(bin.residual);
   const bool negative = bin.index < kBins / 2;
@@ -513,7 +515,7 @@ class Walk {
   }
 
   Wide weight_a_ = 1, weight_b_ = 1, difference_ = 0;  // (F - G) * one_
-  double one_ = 1, position_ = 0;
+  double one_ = 1, position_ = 0;  // mass of all values of a, as of b; upper edge of the last bin
   Sum low_, value_, high_;
 };
 
@@ -528,6 +530,7 @@ Wasserstein wasserstein(const Histogram& a, const Histogram& b) {
   return walk.result();
 }
 
+// Computes the formula of histogram.h: sqrt(2 / pi) * sqrt(1 / n + 1 / m) * integral of sqrt(F (1 - F)).
 double sampling_noise_floor(const Histogram& a, const Histogram& b) {
   if (a.finite == 0 || b.finite == 0) return kNaN;
   const double n = static_cast<double>(a.finite), m = static_cast<double>(b.finite);

@@ -26,7 +26,8 @@ constexpr int kColumnTile = 48;  // query rows of a tile
 // Working arrays, 64-byte aligned. The sampled columns (key positions) are in the lanes. Query rows are
 // processed in tiles and broadcast. Arrays per column are indexed [n][column] with row length `stride` (the
 // padded number of columns); n is an element of the head, or a row of the tile. Arrays per tile (query,
-// grad_out, out) are [row][element]. `partial`: for add_product(). first_query: the first that sees the key.
+// grad_out, out) are [row][element]. first_query: the first query position that sees the key. add_product()
+// adds the product of a tile to a sum over all tiles, and forms it first in `partial`.
 template <class T>
 struct ColumnArrays {
   int stride;

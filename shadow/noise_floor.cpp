@@ -20,7 +20,7 @@ HWY_BEFORE_NAMESPACE();
 namespace foreshock {
 namespace HWY_NAMESPACE {
 
-constexpr int kFloorTile = 48;
+constexpr int kFloorTile = 48;  // keys of a tile
 
 // Arrays of one slice: [element or key][row], except `tile`, which holds keys or values as [key][element].
 // `plain` and `fused` have the scores, later the weights of all keys: an unfused kernel stores the whole
@@ -68,7 +68,9 @@ HWY_INLINE void map_lanes(const T* from, size_t count, T* to, F change) {
 }
 
 // Computes scaled, masked scores: unrounded into a.fused, rounded into a.plain. Plain adds an additive mask
-// in the storage format, so it rounds twice.
+// in the storage format, so it rounds twice. multiply({lanes, stride, matrix, inner_step, outer_step, inner,
+// ...}, columns, result) sets result[j][row] to the sum over i < inner of lanes[i][row] times the matrix
+// element (i, j); add_product() adds such a product to its last argument.
 template <class T>
 void compute_scores(const AttentionSlice& slice, const FloorArrays<T>& a) {
   const auto scale = hn::Set(LanesTag<T>(), static_cast<T>(slice.scale));

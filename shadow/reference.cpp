@@ -330,6 +330,7 @@ void finish_row(const RowSums& sums, int row, Reference* result) {
   result->near_tie[row] = sums.max - sums.second <= kNearTie;
 }
 
+// Whether `given` exceeds the computed log_sum_exp by more than rounding: it then covers more keys.
 bool is_above(double given, double log_sum_exp, double logit_abs_max) {
   constexpr double kSummedInFp32 = 0x1p-15;  // error of sums of thousands of terms
   return given - log_sum_exp > kSummedInFp32 * std::max(1.0, logit_abs_max) && given < kInfinity;
@@ -342,7 +343,8 @@ void prepare_backward(const AttentionSlice& slice, int row, Reference* result) {
   result->partial[row] = 0;
   if (slice.log_sum_exp == nullptr) return;
   const double given = load_as_double(slice.log_sum_exp, slice.log_sum_exp_dtype, row);
-  // If log_sum_exp is far above the given one, share overflows to Inf; the row is then not compared to fused.
+  // If log_sum_exp is far above the given one, share overflows to Inf. judgement.cpp then does not
+  // compare the row with the fused noise floor.
   result->share[row] = exp_of_any_sign(result->log_sum_exp[row] - given);
   result->partial[row] = is_above(given, result->log_sum_exp[row], result->logit_abs_max[row]);
 }

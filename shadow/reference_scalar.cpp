@@ -77,7 +77,8 @@ void forward_row(const AttentionSlice& slice, int row, double* scores, Reference
 }
 
 // Computes the gradient of the row's query: the sum over the keys of weight * (grad_weight - delta) * key,
-// with grad_weight = grad_out * value, delta = grad_out * out. key_sum (weight * key) later changes delta.
+// with the dot products grad_weight = grad_out . value and delta = grad_out . out. From key_sum, the sum of
+// weight * key, finish_gradient() computes the gradient for the trainer's delta too.
 void backward_row(const AttentionSlice& slice, int row, double* scratch, Reference* result) {
   double *grad = scratch, *key_sum = scratch + slice.head_dim;
   std::fill_n(scratch, 2 * slice.head_dim, 0.0);

@@ -33,8 +33,9 @@ namespace foreshock::adapter {
 // physical memory only for the pages in use.
 inline constexpr size_t kMostMarks = 65536;
 
-// Notes the norms that the training has computed since the last backward pass began (TrainingClock::epoch()
-// changed). Any thread; if another thread holds the object, a call is dropped, and match() returns kSome.
+// Notes the norms that the training has computed since the last backward pass began. (The beginning of each
+// backward pass changes TrainingClock::epoch().) Any thread. If another thread holds the object, a call is
+// dropped, and match() returns kSome until the next backward pass.
 class GradientNorms {
  public:
   // Notes one norm. Only the first norm of a tensor after a backward pass is used, since later ones may be
@@ -66,8 +67,9 @@ class GradientNorms {
   // kNone: no norm of the tensors was noted. kAll: a usable norm of each was noted. kSome: all other cases.
   enum class Found { kNone, kSome, kAll };
 
-  // For each tensor i with a norm noted since the last backward pass began: sets squares[i] to the square of
-  // (norm * inverse_scale), or numbers[i] if the norm is on a device, where it cannot be multiplied.
+  // For each tensor i with a norm noted since the last backward pass began, sets squares[i] to the square of
+  // (norm * inverse_scale), or numbers[i] if the norm is on a device. A norm on a device cannot be multiplied
+  // here, so it is usable only if inverse_scale is 1.
   Found match(const std::vector<const c10::TensorImpl*>& tensors, double inverse_scale,
               std::vector<double>* squares, std::vector<uint64_t>* numbers) noexcept {
     const TryGuard turn(busy_);
@@ -189,7 +191,7 @@ inline GradientNorms& gradient_norms() {
 }
 
 // Hooks _foreach_norm and linalg_vector_norm. Notes only norms of whole tensors (without `dim`) that have
-// data and need no gradient, computed outside backward passes.
+// data and need no gradient, computed outside backward passes. Calls inside _foreach_norm are ignored.
 class NormHook final : public c10::OperatorKernel {
  public:
   explicit NormHook(const c10::FunctionSchema& schema)
@@ -266,6 +268,8 @@ class UnscaleHook final : public c10::OperatorKernel {
   static void observe(const c10::IValue& tensors, const at::Tensor& found_inf,
                       const at::Tensor& inverse) noexcept {
     training_clock().on_scaler();
+    // found_inf is the scaler's result: whether a gradient was not finite. If the training reads it on the
+    // host, that value is used, and the core need not copy it from the device.
     if (is_number_on_device(found_inf))
       watched_numbers().watch(found_inf, WatchedNumbers::Kind::kFoundInf, 0);
     // The same factor also unscales the losses that the clock has kept.
@@ -497,7 +501,8 @@ class GradientReport {
   // gradient with the lowest version has neither of these versions, the training has clipped in a way that no
   // hook saw. A gradient with the version of a new one must also have been left by a backward pass, not
   // assigned by the training. The unscaling by a gradient scaler does not count, since torch increments no
-  // version for it (gen_inplace_or_view_type.py). Undetected: writes through `.data` or NumPy without a hook.
+  // version for it (gen_inplace_or_view_type.py). Writes through `.data` or NumPy increment no version, so
+  // they stay undetected if no hook sees them.
   bool is_untouched(uint32_t copies) const noexcept {
     const uint32_t passes = training_clock().roots();
     if (passes == 0) return false;

@@ -161,7 +161,8 @@ def plain(q, k, v, case: Case, mask, probabilities_of=torch.softmax) -> torch.Te
 
 def gradients_from_rounded_out(x, case: Case, mask, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """The best gradients that a kernel can compute if it stores its output in `dtype`: computed in fp64, except that
-    delta (the row sums of grad_out * out, which are subtracted from grad_p) uses the rounded output."""
+    delta (the row sums of grad_out * out) uses the rounded output. delta is subtracted from grad_p, the gradient of the
+    attention probabilities."""
     leaves = [x[name].double().requires_grad_() for name in ("q", "k", "v")]
     kept = {}  # the scores, and the probabilities p
 
