@@ -70,12 +70,12 @@ int32_t foreshock_register_op(const char* name, uint32_t pass) { return g_proces
 int foreshock_attention_enter(int32_t op, uint32_t flags) {
   const uint32_t hot = g_process.hot();
   if (hot == t_quiet_state && static_cast<uint32_t>(op) < foreshock::segment::kMaxOps) [[likely]] {
-    uint64_t& calls = t_block->calls[op];
+    const foreshock::Counting own = {.block = t_block, .shared = false};
     // Every kCallsPerSwitchRead-th call takes the slow path, which reads whether the monitor has been paused.
-    if (calls % foreshock::kCallsPerSwitchRead != foreshock::kCallsPerSwitchRead - 1) [[likely]] {
-      foreshock::bump(calls);
-      foreshock::bump(t_block->all_calls);
-      foreshock::bump(t_block->unsampled[g_process.pass_of(op)]);
+    const uint64_t before = own.block->calls[op];
+    if (before % foreshock::kCallsPerSwitchRead != foreshock::kCallsPerSwitchRead - 1) [[likely]] {
+      own.add_call(op);
+      own.add(own.block->unsampled[g_process.pass_of(op)]);
       return 0;
     }
   }
