@@ -30,7 +30,8 @@ def step_number(torch: Any, value: Any) -> int | None:
     """The value as a count of steps, without its fraction. None if it is unknown, outside of 0 to MOST_STEPS, or a
     float of 2**53 or more, which may be inexact."""
     step = _whole_number(value)
-    if step is None and (real := on_cpu(torch, value)) is not None and abs(real) < 2.0**53:  # false for NaN
+    # The comparison with 2**53 also rejects NaN.
+    if step is None and (real := on_cpu(torch, value)) is not None and abs(real) < 2.0**53:
         step = int(real)
     return step if step is not None and 0 <= step <= MOST_STEPS else None
 
