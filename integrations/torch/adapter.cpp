@@ -18,7 +18,7 @@
 #include "gradients.h"
 #include "interpreter.h"
 #include "older_runtime.h"
-#include "quiet_steps.h"
+#include "quiet_functions.h"
 #include "weight_report.h"
 
 namespace foreshock::adapter {
@@ -351,7 +351,7 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* param
   return gradients.core_ns() - before;
 }
 
-// A new reference to the n-th function of quiet_steps.h; nullptr after the last one.
+// A new reference to the n-th function of quiet_functions.h; nullptr after the last one.
 FORESHOCK_EXPORT void* foreshock_adapter_quiet_function(uint32_t n) {
   return foreshock::adapter::quiet_function(n);
 }

@@ -20,6 +20,10 @@ struct PythonMethod {  // a function for Python, in the layout of PyMethodDef
   const char* doc = nullptr;
 };
 
+// The C function that runs when Python calls an object ("vectorcall", PEP 590). The lower 32 bits of `count`
+// are the number of positional arguments. `names`: a tuple with the names of keyword arguments, or null.
+using PythonVectorcall = void* (*)(void* callable, void* const* arguments, size_t count, void* names);
+
 // Python's functions and objects; null if this process lacks the symbol. find() names the C function of each
 // member. "borrowed": the caller does not own the returned object. The caller must release all other returned
 // objects. As in Python, a returned null or -1 may mean that an exception is pending.
@@ -57,13 +61,17 @@ struct Python {
   void (*fetch_error)(void** type, void** value, void** trace);
   void (*restore_error)(void* type, void* value, void* trace);
   int (*add_pending)(PendingCall, void*);  // the main thread makes the call when it next runs Python code
+  // For replace_vectorcall(). The first is null before Python 3.12; the second is that of Python functions.
+  void (*set_vectorcall)(void* function, PythonVectorcall vectorcall);
+  PythonVectorcall function_vectorcall;
   void *none, *false_object, *list_type, *dict_type, *integer_type, *float_type;
 
   static const Python& get() {
     static const Python found = find();
     return found;
   }
-  bool has_all() const { return has_all_; }  // whether all symbols were found
+  // Whether all symbols were found, except those for replace_vectorcall().
+  bool has_all() const { return has_all_; }
   // Whether this process has the functions that interpreter.h calls (call_back() and raise_kept()).
   bool can_call_back() const { return call_with && release && fetch_error && restore_error && add_pending; }
 
@@ -112,6 +120,10 @@ struct Python {
     look_up("PyDict_Type", &python.dict_type);
     look_up("PyLong_Type", &python.integer_type);
     look_up("PyFloat_Type", &python.float_type);
+    const bool has_all = python.has_all_;
+    look_up("PyFunction_SetVectorcall", &python.set_vectorcall);
+    look_up("_PyFunction_Vectorcall", &python.function_vectorcall);
+    python.has_all_ = has_all;
     return python;
   }
 
@@ -148,6 +160,22 @@ inline PythonReference python_type_of(void* object) { return PythonReference(Pyt
 
 // Whether the type of the object is `type` itself, not a subclass.
 inline bool is_exactly(void* object, void* type) { return python_type_of(object).get() == type; }
+
+// Lets `vectorcall` run when C code calls `function`, which is written in Python. Python before 3.12 has no
+// API for this: there the word of the object that has the old vectorcall is searched. `bytes`: size of the
+// object. Returns false if that is impossible.
+inline bool replace_vectorcall(void* function, size_t bytes, PythonVectorcall vectorcall) {
+  const Python& python = Python::get();
+  if (python.set_vectorcall) return python.set_vectorcall(function, vectorcall), true;
+  if (!python.function_vectorcall) return false;
+  auto* const words = static_cast<void**>(function);
+  for (size_t n = 0; n < bytes / sizeof(void*); ++n) {
+    if (words[n] != reinterpret_cast<void*>(python.function_vectorcall)) continue;
+    words[n] = reinterpret_cast<void*>(vectorcall);
+    return true;
+  }
+  return false;
+}
 
 }  // namespace foreshock::adapter
 

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <iterator>
 #include <new>
 #include <optional>
 #include <utility>
@@ -558,85 +557,6 @@ class QuietSteps {
   uint64_t steps_ = 0, own_ns_ = 0, unreported_ns_ = 0, ended_at_ns_ = 0, max_step_ns_ = 0;
   uint64_t own_at_step_ns_ = 0;  // own_ns_ at the end of the last step
 };
-
-// Wraps the methods above for Python (QuietSteps in core.py). `given`: the `count` arguments of the call. A
-// wrong count is a bug of the helper: Python turns the returned null pointer into a SystemError.
-namespace quiet_functions {
-
-inline void* integer(int64_t value) { return Python::get().new_integer(value); }
-inline void* none() {
-  Python::get().retain(Python::get().none);
-  return Python::get().none;
-}
-
-inline void* prepare(void*, void* const* given, ssize_t count) {
-  if (count != 4) return nullptr;
-  QuietSteps::instance().prepare(given[0], given[1], given[2], given[3]);
-  return none();
-}
-
-inline void* begins(void*, void* const* given, ssize_t count) {
-  return count == 3 ? integer(QuietSteps::instance().begin(given[0], given[1], given[2])) : nullptr;
-}
-
-inline void* ends(void*, void* const* given, ssize_t count) {
-  if (count != 1) return nullptr;
-  const bool is_done = QuietSteps::instance().end(given[0]);
-  return Python::get().pending_error() ? nullptr : integer(is_done);
-}
-
-inline void* look(void*, void* const* given, ssize_t count) {
-  if (count != 3) return nullptr;
-  const auto* parameters = reinterpret_cast<const void* const*>(Python::get().integer(given[1]));
-  const auto length = static_cast<size_t>(Python::get().integer(given[2]));
-  return integer(QuietSteps::instance().look(given[0], parameters, length));
-}
-
-inline void* look_other(void*, void* const* given, ssize_t count) {
-  if (count != 2) return nullptr;
-  return integer(QuietSteps::instance().look_other(given[0], Python::get().integer(given[1])));
-}
-
-inline void* arm(void*, void* const* given, ssize_t count) {
-  if (count != 9) return nullptr;
-  const auto number = [&](ssize_t n) { return Python::get().integer(given[n]); };
-  QuietSteps::instance().arm({.may_end_quietly = number(0) != 0,
-                              .is_counted = number(1) != 0,
-                              .seen_step = number(2),
-                              .seen_address = reinterpret_cast<const void*>(number(3)),
-                              .begins_left = number(4),
-                              .ends_left = number(5),
-                              .modules = static_cast<ssize_t>(number(6)),
-                              .due_numbers = reinterpret_cast<uint32_t*>(number(7)),
-                              .due_capacity = static_cast<size_t>(number(8))});
-  return none();
-}
-
-inline void* disarm(void*, void* const*, ssize_t) { return QuietSteps::instance().disarm(), none(); }
-
-inline void* run_next_end_in_python(void*, void* const*, ssize_t) {
-  return QuietSteps::instance().run_next_end_in_python(), none();
-}
-
-inline void* take(void*, void* const*, ssize_t) { return QuietSteps::instance().take(); }
-
-}  // namespace quiet_functions
-
-// A new reference to the n-th function, in the order of core.py; nullptr after the last, or without Python.
-inline void* quiet_function(size_t n) {
-  namespace f = quiet_functions;
-  static PythonMethod methods[] = {{"prepare", f::prepare},
-                                   {"begins", f::begins},
-                                   {"ends", f::ends},
-                                   {"look", f::look},
-                                   {"look_other", f::look_other},
-                                   {"arm", f::arm},
-                                   {"disarm", f::disarm},
-                                   {"run_next_end_in_python", f::run_next_end_in_python},
-                                   {"take", f::take}};
-  if (n >= std::size(methods) || !Python::get().has_all()) return nullptr;
-  return Python::get().new_function(&methods[n], nullptr, nullptr);
-}
 
 }  // namespace foreshock::adapter
 
