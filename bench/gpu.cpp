@@ -12,7 +12,7 @@
 namespace foreshock {
 namespace {
 
-struct Size {
+struct Size {                      // how much is measured
   int rounds = 5, launches = 10;   // rounds of each kernel, and launches whose mean time a round measures
   size_t bytes = size_t{1} << 30;  // of the tensors
   int64_t tokens = 8192;           // of the attention call
@@ -87,7 +87,11 @@ void bench_sums(Bench& bench) {
   gradients.chunks = sum_chunks(count);
   gradients.partials = bench.zeros(gradients.chunks * sizeof(GradientSums));
   gradients.tensors = 1;
-  gradients.tensor[0] = {bench.from, count, 0, static_cast<uint32_t>(DType::kBf16), 0};
+  gradients.tensor[0] = {.data = bench.from,
+                         .count = count,
+                         .first_chunk = 0,
+                         .dtype = static_cast<uint32_t>(DType::kBf16),
+                         .reserved = 0};
   bench.time_kernel("gradient sums, bf16", DeviceKernel::kGradientSums,
                     launch_of(gradients, bench.device.limits()), gradients, bytes);
 
@@ -117,7 +121,8 @@ void bench_attention(Bench& bench) {
   constexpr int64_t kHeads = 32, kKvHeads = 8, kDim = 128;
   const int64_t tokens = bench.size.tokens;
   GatherJob gather = {};
-  gather.to = bench.to, gather.times = bench.zeros(16), gather.clock = bench.zeros(sizeof(GatherClock));
+  gather.to = bench.to, gather.times = bench.zeros(2 * sizeof(uint64_t)),
+  gather.clock = bench.zeros(sizeof(GatherClock));
   gather.pieces = 2;
   for (uint32_t n = 0; n < gather.pieces; ++n) {
     gather.piece[n].from = bench.from + n * tokens * kKvHeads * kDim * 2;
@@ -142,13 +147,19 @@ void bench_attention(Bench& bench) {
     piece.head_stride = kDim, piece.row_stride = kHeads * kDim, piece.heads = kHeads / kKvHeads;
   }
   const auto view = [&](uint64_t from, int64_t heads, uint32_t summed_heads) {
-    return DeviceView{from, {kDim, heads * kDim, 1}, summed_heads, static_cast<uint32_t>(tokens), kDim, 0};
+    return DeviceView{.data = from,
+                      .stride = {kDim, heads * kDim, 1},
+                      .heads = summed_heads,
+                      .rows = static_cast<uint32_t>(tokens),
+                      .width = kDim,
+                      .reserved = 0};
   };
   job.grad_query = view(bench.from + bench.size.bytes / 2, kHeads, kHeads / kKvHeads);
   job.grad_key = view(bench.from, kKvHeads, 1);
   job.grad_value = view(bench.from + bench.size.bytes / 4, kKvHeads, 1);
   job.dtype = static_cast<uint32_t>(DType::kBf16);
   job.sums = bench.zeros(key_sum_count(kDim, kDim) * sizeof(ColumnSum));
+  // It reads 3 pieces and the gradient of the query, of 4 heads each, and the gradients of key and value.
   bench.time_kernel("key positions and sums of a kv-head", DeviceKernel::kKeyGather, launch_of(job), job,
                     tokens * kDim * 2 * (4 * kHeads / kKvHeads + 2));
 }

@@ -32,7 +32,7 @@ using Microseconds = std::chrono::duration<double, std::micro>;
 constexpr int64_t kHeads = 32, kKvHeads = 8, kTokens = 8192, kDim = 128;
 constexpr int kLayers = 8, kWarmUp = 4;  // calls in a window; windows that are not measured
 
-struct Size {
+struct Size {  // how much is measured
   int windows = 60;
   size_t work_bytes = size_t{1} << 30;  // memset between two calls; takes half a millisecond on an H100
 };
@@ -73,7 +73,7 @@ class Training {
     return took;
   }
 
-  std::vector<double> calls;  // the host's microseconds in each call so far
+  std::vector<double> call_microseconds;  // the host's time in each call so far
 
  private:
   // A tensor on the device; its values do not matter and are not set.
@@ -84,15 +84,15 @@ class Training {
             {1, heads, kTokens, kDim},
             {heads * kTokens * kDim, kDim, heads * kDim, 1},
             FORESHOCK_BF16,
-            4,
+            4,  // dimensions
             FORESHOCK_DEVICE_CUDA,
-            0};
+            0};  // index of the device
   }
 
   void attention() {
     const Clock::time_point begin = Clock::now();
     if (foreshock_attention_enter(call_.op, FORESHOCK_NEEDS_GRADIENT) != 0) foreshock_attention_leave(&call_);
-    calls.push_back(Microseconds(Clock::now() - begin).count());
+    call_microseconds.push_back(Microseconds(Clock::now() - begin).count());
   }
 
   const LiveDevice& device_;
@@ -141,19 +141,21 @@ int measure(const char* connections, const fs::path& base, const Size& size) {
     training.window(true);
     consume(folder);
   }
-  training.calls.clear();
-  const uint64_t before = sampled_calls(folder);
+  training.call_microseconds.clear();
+  const uint64_t sampled_before = sampled_calls(folder);
   std::vector<double> with, without;
   for (int n = 0; n < size.windows; ++n) {
     with.push_back(training.window(true));
     consume(folder);
     without.push_back(training.window(false));
   }
-  const double sampled = static_cast<double>(sampled_calls(folder) - before) / size.windows;  // in a window
+  const double sampled_per_window =
+      static_cast<double>(sampled_calls(folder) - sampled_before) / size.windows;
   std::printf("%-22s %4.1f of %d calls sampled; %6.1f us of the host and %6.1f us of the stream a call\n",
-              *connections != '\0' ? "one connection:" : "connections of CUDA:", sampled, kLayers,
-              median(training.calls), sampled > 0 ? (median(with) - median(without)) / sampled : 0.0);
-  return sampled > 0 ? 0 : 1;
+              *connections != '\0' ? "one connection:" : "connections of CUDA:", sampled_per_window, kLayers,
+              median(training.call_microseconds),
+              sampled_per_window > 0 ? (median(with) - median(without)) / sampled_per_window : 0.0);
+  return sampled_per_window > 0 ? 0 : 1;
 }
 
 // Measures each setting in a separate process, since the driver reads the environment only once.

@@ -1,4 +1,4 @@
-"""What the monitor costs a training on a CUDA device.
+"""Measures how much the monitor slows down a training on a CUDA device.
 
     python bench/gpu_training.py [--windows 100] [--steps 32] [--device cuda]
 
@@ -51,16 +51,17 @@ def train(device: str, windows: int, steps: int) -> None:
         return time.perf_counter() - begin
 
     seconds_of(WARM_UP)
-    costs = []
+    slowdowns = []
     for _ in range(windows // 2):
         times = {}
-        for word in ("pause", "resume"):
-            subprocess.run([BUILD / "bin" / "foreshock", word, "--run-id", RUN_ID], check=True, capture_output=True)
+        for command in ("pause", "resume"):
+            subprocess.run([BUILD / "bin" / "foreshock", command, "--run-id", RUN_ID], check=True, capture_output=True)
             seconds_of(1)  # pause and resume take effect at the next step
-            times[word] = seconds_of(steps)
-        costs.append(times["resume"] / times["pause"] - 1)
-    median, low, high = median_bounds(costs)
-    print(f"with / without: {median:+.3%} [{low:+.3%}, {high:+.3%}] of {len(costs)} pairs of {steps} steps", flush=True)
+            times[command] = seconds_of(steps)
+        slowdowns.append(times["resume"] / times["pause"] - 1)
+    median, low, high = median_bounds(slowdowns)
+    pairs = f"{len(slowdowns)} pairs of {steps} steps"
+    print(f"with / without: {median:+.3%} [{low:+.3%}, {high:+.3%}] of {pairs}", flush=True)
 
 
 def missing_device() -> str:

@@ -88,7 +88,7 @@ template <class Key>
 void sort_copy([[maybe_unused]] const std::vector<Key>& values, [[maybe_unused]] std::vector<Key>* copy,
                [[maybe_unused]] Timing* timing) {
 #if FORESHOCK_VQSORT
-  // Sorts with and without AVX-512 (its compressing stores may be slow); the faster sort counts.
+  // Sorts with and without AVX-512 (whose compressing stores may be slow); the faster sort counts.
   for (int64_t excluded_targets : {int64_t{0}, int64_t{HWY_AVX3 | HWY_AVX3_DL}}) {
     hwy::SetSupportedTargetsForTest(0);  // all targets of this CPU again
     hwy::SetSupportedTargetsForTest(hwy::SupportedTargets() & ~excluded_targets);
@@ -104,7 +104,7 @@ void sort_copy([[maybe_unused]] const std::vector<Key>& values, [[maybe_unused]]
 void measure(const char* law, const std::vector<float>& fp32) {
   std::vector<uint16_t> bf16(fp32.size()), copy16;
   for (size_t n = 0; n < fp32.size(); ++n)
-    bf16[n] = static_cast<uint16_t>((std::bit_cast<uint32_t>(fp32[n]) + 0x8000) >> 16);  // to nearest
+    bf16[n] = static_cast<uint16_t>((std::bit_cast<uint32_t>(fp32[n]) + 0x8000) >> 16);  // rounds to nearest
   std::vector<float> copy32;
   std::vector<uint32_t> words16(kPatternWords);
   std::vector<uint64_t> words32(kBinWords);
@@ -116,7 +116,8 @@ void measure(const char* law, const std::vector<float>& fp32) {
     read16.run(bf16.size(), [&] { sink ^= read_all(bf16.data(), 2 * bf16.size()); });
     count16.run(bf16.size(), [&] { count_patterns(bf16.data(), bf16.size(), words16.data()); });
     read32.run(fp32.size(), [&] { sink ^= read_all(fp32.data(), 4 * fp32.size()); });
-    std::fill(words32.begin(), words32.end(), 0);  // a counter holds no more than one pass over the values
+    // A counter of words32 can hold one pass over the values, one of words16 all passes.
+    std::fill(words32.begin(), words32.end(), 0);
     count32.run(fp32.size(), [&] { count_bins(fp32.data(), fp32.size(), words32.data()); });
     // Counts the same cached values repeatedly: the least time of any counting with one store per value.
     const size_t rounds = fp32.size() / kCachedValues;

@@ -24,9 +24,9 @@ __attribute__((noinline)) int direct(int32_t op, uint32_t flags) {
 }
 
 template <class Call>
-double nanoseconds(Call call) {
+double nanoseconds_per_call(Call call) {
   const auto begin = std::chrono::steady_clock::now();
-  for (int n = 0; n < kCalls; ++n) call(0, 0);
+  for (int n = 0; n < kCalls; ++n) call(0, 0);  // operation 0, no flags
   return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count() / kCalls;
 }
 
@@ -41,8 +41,8 @@ void measure(const char* state, double aim) {
   int (*volatile call_hook)(int32_t, uint32_t) = foreshock_attention_enter;
   std::vector<double> of_direct, of_hook;
   for (int turn = 0; turn < kTurns; ++turn) {
-    of_direct.push_back(nanoseconds(call_direct));
-    of_hook.push_back(nanoseconds(call_hook));
+    of_direct.push_back(nanoseconds_per_call(call_direct));
+    of_hook.push_back(nanoseconds_per_call(call_hook));
   }
   const double added = median(of_hook) - median(of_direct);
   std::printf("%-22s direct %.2f ns   hook %.2f ns   added %+.2f ns   aim %.0f ns: %s\n", state,
@@ -75,8 +75,9 @@ int main(int argc, char** argv) {
   step.version = FORESHOCK_ABI_VERSION;
   step.step = 1;
   foreshock_step_end(&step);
-  foreshock_attention_enter(op, 0);                        // starts the step; only this call is slow
-  if (foreshock_enabled()) measure("on, not sampled", 5);  // else the monitor could not create its segment
+  foreshock_attention_enter(op, 0);  // starts the step; only this call is slow
+  // The monitor is off if it could not create its segment (the file shared with the agent).
+  if (foreshock_enabled()) measure("on, not sampled", 5);
   std::filesystem::remove_all(base);
   return 0;
 }

@@ -1,4 +1,4 @@
-"""What the monitor costs a training.
+"""Measures how much the monitor slows down a training.
 
     python bench/overhead.py [--short] [--sets 4] [--rounds 40] [--wall] [--only parts|processes]
 
@@ -16,7 +16,7 @@ A second method, the line `by parts`, is more accurate if turns of one process d
 the costs of three parts: work at each step (`step`), slices (copied parts of attention calls), and snapshots of
 weights. `step` is measured in a training of one parameter, whose time is nearly all spent in the framework. Slices and
 snapshots are measured in trainings with one at every step, so that they cost more than the noise. `foreshock pause` and
-`resume` switch the monitor off and on there; each turn with it is compared with the turns before and after it.
+`resume` switch the monitor of these off and on; each turn with it on is compared with the turns before and after.
 The sum is the cost of a step, of a slice and of a snapshot, each times its number per step in a default training.
 
 Printed: (time with the monitor / time without) - 1: median over sets of the medians over rounds, and 95 % interval
@@ -32,7 +32,7 @@ import statistics
 import time
 from typing import Any, NamedTuple
 
-from turns.trainers import KINDS, OFTEN, Rounds, interval, one_of_each, slices_of
+from turns.trainers import EVERY_STEP, KINDS, Rounds, interval, one_of_each, slices_of
 
 GOALS = {"unsampled": 0.003, "default": 0.01}  # by kind: slowdown
 DEFAULT_STEPS = 1024  # length of the default training; several intervals between snapshots of a weight
@@ -99,8 +99,8 @@ class Switched(NamedTuple):
 
 
 def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]) -> Switched:
-    """Measures a training whose monitor is paused in every other turn. `kind`, a key of OFTEN: "slices" takes a slice
-    at every step and no snapshot, "weights" a snapshot and no slice. Other arguments: as in measure_gpt()."""
+    """Measures a training whose monitor is paused in every other turn. `kind`, a key of EVERY_STEP: "slices" takes a
+    slice at every step and no snapshot, "weights" a snapshot and no slice. Other arguments: as in measure_gpt()."""
     added, plain, slices, snapshots, on_steps = [], [], 0, 0, 0
     for _ in range(sets):
         with one_of_each("gpt", (kind,), cores) as trainers:
@@ -129,21 +129,21 @@ def measure_parts(
     per_step: tuple[float, float, float], sets: int, rounds: Rounds, default_steps: int, **how: Any
 ) -> None:
     """Prints the parts and their sum. `per_step`: result of measure_step(). `how`: further arguments of switched()."""
-    often = {kind: switched(kind, sets, rounds, **how) for kind in OFTEN}
-    slices, weights = often["slices"], often["weights"]
+    by_kind = {kind: switched(kind, sets, rounds, **how) for kind in EVERY_STEP}
+    slices, weights = by_kind["slices"], by_kind["weights"]
     per_slice, per_snapshot = slices.seconds_of_one(slices.slices), weights.seconds_of_one(weights.snapshots)
     with one_of_each("gpt", ("default",), how["cores"]) as trainers:
         trainers["default"].turn(default_steps)
         rank = trainers["default"].finish()
     slices_per_step = slices_of(rank) / rank["steps"]
     snapshots_per_step = rank["weights"]["snapshots"] / rank["steps"]
-    seconds = statistics.median([slices.plain_seconds, weights.plain_seconds])
+    step_seconds = statistics.median([slices.plain_seconds, weights.plain_seconds])
     # The bounds are added, which assumes that all errors have the same direction.
     middle, low, high = (
-        (step + slices_per_step * one_slice + snapshots_per_step * snapshot) / seconds
+        (step + slices_per_step * one_slice + snapshots_per_step * snapshot) / step_seconds
         for step, one_slice, snapshot in zip(per_step, per_slice, per_snapshot, strict=True)
     )
-    count = f"{sets} sets x {len(slices.added[-1])} rounds of {how['steps']} steps of {seconds * 1e3:.0f} ms"
+    count = f"{sets} sets x {len(slices.added[-1])} rounds of {how['steps']} steps of {step_seconds * 1e3:.0f} ms"
     for name, (one, least, most), rate in (
         ("slice", per_slice, slices_per_step), ("snapshot", per_snapshot, snapshots_per_step)
     ):  # fmt: skip
@@ -196,7 +196,7 @@ def main() -> None:
     # Multiples of the smallest sampling interval (8): turns have equally many samples if the interval divides the turn.
     steps, warm_up = (8, 8) if arguments.short else (16, 64)
     if arguments.only in (None, "parts"):
-        per_step = measure_step(sets, rounds, 200 if arguments.short else 500, cores)
+        per_step = measure_step(sets, rounds, steps=200 if arguments.short else 500, cores=cores)
         default_steps = SHORT_DEFAULT_STEPS if arguments.short else DEFAULT_STEPS
         how = {"steps": steps, "warm_up": warm_up, "clock": clock, "cores": cores}
         measure_parts(per_step, sets, rounds, default_steps, **how)

@@ -34,8 +34,8 @@ import time
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-HERE = ROOT / "bench" / "precursors"
-sys.path[:0] = [str(HERE), str(ROOT / "bench" / "yardsticks")]
+PRECURSORS = ROOT / "bench" / "precursors"
+sys.path[:0] = [str(PRECURSORS), str(ROOT / "bench" / "yardsticks")]
 
 import comparison  # noqa: E402
 import page  # noqa: E402
@@ -63,7 +63,7 @@ def wanted_trainings(options: argparse.Namespace) -> list[Wanted]:
 def scoring_data(recipe: recipes.Recipe, seed: int, path: pathlib.Path) -> dict:
     """Extracts what scoring needs from the record at `path`. Caches it in a file that is valid for one version of
     foreshock and of the code that extracts and scores."""
-    sources = b"".join((HERE / name).read_bytes() for name in ("recording.py", "alarms.py", "scoring.py"))
+    sources = b"".join((PRECURSORS / name).read_bytes() for name in ("recording.py", "alarms.py", "scoring.py"))
     key = hashlib.sha256(sources + recording.FORESHOCK.read_bytes()).hexdigest()[:16]
     file = path.with_suffix(f".{key}.json")
     if not file.exists():
@@ -80,7 +80,7 @@ class Trainer:
 
     def __init__(self, options: argparse.Namespace, out: pathlib.Path, deadline: float) -> None:
         self.options, self.out, self.deadline = options, out, deadline
-        # Stored trainings have the full length and no tuning seeds.
+        # Stored trainings have the full length and no tuning seeds. Those of other training code are left out.
         stored = [] if options.steps or options.tuning else provenance.stored()
         self.stored = {(one["recipe"], one["seed"]): one for one in stored if provenance.is_made_alike(one)}
 
@@ -147,7 +147,7 @@ def run(options: argparse.Namespace) -> None:
     results: dict[str, Any] = page.no_nan(comparison.results(found, options.steps))
     (out / "results.json").write_text(json.dumps(results, indent=1))
     drawn = page.no_nan(results | {"curves": comparison.curves(found)})
-    (out / "report.html").write_text(page.report(drawn, "foreshock precursors", HERE / "precursors.js"))
+    (out / "report.html").write_text(page.report(drawn, "foreshock precursors", PRECURSORS / "precursors.js"))
     if options.keep:
         tables.RESULTS.write_text(json.dumps(results, separators=(",", ":")) + "\n")
     print(tables.text(results))

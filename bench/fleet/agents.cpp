@@ -19,10 +19,10 @@ namespace foreshock {
 namespace {
 
 constexpr int kRanks = 8, kLayers = 96;
-constexpr int kPeriodMs = 5000;
+constexpr int kChangePeriodMs = 5000;
 
 // Changes a value by up to 0.5 %, so that all values differ, as in a training.
-double moved(double value) {
+double with_jitter(double value) {
   return value * (1 + 0.01 * (static_cast<double>(std::rand()) / RAND_MAX - 0.5));
 }
 
@@ -66,9 +66,10 @@ class FleetAgent {
       choices.push_back(key.key == "run"    ? "job"
                         : key.key == "rank" ? rank
                                             : "node-" + std::to_string(number_));
-    // As a real rank, a rank here has one series of kSourceInfo, and one of kPrecursorLayerInfo per detector.
-    const bool is_info = info.metric == Metric::kSourceInfo || info.metric == Metric::kPrecursorLayerInfo;
-    if (is_info && key.key != "detector" && choices.size() > 1) choices.resize(1);
+    // Of these two, a real rank has one series (kSourceInfo) or one per detector, not all combinations.
+    const bool has_one_combination =
+        info.metric == Metric::kSourceInfo || info.metric == Metric::kPrecursorLayerInfo;
+    if (has_one_combination && key.key != "detector" && choices.size() > 1) choices.resize(1);
     for (const std::string& choice : choices) {
       values->push_back(choice);
       set_series(info, label + 1, rank, owns_layers, values);
@@ -77,7 +78,7 @@ class FleetAgent {
   }
   // Registry::set takes an initializer list, so each number of labels is a separate call.
   void set_value(const MetricInfo& info, const std::vector<std::string>& v) {
-    const double value = info.type == MetricType::kCounter ? 100.0 * round_ : moved(1);
+    const double value = info.type == MetricType::kCounter ? 100.0 * round_ : with_jitter(1);
     const Metric m = info.metric;
     if (v.size() == 1) registry_.set(m, {v[0]}, value);
     if (v.size() == 2) registry_.set(m, {v[0], v[1]}, value);
@@ -110,7 +111,8 @@ int run(int count, bool all_ranks_own_layers) {
   }
   std::printf("series %zu\n", agents[0]->series_count());
   std::fflush(stdout);
-  for (pollfd input = {STDIN_FILENO, POLLIN, 0}; poll(&input, 1, kPeriodMs) == 0;)
+  // poll() returns 0 after kChangePeriodMs; something else when the input has ended.
+  for (pollfd input = {STDIN_FILENO, POLLIN, 0}; poll(&input, 1, kChangePeriodMs) == 0;)
     for (auto& agent : agents) agent->change_values();
   return 0;
 }
@@ -118,7 +120,7 @@ int run(int count, bool all_ranks_own_layers) {
 }  // namespace
 }  // namespace foreshock
 
-int main(int words, char** word) {
-  if (words != 3) return 2;
-  return foreshock::run(std::atoi(word[1]), std::strcmp(word[2], "budget") == 0);
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  return foreshock::run(std::atoi(argv[1]), std::strcmp(argv[2], "budget") == 0);
 }

@@ -27,7 +27,7 @@ int try_call(const char* name, Arguments... arguments) {
   return function ? function(arguments...) : -1;
 }
 
-// Does the same, and throws an exception if the function fails.
+// Calls a function as try_call() does, and throws an exception if it fails.
 template <class... Arguments>
 void call(const char* name, Arguments... arguments) {
   if (const int error = try_call(name, arguments...); error != 0)
@@ -109,9 +109,9 @@ void CudaDevice::launch(DeviceKernel kernel, const LaunchShape& shape, const voi
 void CudaDevice::keep_busy() {
   constexpr size_t kBytes = size_t{64} << 20;
   constexpr int kTimes = 8;  // 8 fills of 64 MiB take about 0.2 ms on an H100
-  if (busy_ == 0) busy_ = allocate(kBytes);
+  if (busy_memory_ == 0) busy_memory_ = allocate(kBytes);
   for (int n = 0; n < kTimes; ++n)
-    call("cuMemsetD8Async", busy_, static_cast<unsigned char>(n), kBytes, static_cast<void*>(nullptr));
+    call("cuMemsetD8Async", busy_memory_, static_cast<unsigned char>(n), kBytes, static_cast<void*>(nullptr));
 }
 
 // Calls `work`, which queues one repetition, `times` times. Returns the mean milliseconds of a repetition.

@@ -14,15 +14,16 @@ namespace foreshock {
 
 class CudaDevice {
  public:
-  // Opens the device on the first call and keeps it open. Then missing() is "", or why there is no device.
+  // Opens the device on the first call and keeps it open. If there is no device, missing() says why, else it
+  // is "".
   static CudaDevice& get();
   const std::string& missing() const { return missing_; }
 
   const std::string& name() const { return name_; }
   const DeviceLimits& limits() const { return limits_; }
 
-  // The functions below throw std::runtime_error with the driver's error number. A uint64_t is an address in
-  // device memory. `job` points to the kernel's parameter, a struct of device_jobs.h.
+  // get() and the functions below throw std::runtime_error with the driver's error number. A uint64_t is an
+  // address in device memory. `job` points to the kernel's parameter, a struct of device_jobs.h.
   uint64_t allocate(size_t bytes);
   void release(uint64_t address);
   void write(uint64_t to, const void* from, size_t bytes);
@@ -45,7 +46,7 @@ class CudaDevice {
   std::string missing_, name_;
   DeviceLimits limits_ = {};
   std::vector<void*> functions_;  // of the driver (CUfunction), by DeviceKernel
-  uint64_t busy_ = 0;             // memory that keep_busy() fills to occupy the device; 0: not allocated yet
+  uint64_t busy_memory_ = 0;      // memory that keep_busy() fills to occupy the device; 0: not allocated yet
 };
 
 }  // namespace foreshock

@@ -73,7 +73,7 @@ def sigmas(values: list[float], window: int = 128, least: float = 6.0) -> list[f
 
 def twice_the_mean(losses: list[float], patience: int = 4) -> list[float]:
     """llm-foundry's KillLossSpike: alarm if more than `patience` losses in a row are at least twice a moving mean. This
-    is the mean of the last 100 losses, or of a twentieth of the training if that is more. Before, the score is 0."""
+    is the mean of the last 100 losses, or of a twentieth of the training if that is more. With fewer the score is 0."""
     window = max(100, len(losses) // 20)
     scores, last, ratios = [], collections.deque(maxlen=window), collections.deque(maxlen=patience + 1)
     for loss in losses:

@@ -3,7 +3,8 @@ and for the right layer, and whether they warn if the error is harmless. Also se
 default. A "training" here is its stored data, a dictionary (`one`, and `found` for all of them): `onsets` are the steps
 at which loss events begin, `places` the alarms of each detector as (step, layer label), `layers` all labels. `missed`:
 only a comparison with the twin showed the failure. In a recipe, `plant` is the kind of attention error, `dose` its size
-in ulp, `twin` the recipe without the fault. `plant` without `twin`: attention is rounded in all layers, not a fault."""
+in ulp, `twin` the recipe without the fault. A recipe with `plant` but no `twin` rounds all attention and has no fault.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ WATCHED = ("output_error_drift", "bias")  # the detectors of attention errors
 # Limits for a default detector: its lift (how many times more often a loss event follows an alarm than it follows an
 # arbitrary step), its median lead in steps, and its false alarms per 10 000 steps.
 LEAST_LIFT, LEAST_LEAD, MOST_FALSE = 2.0, 5, 1.0
-LEAST_SHARE = 7 / 8  # in this share of a recipe's trainings a detector of WATCHED must name the layer of the error
+LEAST_SHARE = 7 / 8  # in this share of a recipe's trainings or more, a detector must name the layer of the error
 
 
 def layer_number(places: list[str], place: str) -> int:
@@ -73,9 +74,9 @@ def results(found: list[dict]) -> list[dict]:
 
 
 def foretells(of: dict) -> bool:
-    """Whether a detector predicts the loss events of one recipe well enough for an alert. `of`: its figures there. The
-    window of an event is a fixed number of steps before it. The detector had an alarm in the windows of `hits` of the
-    `events`. In the twin, it had an alarm in `twin_hits` of these windows."""
+    """Whether a detector predicts the loss events of one recipe well enough for an alert. `of`: its figures for the
+    recipe. The window of an event is a fixed number of steps before it. The detector had an alarm in the windows of
+    `hits` of the `events`. In the twin, it had an alarm in `twin_hits` of these windows."""
     return (
         of["lead_median"] is not None
         and of["lift"] is not None

@@ -45,7 +45,8 @@ def missed(one: dict, twin: dict | None) -> dict:
 
 def training_of(one: dict, threshold: dict[str, str]) -> scoring.Training:
     """The training for scoring, with the alarms at the given thresholds. `threshold`: thresholds by detector. Without
-    an entry, a detector has the shipped threshold "1.0", and the null detector no alarm. `at`: alarms by threshold."""
+    an entry, a detector has the shipped threshold "1.0", and the null detector no alarm. `at` is a dictionary of alarms
+    by threshold here."""
     begins = {name: at.get(threshold.get(name, "1.0"), []) for name, at in one["alarms"].items()}
     begins[NULL] = [int(threshold[NULL])] if NULL in threshold else []
     masked = [tuple(pair) for pair in one["masked"]]
@@ -102,7 +103,7 @@ def summaries(found: list[dict], detector: str, of: dict[tuple[str, int], scorin
 
 
 def by_control(without_fault: list[scoring.Training], detectors: Iterable[str]) -> dict[str, dict]:
-    """False alarms in the trainings without a fault, by recipe. "most": the upper 95 % bound of "per_10k" (steps)."""
+    """False alarms in the trainings without a fault, by recipe. "per_10k": per 10 000 steps; "most": its 95 % bound."""
     names = list(detectors)
     found = {}
     for each in recipes.RECIPES:

@@ -1,11 +1,11 @@
 // Draws the report of bench/precursors.py from its results, `study`: tables of all detectors, and charts of trainings.
 // The page loads lab/page/report.js (element, section, table, axis, short, COLOURS) before this file. A recipe describes
 // a training and its planted fault. In `study`, `shipped` has the figures of each detector with foreshock's own
-// threshold: over all recipes (`all`) and by recipe (`recipes`). `learned` has those over all recipes with thresholds
-// that were learned from a part of the trainings.
+// threshold: over all recipes (`all`) and by recipe (`recipes`). `learned` has the figures over all recipes with
+// thresholds that were learned from a part of the trainings.
 (() => {
   const { recipes, shipped, learned, curves, protocol, attention_errors: errors } = study;
-  const drawn = [];
+  const drawn = []; // functions that draw the charts; called at the end, when the canvases are in the page
   const share = (x) => x === null ? '–' : `${Math.round(100 * x)} %`;
   const range = (low, high) => low === null ? '' : ` [${short(low)}, ${short(high)}]`;
   const HEAD = ['detector', 'hits', '95 %', 'twin', 'lead: median (quartiles; p10)', 'alarms', 'right', 'lift', 'false per 10 k steps'];

@@ -1,5 +1,5 @@
-"""Hashes of the code that a result depends on, and the stored data of trainings. Results of several days or machines
-are combined only if their hashes agree. A stored training (`one`) is a dictionary made by recording.reduced(). It keeps
+"""Hashes the code that results depend on, and stores the data of trainings. Results of several days or machines are
+combined only if their hashes agree. A stored training (`one`) is a dictionary made by recording.reduced(). It keeps
 the seed, the events of the detectors, counts of the record's lines by type ("lines"), and the hashes ("made").
 
 Standard library only: `./dev docs` runs it without a virtual environment.
@@ -71,7 +71,7 @@ def of_judges() -> str:
 
 
 def of_training(what: recipes.Recipe) -> str:
-    """Hash of the recipe (`what`), the options of `foreshock run` and the Python code of a training; seeds share it."""
+    """Hash of the recipe (`what`), the options of `foreshock run` and the Python code of a training, without the seed."""
     made = what.name, what.model, what.steps, what.begins, what.later, what.plant, what.dose, what.where, what.growth
     sources = HERE / "training.py", DEMO / "train.py", DEMO / "fault.py"
     return digest([repr((made, recipes.LAYERS, MONITOR)), *(python_code(each.read_text()) for each in sources)])

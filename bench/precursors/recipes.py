@@ -64,6 +64,9 @@ class Recipe:
 NET, TEXT, COPYING = "1-50-1 tanh net, full batch", "GPT on text", "GPT that copies"
 
 
+# Below, most fields of a Recipe are given by position, in the order of the class.
+
+
 def following(dose: int) -> Recipe:
     """A recipe with an attention error of `dose` ulp along the gradient, in the layer that most of these models use for
     copying. An error in the other layer does harm later or not at all (`following-bias-unused`)."""

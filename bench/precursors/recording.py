@@ -117,7 +117,7 @@ def readings(path: pathlib.Path) -> tuple[list[dict], dict[str, alarms.Series], 
         events = detected(path, "--scores", str(scores))
         series: dict[str, alarms.Series] = {}
         warned: dict[str, list[int]] = {}
-        warning: dict[str, set[str]] = {}  # by detector: the places that are at level "warn" after the last row
+        warning: dict[str, set[str]] = {}  # by detector: the places at level "warn" after the rows read so far
         with scores.open(newline="") as lines:
             for row in csv.DictReader(lines):
                 name, place, step = row["detector"], row["place"], int(row["step"])

@@ -16,10 +16,10 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-HORIZON = 64  # an onset with an alarm at most so many steps before it is a hit
+HORIZON = 64  # an onset with an alarm at most this many steps before it is a hit
 # The horizon of attention detectors. According to the literature, signs in attention come hundreds of steps before the
-# loss event. The agent uses the same horizon (Precursors::kHorizon in detect/watch.h). A detector is compared with the
-# base rate for its own horizon (share of scored steps that an onset follows), so a longer one gives no advantage.
+# loss event. The agent uses the same horizon (Precursors::kHorizon in detect/watch.h). A longer horizon gives no
+# advantage: it also raises the base rate, the share of scored steps that an onset follows within the horizon.
 LONG_HORIZON = 256
 OF_ATTENTION = (
     "bias", "output_error_drift", "deviation_forward", "deviation_backward", "max_logit", "logit_growth",

@@ -25,8 +25,8 @@ RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
 REPORT = RESULTS.with_name("RESULTS.md")
 PAGE = ROOT / "docs" / "precursors.md"
 BLOCK = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.S)
-# 95 %: interval of the share of hits. twin: how often the twin had an alarm in the same steps before an event. right:
-# alarms that an event follows.
+# Columns. "95 %": interval of the share of hits. "twin": how often the twin had an alarm in the same steps before an
+# event. "right": alarms that an event follows.
 HEAD = ("detector", "hits", "95 %", "twin", "lead", "alarms", "right", "lift", "false per 10 k steps")
 
 
@@ -216,6 +216,7 @@ def short_table(results: dict) -> str:
     for name, of in results["shipped"].items():
         found = of["all"]
         lead = "–" if found["lead_median"] is None else f"{found['lead_median']:g} steps"
+        # `low` is the interval of the lift, `high` the lift itself.
         low, high = between(found["lift_low"], found["lift_high"]), number(found["lift"])
         false = f"{number(found['false_per_10k'])} (at most {number(found['false_per_10k_most'])})"
         rows.append([f"`{name}`", f"{found['hits']} of {found['events']}", lead, f"{high} {low}", false])

@@ -41,8 +41,8 @@ class Plant:
 
 class FollowingPlant(Plant):
     """Plants an error in the output that only the backward pass reads (ErringAttention): the output is moved in the
-    direction of its own gradient. The forward pass stays right. An object replaces torch.nn.functional in the model's
-    module; only its attention differs."""
+    direction of its own gradient. The forward pass stays right. An object of this class replaces torch.nn.functional
+    in the model's module; only attention differs."""
 
     def __getattr__(self, name: str) -> Callable:
         return getattr(nn.functional, name)
@@ -53,7 +53,7 @@ class FollowingPlant(Plant):
 
 class OtherKernel(Plant):
     """Base of kernels that replace torch's own attention kernel in the dispatcher, so that the monitor sees their
-    output. A derived class is the kernel (__call__). It changes the results of the original kernel."""
+    output. A derived class changes the results of the original kernel in __call__, whose `keys` are dispatch keys."""
 
     def __init__(self, layer: int, ulps: float, seed: int) -> None:
         super().__init__(layer, ulps, seed)

@@ -1,5 +1,5 @@
-"""For benchmarks of the monitor's cost: starts trainings with and without the monitor, which take turns of a few steps
-on one core. interval() gives the median of the times that a benchmark has measured, and how certain it is."""
+"""Starts trainings with and without the monitor, which take turns of a few steps on one core, for benchmarks of the
+monitor's cost. interval() gives the median of the times that a benchmark has measured, and how certain it is."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ NEVER = str(1 << 20)  # the largest value of --every, in steps; no training here
 KINDS = {"plain": None, "unsampled": ("--every", NEVER), "default": ()}
 RECORDED = {"recorded": ("--record", "{base}/record")}  # default options, with a record
 # Options that do one part of the monitor's work at every step, so that its cost stands out from the noise.
-OFTEN = {
+EVERY_STEP = {
     "slices": ("--every", "1", "--weights", "off", "--max-slowdown", "100%"),
     "weights": ("--every", NEVER, "--weights", "1", "--max-slowdown", "100%"),
 }
 
-# glibc's malloc returns the memory of freed tensors to the kernel. How much of it depends on where a process has its
-# heap: one training had 1500 page faults a step of 110 ms, the next 2700 (2 % of its time). High limits avoid this.
+# glibc's malloc returns the memory of freed tensors to the kernel, in some processes more than in others: one training
+# had 1500 page faults in each step of 110 ms, another 2700 (2 % of its time). With high limits it returns none.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"} | dict.fromkeys(
     ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(1 << 30)
 )
 
 
 def cpu_seconds_of(pid: int) -> float:
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # after the name: state, ...
+    # The fields after the process name; 11 and 12 are the user and the system time in clock ticks (proc(5)).
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -60,7 +61,7 @@ class Trainer:
         self.summary = self.base / "summary.json"
         line = [sys.executable, str(ROOT / "bench" / "turns" / "training.py"), model, str(objects)]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")} | ENVIRONMENT
-        options = (KINDS | OFTEN | RECORDED)[kind] if given_options is None else given_options
+        options = (KINDS | EVERY_STEP | RECORDED)[kind] if given_options is None else given_options
         if options is not None:
             options = [option.format(base=self.base) for option in options]
             run = [str(BUILD / "bin" / "foreshock"), "run", "--port", "0", "--run-id", "bench"]
@@ -72,7 +73,7 @@ class Trainer:
         self.process = subprocess.Popen(line, env=environment, stderr=subprocess.DEVNULL, **pipes)
 
     def turn(self, steps: int) -> dict[str, float]:
-        """Runs so many steps. Returns their seconds by clock, "cpu" and "wall", and those of the slowest step."""
+        """Runs `steps` steps. Returns their seconds by clock, "cpu" and "wall", and those of the "slowest" step."""
         return self._request(str(steps))
 
     def parts(self, steps: int) -> dict[str, dict[str, list[float]]]:

@@ -34,11 +34,11 @@ def gpt() -> Callable[[], None]:
     model = train.Gpt(size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = [text.batch(size) for _ in range(8)]
-    numbers = iter(range(1 << 40))  # without a practical end
+    step_numbers = iter(range(1 << 40))  # without a practical end
 
     def step() -> None:
         optimizer.zero_grad()
-        train.loss_of(model, batches[next(numbers) % len(batches)], autocast).backward()
+        train.loss_of(model, batches[next(step_numbers) % len(batches)], autocast).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
@@ -64,16 +64,16 @@ def one_parameter() -> Callable[[], None]:
 def tiny_gpt(layers: int, width: int, batch: int, length: int) -> Callable[[], None]:
     """Returns a function that runs one step of the tests' GPT."""
     sys.path.insert(0, str(ROOT / "tests" / "support"))
-    import tiny_gpt as tests
+    import tiny_gpt as tests_gpt
     import torch
 
-    model = tests.TinyGpt(layers, width)
+    model = tests_gpt.TinyGpt(layers, width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = tests.Batches(batch=batch, length=length)
+    batches = tests_gpt.Batches(batch=batch, length=length)
 
     def step(clip: bool = False) -> None:
         optimizer.zero_grad()
-        tests.loss_of(model, batches()).backward()
+        tests_gpt.loss_of(model, batches()).backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -106,19 +106,19 @@ class Parts:
 
         for hooks in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
             # Without foreshock there are no hooks. An empty hook is added, so that the cost of the timing is the same.
-            timed = {number: self.timed("hooks", hook) for number, hook in hooks.items()}
-            hooks.update(timed or {0: self.timed("hooks", lambda *arguments: None)})
+            timed_hooks = {number: self.timed("hooks", hook) for number, hook in hooks.items()}
+            hooks.update(timed_hooks or {0: self.timed("hooks", lambda *arguments: None)})
         torch.nn.functional.cross_entropy = self.timed("loss", torch.nn.functional.cross_entropy)
         torch.nn.utils.clip_grad_norm_ = self.timed("norm", torch.nn.utils.clip_grad_norm_)
 
     def measure(self, step: Callable[[bool], None], steps: int, clip: bool) -> dict[str, list[float]]:
         """{part: [median, mean] over the steps, in microseconds}. `clip`: each step also clips the gradients."""
-        taken: list[dict[str, int]] = []
+        step_times: list[dict[str, int]] = []
         for _ in range(steps):
             self.spent = dict.fromkeys(self.spent, 0)
             step(clip)
-            taken.append(self.spent)
-        columns = {part: [spent[part] / 1000 for spent in taken] for part in self.spent}
+            step_times.append(self.spent)
+        columns = {part: [spent[part] / 1000 for spent in step_times] for part in self.spent}
         return {part: [statistics.median(column), statistics.fmean(column)] for part, column in columns.items()}
 
 
@@ -138,7 +138,7 @@ def serve(training: str, objects: int) -> None:
     torch.set_num_threads(1)
     if objects:
         gc.disable()
-    heap: list[list[None]] = [[None] for _ in range(objects)]
+    extra_lists: list[list[None]] = [[None] for _ in range(objects)]
     step = {"gpt": gpt, "step": one_parameter}.get(training, lambda: tiny_gpt(*map(int, training.split(","))))()
     parts = None
     for line in sys.stdin:
@@ -151,7 +151,7 @@ def serve(training: str, objects: int) -> None:
             print(json.dumps(answer), flush=True)
             continue
         print(json.dumps(run_steps(step, int(line))), flush=True)
-    del heap  # a use at the end, so that the objects exist while the training runs
+    del extra_lists  # a use at the end, so that the objects exist while the training runs
 
 
 if __name__ == "__main__":
