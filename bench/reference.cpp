@@ -86,7 +86,7 @@ double now() {
 }
 
 // The best of five measurements, in floating-point operations per second.
-double peak_of_this_moment() {
+double measured_peak() {
   double best = 0, sink;
   for (int i = 0; i < 5; ++i) {
     const double start = now();
@@ -148,33 +148,33 @@ double best_seconds(double operations, Work work) {
 // The forward pass with dgemm and an online softmax: at each tile of keys, the sums so far are rescaled to
 // the new maximum. Tiles have 512 keys, since a BLAS would be slow with the 48 keys of the reference's tiles.
 void blas_attention(const AttentionSlice& slice, std::vector<double>* scratch) {
-  constexpr int kBlock = 512;
+  constexpr int kTileKeys = 512;
   const int rows = slice.rows, dim = slice.head_dim;
-  scratch->resize(rows * (2 * dim + kBlock + 2) + kBlock * dim);
+  scratch->resize(rows * (2 * dim + kTileKeys + 2) + kTileKeys * dim);
   double *query = scratch->data(), *out = query + rows * dim, *scores = out + rows * dim;
-  double *max = scores + rows * kBlock, *sum = max + rows, *tile = sum + rows;
+  double *max = scores + rows * kTileKeys, *sum = max + rows, *tile = sum + rows;
   HWY_DYNAMIC_DISPATCH(widen_bf16)(static_cast<const uint16_t*>(slice.query), rows * dim, query);
   std::fill(max, max + rows, -1e300);
   std::fill(sum, sum + rows, 0.0);
   std::fill(out, out + rows * dim, 0.0);
-  for (int first = 0; first < slice.keys; first += kBlock) {
-    const int count = std::min(kBlock, slice.keys - first);
+  for (int first = 0; first < slice.keys; first += kTileKeys) {
+    const int count = std::min(kTileKeys, slice.keys - first);
     HWY_DYNAMIC_DISPATCH(widen_bf16)
     (static_cast<const uint16_t*>(slice.key) + size_t(first) * dim, size_t(count) * dim, tile);
     cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, count, dim, slice.scale, query, dim, tile, dim,
-                0, scores, kBlock);
+                0, scores, kTileKeys);
     for (int r = 0; r < rows; ++r) {
       const double new_max =
-          std::max(max[r], *std::max_element(scores + r * kBlock, scores + r * kBlock + count));
+          std::max(max[r], *std::max_element(scores + r * kTileKeys, scores + r * kTileKeys + count));
       const double factor = std::exp(max[r] - new_max);
       max[r] = new_max;
-      sum[r] = sum[r] * factor + HWY_DYNAMIC_DISPATCH(exp_row)(scores + r * kBlock, count, new_max);
+      sum[r] = sum[r] * factor + HWY_DYNAMIC_DISPATCH(exp_row)(scores + r * kTileKeys, count, new_max);
       for (int c = 0; c < dim; ++c) out[r * dim + c] *= factor;
     }
     HWY_DYNAMIC_DISPATCH(widen_bf16)
     (static_cast<const uint16_t*>(slice.value) + size_t(first) * dim, size_t(count) * dim, tile);
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, dim, count, 1, scores, kBlock, tile, dim, 1,
-                out, dim);
+    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, dim, count, 1, scores, kTileKeys, tile, dim,
+                1, out, dim);
   }
   for (int r = 0; r < rows; ++r)
     for (int c = 0; c < dim; ++c) out[r * dim + c] /= sum[r];
@@ -186,9 +186,10 @@ void measure(int rows, int keys, int dim, [[maybe_unused]] bool with_blas) {
   Reference result;
   NoiseFloors floors;
   const double operations = 4.0 * rows * keys * dim;  // forward; forward and backward have 3 times as many
-  double peak = peak_of_this_moment();
+  double peak = measured_peak();
   const double forward = best_seconds(operations, [&] { reference(slice.view, &result); });
-  peak = std::max(peak, peak_of_this_moment());
+  peak = std::max(peak, measured_peak());
+  // The factor 4 is rough; it only sets the number of calls.
   const double backward = best_seconds(4 * operations, [&] { reference(backward_slice.view, &result); });
   reference(slice.view, &result);  // replaces the backward result
   const double floors_time =

@@ -50,11 +50,12 @@ class BackwardCall {
                          {kBatch, shape.heads, shape.length, 1},
                          {shape.heads * shape.length, shape.length, 1, 0},
                          FORESHOCK_FP32,
-                         3,
+                         3,  // dimensions
                          FORESHOCK_DEVICE_CPU,
-                         0};
+                         0};  // index of the device
   }
-  // Returns the call in the form that the functions of call.h take. validate_call() returns -1 or an error.
+  // Returns the call in the form that the functions of call.h take. validate_call() returns -1 if it is
+  // valid.
   ValidatedCall validated() const {
     ValidatedCall checked;
     if (validate_call(call_, FORESHOCK_BACKWARD, &checked) >= 0) std::abort();
@@ -70,9 +71,9 @@ class BackwardCall {
             {kBatch, heads, shape_.length, shape_.dim},
             {shape_.length * heads * shape_.dim, shape_.dim, heads * shape_.dim, 1},
             FORESHOCK_BF16,
-            4,
+            4,  // dimensions
             FORESHOCK_DEVICE_CPU,
-            0};
+            0};  // index of the device
   }
 
   const Shape shape_;
@@ -94,7 +95,7 @@ double microseconds(Work work) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
 }
 
-double thread_milliseconds() {
+double thread_cpu_milliseconds() {
   timespec now = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return 1e3 * static_cast<double>(now.tv_sec) + 1e-6 * static_cast<double>(now.tv_nsec);
@@ -104,18 +105,18 @@ double thread_milliseconds() {
 // call of a step. `by_columns`: a slice of key positions, not of query rows.
 void copy_into_slot(const ValidatedCall& call, bool by_columns, uint64_t number, std::vector<char>* slot) {
   SlicePlan plan;
-  Slice slice = by_columns ? choose_columns(call.shape, kSeed, kStep, number, 0)
-                           : choose_slice(call.shape, kSeed, kStep, number, 0);
-  const bool fits = by_columns ? plan_columns(call, slot->size(), 1, slice, &plan)
-                               : plan_slice(call, slot->size(), 1, &slice, &plan);
+  Slice slice = by_columns ? choose_columns(call.shape, kSeed, kStep, number, /*rank=*/0)
+                           : choose_slice(call.shape, kSeed, kStep, number, /*rank=*/0);
+  const bool fits = by_columns ? plan_columns(call, slot->size(), /*most_slots=*/1, slice, &plan)
+                               : plan_slice(call, slot->size(), /*most_slots=*/1, &slice, &plan);
   if (!fits) std::abort();
-  const segment::Slot header = slot_of(plan, 0);
+  const segment::Slot header = slot_of(plan, /*part=*/0);
   std::memcpy(slot->data(), &header, sizeof header);
   copy_slot(call, slice, header, slot->data());
 }
 
-// The median CPU time of judging a slice, in milliseconds.
-double judge_slots(const ValidatedCall& call, bool by_columns, std::vector<char>* slot) {
+// Returns the median CPU time of judging a slice.
+double judging_milliseconds(const ValidatedCall& call, bool by_columns, std::vector<char>* slot) {
   DeviationWorkspace rows;
   ColumnReference columns;
   std::vector<double> spent;
@@ -123,12 +124,12 @@ double judge_slots(const ValidatedCall& call, bool by_columns, std::vector<char>
     copy_into_slot(call, by_columns, static_cast<uint64_t>(n), slot);
     segment::SlotView view;
     if (segment::parse_slot(std::as_bytes(std::span(*slot)), &view) != nullptr) std::abort();
-    const double begin = thread_milliseconds();
+    const double begin = thread_cpu_milliseconds();
     if (by_columns)
       judge(columns_of(view), &columns);
     else
       judge(slice_of(view), &rows);
-    spent.push_back(thread_milliseconds() - begin);
+    spent.push_back(thread_cpu_milliseconds() - begin);
   }
   return median(spent);
 }
@@ -144,7 +145,7 @@ double measure(const Shape& shape) {
     rows.push_back(microseconds([&] { copy_into_slot(call, false, n, &slot); }));
     columns.push_back(microseconds([&] { copy_into_slot(call, true, n, &slot); }));
     // Parts of the work for columns. They use another slice, since the copied slices are in the cache now.
-    const Slice slice = choose_columns(call.shape, kSeed, kStep, n + kCalls, 0);
+    const Slice slice = choose_columns(call.shape, kSeed, kStep, n + kCalls, /*rank=*/0);
     counted.push_back(microseconds([&] {
       if (count_nonfinite(call.out, slice.batch, slice.first_head) > 0) std::abort();
     }));
@@ -163,7 +164,7 @@ double measure(const Shape& shape) {
       "us), 1 call in %-4.1f mean %6.1f us, %.2f times rows   agent: rows %.1f ms, keys %.1f ms\n",
       static_cast<int>(shape.heads), static_cast<int>(shape.kv_heads), static_cast<int>(shape.length),
       static_cast<int>(shape.dim), median(rows), median(columns), median(summed), median(counted), 1 / share,
-      mean, ratio, judge_slots(call, false, &slot), judge_slots(call, true, &slot));
+      mean, ratio, judging_milliseconds(call, false, &slot), judging_milliseconds(call, true, &slot));
   return ratio;
 }
 

@@ -1,11 +1,11 @@
-"""The slowdown of whole short trainings after their first look, by the wall clock and by foreshock's own meter.
+"""Measures the slowdown of short trainings after their first look, by the wall clock and by foreshock's own meter.
 
     python bench/slowdown.py [--pairs 20] [--steps 500] [--only 10] [--objects 3000000] [--alone]
 
 Each pair is a plain training and a watched one (under `foreshock run`), on one core. They take turns of 2 steps, in
 random order, because the speed of a shared machine changes within seconds by more than what is measured. The watched
 training waits during the turns of the plain one, and foreshock counts the waiting as time of the training. So
---max-slowdown is set to 1 % of the share of the time in which the watched training computes. The first 40 steps (the
+--max-slowdown is set to 1 % times the share of the time in which the watched training computes. The first 40 steps (the
 first look) are left out, since foreshock may take more time in them, so that a short training is checked too.
 
 Printed for each length of step: the wall time and the CPU time that foreshock adds to a step, relative to a plain step,
@@ -15,7 +15,7 @@ its mean. No goal is checked.
 
 --alone: runs only watched trainings with default options, one after the other; prints what foreshock reports.
 
---objects: the trainings hold so many Python objects beside the model. If work of foreshock grew with the number of
+--objects: how many Python objects each training holds beside the model. If work of foreshock grew with the number of
 objects, the slowest step would show it.
 """
 
@@ -64,24 +64,24 @@ def busy_share(trainer: Trainer) -> float:
 def run(model: str, steps: int, objects: int, generator: random.Random) -> Pair:
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm"))
     try:
-        what = ",".join(map(str, MODELS[model]))
+        size = ",".join(map(str, MODELS[model]))
         cores = sorted(os.sched_getaffinity(0))
-        trainers = {"plain": Trainer("plain", what, base, cores, objects)}
+        trainers = {"plain": Trainer("plain", size, base, cores, objects)}
         trainers["plain"].turn(TURN)
         limit = ("--max-slowdown", f"{SHARE * busy_share(trainers['plain']):.4%}")
-        trainers["watched"] = Trainer("watched", what, base, cores, objects, limit)
+        trainers["watched"] = Trainer("watched", size, base, cores, objects, limit)
         trainers["watched"].turn(FIRST_LOOK_STEPS)
-        taken: dict[str, list[dict[str, float]]] = {kind: [] for kind in trainers}
+        turns_of: dict[str, list[dict[str, float]]] = {kind: [] for kind in trainers}
         begin = time.perf_counter()
         for _ in range((steps - FIRST_LOOK_STEPS) // TURN):
             for kind in generator.sample(list(trainers), len(trainers)):  # in random order
-                taken[kind].append(trainers[kind].turn(TURN))
+                turns_of[kind].append(trainers[kind].turn(TURN))
         lasted = time.perf_counter() - begin
         ranks = {kind: trainer.finish() for kind, trainer in trainers.items()}
     finally:
         shutil.rmtree(base, ignore_errors=True)
     # {"wall", "cpu" or "slowest": the seconds in each turn}; turn() returns the three for one turn
-    plain, watched = ({clock: [turn[clock] for turn in turns] for clock in turns[0]} for turns in taken.values())
+    plain, watched = ({clock: [turn[clock] for turn in turns] for clock in turns[0]} for turns in turns_of.values())
     mean = statistics.fmean(plain["wall"])
     added = [b - a for a, b in zip(plain["wall"], watched["wall"], strict=True)]
     return Pair(
@@ -120,8 +120,8 @@ def measure_alone(model: str, runs: int, steps: int, objects: int) -> None:
     found = []
     for _ in range(runs):
         with tempfile.TemporaryDirectory(prefix="foreshock-bench-", dir="/dev/shm") as base:
-            what, cores = ",".join(map(str, MODELS[model])), sorted(os.sched_getaffinity(0))
-            trainer = Trainer("default", what, pathlib.Path(base), cores, objects)
+            size, cores = ",".join(map(str, MODELS[model])), sorted(os.sched_getaffinity(0))
+            trainer = Trainer("default", size, pathlib.Path(base), cores, objects)
             took = trainer.turn(steps)
             found.append((trainer.finish()["slowdown_ratio"], took["wall"] / steps))
     ratios, lengths = zip(*found, strict=True)

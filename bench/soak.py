@@ -1,4 +1,4 @@
-"""Whether anything grows in a long training: 10^6 steps through the C ABI, and 10^4 restarts, in minutes.
+"""Checks whether anything grows in a long training: 10^6 steps through the C ABI, and 10^4 restarts, in minutes.
 
     python bench/soak.py [--short] [--steps 1000000] [--restarts 10000] [--json FILE]
 
@@ -42,8 +42,9 @@ class Bound(NamedTuple):
 
 KIB, MIB = 1024, 1024**2
 RECORD_SIZE = 64 * MIB
-KEPT = 256  # the agent keeps the statistics of so many ended processes (kMostReplaced in agent/run.cpp), 80 KiB each
-ENDED = 64  # at most so many segments of ended processes exist at a time; each segment has two files
+# The agent keeps the statistics of this many ended processes (kMostReplaced in agent/run.cpp), 80 KiB each.
+KEPT_PROCESSES = 256
+ENDED_SEGMENTS = 64  # most segments of ended processes that exist at a time; each segment has two files
 BOUNDS = {  # in bytes or a number; "files" are those in the run directory
     "files": Bound(2, why="the spool (the last lines of the record) and its marker come and go"),
     "trainer RSS": Bound(256 * KIB, why="pages that are touched for the first time"),
@@ -56,8 +57,8 @@ BOUNDS = {  # in bytes or a number; "files" are those in the run directory
 }
 RESTART_BOUNDS = BOUNDS | {
     "segments": Bound(128 * MIB, why="segments stay for two seconds after a process ended, longer on a busy machine"),
-    "files": Bound(2 + 2 * ENDED, why="two for each of the segments of ended processes"),
-    "agent descriptors": Bound(2 * ENDED, why="two for each of the segments of ended processes"),
+    "files": Bound(2 + 2 * ENDED_SEGMENTS, why="two for each of the segments of ended processes"),
+    "agent descriptors": Bound(2 * ENDED_SEGMENTS, why="two for each of the segments of ended processes"),
     "agent RSS": Bound(8 * MIB, why="free lists of malloc"),
     "/api/v1/state": Bound(64 * KIB, why="the last processes of each rank"),
 }
@@ -194,8 +195,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.short:
         options.steps, options.restarts = 40_000, 1500
-    if 0 < options.restarts * WARM_UP // PARTS < KEPT:
-        parser.error(f"--restarts must be 0 or at least {-(-KEPT * PARTS // WARM_UP)}, to fill the table of processes")
+    if 0 < options.restarts * WARM_UP // PARTS < KEPT_PROCESSES:
+        least = -(-KEPT_PROCESSES * PARTS // WARM_UP)
+        parser.error(f"--restarts must be 0 or at least {least}, to fill the table of processes")
     rows = {}
     if options.steps:
         rows["steps"] = soak("steps", options.steps, 100_000, BOUNDS)

@@ -1,4 +1,4 @@
-"""How soon a wrong attention kernel is found, and how often a right one is accused: the table of docs/verdicts.md.
+"""Measures how soon a wrong attention kernel is found, and how often a right one is accused, for docs/verdicts.md.
 
 PyTorch's own CPU kernel computes the calls. An error is added to its results. Slices are chosen as by the monitor in a
 trainer and judged by the agent's code (bench/verdicts/judge_stream.cpp) as slices of one layer. A cell is the number of
@@ -90,6 +90,7 @@ SOUND_ONLY = [  # judged only with correct calls
     Situation("8192 keys", batch=1, heads=2, kv_heads=2, queries=64, keys=8192),
 ]
 HEAD_DIM = 64
+HAS_LSE = 1  # all slices have a log-sum-exp
 
 
 def inputs(situation: Situation, numbers: torch.Generator) -> tuple[torch.Tensor, ...]:
@@ -173,8 +174,8 @@ def too_large(share: float) -> Wrong:
 def wrong_tile(x: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
     """Replaces the values of the second tile of 64 positions by those of the first tile."""
     x = x.clone()
-    half = min(64, x.shape[2] // 2)
-    x[:, :, half : 2 * half] = x[:, :, :half]
+    tile = min(64, x.shape[2] // 2)
+    x[:, :, tile : 2 * tile] = x[:, :, :tile]
     return x
 
 
@@ -262,7 +263,7 @@ class Judge:
         arrays = (columns_of if kind == 2 else rows_of)(call, kind, batch, kv_head, heads, draw)
         keys = call.q.shape[2] if kind == 2 else call.k.shape[2]  # for kind 2 the field has the number of queries
         header = struct.pack(  # struct Header in judge_stream.cpp
-            "<32s8I3qdqq", layer.encode(), kind, BF16, len(arrays[0]), keys, HEAD_DIM, HEAD_DIM, 1, group, step,
+            "<32s8I3qdqq", layer.encode(), kind, BF16, len(arrays[0]), keys, HEAD_DIM, HEAD_DIM, HAS_LSE, group, step,
             batch, kv_head, call.scale, call.k.shape[2], nonfinite_out(call, kind, batch, heads, draw),
         )  # fmt: skip
         self.process.stdin.write(header)
@@ -381,7 +382,8 @@ class Sound:
 
     slices: int = 0
     alarms: list[str] = field(default_factory=list)  # "tensor kind" of each alarm that began
-    most: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TENSORS, 0.0))  # error / fused kernel's error
+    # By tensor: the largest ratio of an error to the error of correct fused attention.
+    most: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TENSORS, 0.0))
 
 
 def measure_sound(situation: Situation, slices: int, seed: int) -> Sound:
@@ -445,10 +447,10 @@ def main() -> int:
     torch.set_num_threads(1)
     trials = options.trials or (2 if options.short else 5)
     slices = options.slices or (1100 if options.short else 11000)
-    everywhere = SITUATIONS + SOUND_ONLY
+    all_situations = SITUATIONS + SOUND_ONLY
     sound = []
-    for n, situation in enumerate(everywhere):
-        sound.append((situation, measure_sound(situation, slices // len(everywhere), 1000 + n)))
+    for n, situation in enumerate(all_situations):
+        sound.append((situation, measure_sound(situation, slices // len(all_situations), 1000 + n)))
         print(sound_table(sound)[-1], flush=True)
     measured, missed = [], []
     for each in measure_errors(trials):

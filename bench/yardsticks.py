@@ -1,4 +1,4 @@
-"""How far another kernel moves the weights of a training, beside what another precision and another seed do.
+"""Measures how far another attention kernel moves the weights of a training, beside another precision or seed.
 
     python bench/yardsticks.py [--replicates 6] [--steps 800] [--every 40] [--out build/yardsticks]
 

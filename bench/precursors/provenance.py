@@ -71,7 +71,7 @@ def of_judges() -> str:
 
 
 def of_training(what: recipes.Recipe) -> str:
-    """Hash of the recipe (`what`), the options of `foreshock run` and the Python code of a training, without the seed."""
+    """Hash of the recipe (`what`), the options of `foreshock run` and the Python code of a training; not of a seed."""
     made = what.name, what.model, what.steps, what.begins, what.later, what.plant, what.dose, what.where, what.growth
     sources = HERE / "training.py", DEMO / "train.py", DEMO / "fault.py"
     return digest([repr((made, recipes.LAYERS, MONITOR)), *(python_code(each.read_text()) for each in sources)])

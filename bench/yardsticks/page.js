@@ -1,6 +1,7 @@
 // Draws the report of bench/yardsticks.py from its data, `study`: how far apart the weights of two trainings (a pair)
-// move, by pair, checkpoint and replicate (a repetition of all pairs). The page's script begins with lab/page/report.js, which defines
-// element, section, table, axis, short and COLOURS. W1 is the Wasserstein distance, d the difference of a weight w in the two.
+// move, by pair, checkpoint and replicate (a repetition of all pairs). The page's script begins with
+// lab/page/report.js, which defines element, section, table, axis, short and COLOURS. W1 is the Wasserstein distance, d
+// the difference of a weight w in the two trainings.
 (() => {
   const { setup, summary, replicates } = study;
   const NAMES = {
