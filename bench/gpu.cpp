@@ -159,7 +159,7 @@ void bench_attention(Bench& bench) {
   job.grad_value = view(bench.from + bench.size.bytes / 4, kKvHeads, 1);
   job.dtype = static_cast<uint32_t>(DType::kBf16);
   job.sums = bench.zeros(key_sum_count(kDim, kDim) * sizeof(ColumnSum));
-  // It reads 3 pieces and the gradient of the query, of 4 heads each, and the gradients of key and value.
+  // Reads 3 pieces and the gradient of the query, of 4 heads each, and the gradients of key and value.
   bench.time_kernel("key positions and sums of a kv-head", DeviceKernel::kKeyGather, launch_of(job), job,
                     tokens * kDim * 2 * (4 * kHeads / kKvHeads + 2));
 }

@@ -19,8 +19,9 @@ snapshots are measured in trainings with one at every step, so that they cost mo
 `resume` switch the monitor of these off and on; each turn with it on is compared with the turns before and after.
 The sum is the cost of a step, of a slice and of a snapshot, each times its number per step in a default training.
 
-Printed: (time with the monitor / time without) - 1: median over sets of the medians over rounds, and 95 % interval
-(bootstrap over sets, then rounds). Goals: at most 0.3 % unsampled, 1 % by default. A missed goal fails nothing.
+Prints the slowdown, (time with the monitor / time without) - 1: the median over sets of the medians over rounds, and
+its 95 % interval (bootstrap over sets, then rounds). Goals: at most 0.3 % unsampled, 1 % by default. A missed goal
+fails nothing.
 """
 
 from __future__ import annotations

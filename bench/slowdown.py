@@ -9,7 +9,7 @@ training waits during the turns of the plain one, and foreshock counts the waiti
 first look) are left out, since foreshock may take more time in them, so that a short training is checked too.
 
 Printed for each length of step: the wall time and the CPU time that foreshock adds to a step, relative to a plain step,
-as the median over the pairs with its 95 % interval; "metered": the slowdown that foreshock reports, with the agent; and
+as the median over the pairs with its 95 % interval; "metered": the slowdown that foreshock reports, with its agent; and
 the slowest step of the plain and of the watched trainings. A line per pair goes to stderr, with the standard error of
 its mean. No goal is checked.
 

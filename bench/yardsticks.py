@@ -5,10 +5,10 @@
 Repeats the second phase of arXiv 2405.02803 ("the paper") on small GPTs. An arm is one training. A replicate is a set
 of all arms, which have the same batches. Replicates differ in the order of the text and in the initial weights. Two
 arms that are compared are twins. They differ at most in one thing: the attention kernel, the precision, or the initial
-weights. For each pair of twins, the results have a slope: how fast their weights move apart with the steps. They also
-have its 95 % interval over replicates, and a check of the paper's claim that another kernel moves weights 2-5 times
-less than low precision does. They go to standard output, OUT/report.html and OUT/yardsticks.json. An interrupted bench
-continues when it is started again.
+weights. The results have a slope for each pair of twins, with its 95 % interval over replicates: how fast the weights
+of the twins move apart with the steps. They also have a check of the paper's claim that another kernel moves weights
+2-5 times less than low precision does. The results go to standard output, OUT/report.html and OUT/yardsticks.json. An
+interrupted bench continues when it is started again.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ int create_reserved(const std::string& path, off_t bytes) {
   return error;
 }
 
-std::string text_of(const std::string& path) {
+std::string file_content(const std::string& path) {
   std::ifstream file(path);
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
@@ -144,6 +144,7 @@ void AgentKeeper::reap() {
 
 void AgentKeeper::schedule_start(int failures) {
   failures_ = failures;
+  // The shift is limited to 5, since 2^5 first pauses are longer than kLongestPause.
   const milliseconds pause = std::min(kFirstPause * (1 << std::min(failures, 5)), kLongestPause);
   next_start_ = steady_clock::now() + pause;
   pid_ = -1;
@@ -268,14 +269,15 @@ std::vector<LiveRun> live_runs(const std::string& run_id) {
 std::string ExitExchange::reserve(const std::string& directory) {
   directory_ = directory;
   const std::string launcher = std::to_string(launcher_id());
-  exit_ = directory + "/exit." + launcher + ".json";
-  summary_ = directory + "/summary." + launcher + ".json";
-  // First the exit file: if the summary went first, the agent would write it again for the old exit file.
-  unlink(exit_.c_str());
-  unlink(summary_.c_str());
-  spare_ = directory + "/spare." + launcher;
-  // write_exit_status() writes exit_ + ".new" and renames it.
-  for (const auto& [path, bytes] : {std::pair(exit_ + ".new", kExitBytes), std::pair(spare_, kSpareBytes)})
+  exit_file_ = directory + "/exit." + launcher + ".json";
+  summary_file_ = directory + "/summary." + launcher + ".json";
+  // The exit file is removed first: for an old exit file, the agent would write a removed summary again.
+  unlink(exit_file_.c_str());
+  unlink(summary_file_.c_str());
+  spare_file_ = directory + "/spare." + launcher;
+  // write_exit_status() writes exit_file_ + ".new" and renames it.
+  for (const auto& [path, bytes] :
+       {std::pair(exit_file_ + ".new", kExitBytes), std::pair(spare_file_, kSpareBytes)})
     if (const int error = create_reserved(path, bytes); error != 0) return path + ": " + std::strerror(error);
   return "";
 }
@@ -291,15 +293,15 @@ void ExitExchange::write_exit_status(const ExitStatus& status, int stop_signal) 
                       : status.code == 0 ? "finished"
                                          : "failed";
   const nlohmann::json json = {{"status", status.code}, {"signal", status.signal}, {"state", state}};
-  const std::string text = json.dump() + "\n", path = exit_ + ".new";
+  const std::string text = json.dump() + "\n", path = exit_file_ + ".new";
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return;
-  unlink(spare_.c_str());  // frees the reserved space, which the agent needs for the summary
+  unlink(spare_file_.c_str());  // frees the reserved space, which the agent needs for the summary
   // Renames the file after writing, so that the agent never reads an incomplete file.
   const bool written = write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
                        ftruncate(fd, static_cast<off_t>(text.size())) == 0;
   close(fd);
-  if (written) rename(path.c_str(), exit_.c_str());
+  if (written) rename(path.c_str(), exit_file_.c_str());
 }
 
 ExitExchange::Answer ExitExchange::wait(SignalPasser* signals, AgentKeeper* keeper) const {
@@ -315,8 +317,9 @@ ExitExchange::Answer ExitExchange::wait(SignalPasser* signals, AgentKeeper* keep
         std::fputs("foreshock: other processes keep the agent from running; waiting for the summary\n",
                    stderr);
     }
-    if (access(summary_.c_str(), R_OK) == 0) return {text_of(summary_), ""};
-    if (access(exit_.c_str(), F_OK) != 0) return {"", directory_ + " is gone, or cannot be written any more"};
+    if (access(summary_file_.c_str(), R_OK) == 0) return {file_content(summary_file_), ""};
+    if (access(exit_file_.c_str(), F_OK) != 0)
+      return {"", directory_ + " is gone, or cannot be written any more"};
     if (keeper->has_failed())
       return {"", "the agent died before the run ended (its log ends: " + keeper->failure_text() + ")"};
     if (keeper->is_service() && waited >= kServiceTimeoutMs && !is_locked(directory_ + "/agent.lock"))
@@ -350,6 +353,7 @@ std::string in_colour(const std::string& text) {
   // The verdict of a fault is written in capitals.
   const std::string words = text.substr(verdict + 2, end - verdict - 2);
   const bool is_fault = std::isupper(static_cast<unsigned char>(words[0])) != 0;
+  // ANSI codes: bold red, green, yellow; below, bold and the end of a colour.
   const char* colour = is_fault ? "\033[1;31m" : words == "healthy" ? "\033[32m" : "\033[33m";
   return "\033[1m" + text.substr(0, verdict) + "\033[0m  " + colour + words + "\033[0m" + text.substr(end);
 }

@@ -1,6 +1,7 @@
-// How the command line uses the agent, the process that follows a run. `foreshock run` (the launcher) starts
-// and restarts it, reports the end of the user's command, and waits for the summary. `foreshock status` finds
-// live runs and reads their state. Both use files in the run directory (segment/SEGMENT.md) and HTTP.
+// Starts and queries the agent, the process that follows a run. `foreshock run` (the launcher) starts and
+// restarts the agent, reports to it the end of the user's command, and waits for its summary. `foreshock
+// status` finds live runs and reads their state. Both use files in the run directory (segment/SEGMENT.md) and
+// HTTP.
 #ifndef FORESHOCK_CLI_AGENT_CLIENT_H_
 #define FORESHOCK_CLI_AGENT_CLIENT_H_
 
@@ -117,7 +118,7 @@ class ExitExchange {
 
   struct Answer {
     std::string summary;  // summary of the ranks of our command, JSON text
-    std::string problem;  // why there is no summary
+    std::string problem;  // why there is no summary; "": there is one
   };
   // Waits until the agent has answered, cannot answer any more, or `signals` has received a stop signal.
   // Waits at most 30 s, or 180 s while the agent has spent at least half of the time waiting for a CPU.
@@ -125,7 +126,7 @@ class ExitExchange {
 
  private:
   // The run directory, and paths in it: exit file, file that reserves the summary's space, summary.
-  std::string directory_, exit_, spare_, summary_;
+  std::string directory_, exit_file_, spare_file_, summary_file_;
 };
 
 // What this program reads from a summary (docs/summary.md) or from the state of a live run.

@@ -33,7 +33,7 @@ constexpr WordsHelp kHelp = {
     "W1 is the Wasserstein distance of the values, d the difference of each value. W1/mean |d| is near 1 for "
     "a drift and near 0 for noise."};
 
-int failed(const std::string& problem) {  // returns the exit status
+int fail(const std::string& problem) {  // returns the exit status
   std::fprintf(stderr, "foreshock compare: %s\n", problem.c_str());
   return 2;
 }
@@ -92,6 +92,7 @@ int write(const std::string& path, const std::string& content) {
   return 1;
 }
 
+// Opens the checkpoints and compares each pair. Returns "" or an error.
 std::string measure(const Request& request, lab::Comparison* comparison) {
   std::vector<lab::Checkpoint> checkpoints(request.paths.size());
   for (size_t i = 0; i < checkpoints.size(); ++i)
@@ -106,22 +107,22 @@ std::string measure(const Request& request, lab::Comparison* comparison) {
 }  // namespace
 
 int compare(const std::vector<std::string>& words) {
-  Words read_words;
-  std::string problem = read_words.parse(words, "compare", kCompareOptions);
-  if (!problem.empty()) return failed(problem);
-  if (read_words.wants_help()) return print_help(kHelp), 0;
+  Words parsed_words;
+  std::string problem = parsed_words.parse(words, "compare", kCompareOptions);
+  if (!problem.empty()) return fail(problem);
+  if (parsed_words.wants_help()) return print_help(kHelp), 0;
   Request request;
-  problem = parse(read_words, &request);
-  if (!problem.empty()) return failed(problem);
+  problem = parse(parsed_words, &request);
+  if (!problem.empty()) return fail(problem);
   allow_many_files();  // all files of the checkpoints stay open
   lab::Comparison comparison;
   problem = measure(request, &comparison);
-  if (!problem.empty()) return failed(problem);
+  if (!problem.empty()) return fail(problem);
   for (const lab::PairResult& result : comparison.pairs) {
     if (!result.tensors.empty()) continue;
     const auto path = [&](size_t index) { return lab::printable(comparison.paths[index]); };
-    return failed(path(result.pair.a) + " and " + path(result.pair.b) +
-                  " have no tensor of one name and shape in common");
+    return fail(path(result.pair.a) + " and " + path(result.pair.b) +
+                " have no tensor of one name and shape in common");
   }
   std::fputs(lab::table_of(comparison, request.top).c_str(), stdout);
   const int json_status = write(request.json_path, lab::to_json(comparison));

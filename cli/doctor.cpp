@@ -70,7 +70,8 @@ Check check_preload(const Installation& installation, const Arguments& arguments
   return {problem.empty(), "preload", problem.empty() ? "libforeshock.so loads into /bin/true" : problem};
 }
 
-// Returns the Python that the command will use, or the one of --python (default: python3).
+// Returns the Python that the command will use; with --python or without a command, that of --python
+// (default: python3).
 FoundPython choose_python(const Arguments& arguments) {
   const bool named = arguments.has_flag(OptionId::kPython);
   if (!named && !arguments.command().empty()) return find_python(arguments.command());
@@ -117,7 +118,7 @@ Check check_device_code(const Installation& installation) {
         file.failure() == std::string("no_file") ? " is not there" : " is of another build, or damaged";
     return {true, "CUDA devices", path + why + consequence + "; reinstall foreshock"};
   }
-  const int driver = cuda::oldest_driver_for(seal.toolkit) / 1000;
+  const int driver = cuda::oldest_driver_for(seal.toolkit) / 1000;  // major version
   return {true, "CUDA devices",
           "kernels for sm_80, sm_90, sm_100 and later; a driver of CUDA " + std::to_string(driver) +
               " or later runs them"};
@@ -175,11 +176,12 @@ std::vector<Check> check_python_torch(const Installation& installation, const Ar
 
 void print(const std::vector<Check>& checks, size_t columns) {
   for (const Check& check : checks) {
+    // 27 is the column of the details: 2 + 5 + 20.
     std::printf("  %-5s%-20s%s\n", check.ok ? "ok" : "off", check.what.c_str(),
                 wrapped(check.detail, 27, columns).c_str());
   }
   std::printf("\n  What is seen of a training:\n");
-  for (const Coverage& line : kCoverage)
+  for (const Coverage& line : kCoverage)  // 14 = 2 + 12
     std::printf("  %-12s%s\n", line.extent, wrapped(line.what, 14, columns).c_str());
 }
 
@@ -189,6 +191,7 @@ int doctor(const Arguments& arguments) {
   const Installation installation = find_installation();
   const BaseDirectory base = choose_base_directory();
   std::vector<Check> checks = {check_installation(installation), check_base(base), check_reference()};
+  // checks[0] is the installation, without which the others would fail too.
   if (checks[0].ok) checks.push_back(check_device_code(installation));
   if (checks[0].ok) checks.push_back(check_preload(installation, arguments, base.path));
   const FoundLibtorch libtorch = find_libtorch(arguments.command());

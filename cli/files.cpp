@@ -22,8 +22,8 @@ namespace foreshock::cli {
 namespace {
 
 // Signals that end a process by default, except those of program errors (SIGSEGV, SIGABRT, ...).
-constexpr std::array kEnding = {SIGHUP,  SIGINT,  SIGQUIT, SIGPIPE, SIGTERM,
-                                SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
+constexpr std::array kEndingSignals = {SIGHUP,  SIGINT,  SIGQUIT, SIGPIPE, SIGTERM,
+                                       SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
 
 // Paths of the existing temporary files. Changed only while signals are blocked: a signal handler reads them.
 std::vector<const char*> unfinished;
@@ -43,26 +43,27 @@ class SignalsBlocked {  // blocks all signals while it exists
   sigset_t before_;
 };
 
-// The handler of the signals kEnding. Removes all temporary files.
+// The handler of the signals kEndingSignals. Removes all temporary files.
 void remove_all_and_end(int number) {
   for (const char* path : unfinished) unlink(path);
   signal(number, SIG_DFL);
-  raise(number);  // the signal is blocked now and ends the process when the handler returns
+  raise(number);  // the signal is blocked here and ends the process when the handler returns
 }
 
 // Replaces the handler `from` of a signal by `to`. Other handlers and ignored signals (nohup) stay unchanged.
-void replace(int number, void (*from)(int), void (*to)(int)) {
-  struct sigaction now {};
-  if (sigaction(number, nullptr, &now) == 0 && now.sa_handler == from) signal(number, to);
+void replace_handler(int number, void (*from)(int), void (*to)(int)) {
+  struct sigaction current_action {};
+  if (sigaction(number, nullptr, &current_action) == 0 && current_action.sa_handler == from)
+    signal(number, to);
 }
 
 void install_handlers() {
-  for (const int number : kEnding) replace(number, SIG_DFL, remove_all_and_end);
-  replace(SIGXFSZ, SIG_DFL, SIG_IGN);  // a write beyond the limit on file size then fails with EFBIG
+  for (const int number : kEndingSignals) replace_handler(number, SIG_DFL, remove_all_and_end);
+  replace_handler(SIGXFSZ, SIG_DFL, SIG_IGN);  // a write beyond the limit on file size then fails with EFBIG
 }
 
 void remove_handlers() {  // SIGXFSZ stays ignored
-  for (const int number : kEnding) replace(number, remove_all_and_end, SIG_DFL);
+  for (const int number : kEndingSignals) replace_handler(number, remove_all_and_end, SIG_DFL);
 }
 
 std::string directory_of(const std::string& path) {
@@ -100,7 +101,7 @@ bool is_trap(const struct stat& link, const std::string& directory) {
 
 // Returns the target of a symbolic link; nullopt if `path` is not one. Sets `*problem` if is_trap().
 std::optional<std::string> target_of_link(const std::string& path, std::string* problem) {
-  // The owner and the target are read by one descriptor, so that the link cannot be replaced in between.
+  // The owner and the target are read through one descriptor, so that the link cannot be replaced in between.
   const int link = open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
   if (link < 0) return std::nullopt;
   struct stat info {};

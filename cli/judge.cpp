@@ -93,7 +93,7 @@ std::string read_arrays(const lab::Safetensors& file, StoredSlice* stored) {
 // Fills in stored->slice, or stored->columns and stored->sums.
 std::string slice_from(const StoredArrays& arrays, double scale, StoredSlice* stored) {
   if (!stored->is_columns) return foreshock::slice_from(arrays, scale, &stored->slice);
-  double heads = 0, keys = 0;
+  double heads = 0, keys = 0;  // the limits below keep the conversions from overflowing
   if (!lab::read_number(text_of(stored->metadata, "heads_in_slice"), &heads) ||
       !(heads >= 1 && heads < 0x1p30) || !lab::read_number(text_of(stored->metadata, "key_length"), &keys) ||
       !(keys >= 1 && keys < 0x1p53))
@@ -358,7 +358,8 @@ int judge_call(const Request& request, const std::string& path) {
                                     : ("FAILS: " + v.failure).c_str());
     failed |= !v.failure.empty();
   }
-  for (const lab::Verdict& v : verdicts)  // not lse, which is also not finite in rows without keys
+  // Leaves out lse, which is not finite in rows without keys, whatever the inputs are.
+  for (const lab::Verdict& v : verdicts)
     if (v.judged && v.not_compared > 0 && v.name != "lse")
       std::printf("\n%llu of %llu values of %s are not compared: NaN or Inf in the inputs reaches them",
                   static_cast<unsigned long long>(v.not_compared), static_cast<unsigned long long>(v.values),
@@ -393,11 +394,11 @@ int judge(const std::vector<std::string>& words) {
   if (has("--help") || has("-h")) return print_help(kHelp), 0;
   if (has("--rerun")) return run_python_script("foreshock_rerun.py", words);
   if (has("--function")) return run_python_script("foreshock_judge.py", words);
-  Words read_words;
-  if (const std::string problem = read_words.parse(words, "judge", kJudgeOptions); !problem.empty())
+  Words parsed_words;
+  if (const std::string problem = parsed_words.parse(words, "judge", kJudgeOptions); !problem.empty())
     return fail(problem);
   Request request;
-  const std::string problem = parse(read_words, &request);
+  const std::string problem = parse(parsed_words, &request);
   return problem.empty() ? judge_files(request) : fail(problem);
 }
 

@@ -135,7 +135,7 @@ std::vector<int> numbers_of(std::string_view version) {
 }
 
 // Whether version a is older than b; missing numbers count as 0.
-bool is_less(std::string_view a, std::string_view b) {
+bool is_older(std::string_view a, std::string_view b) {
   std::vector<int> left = numbers_of(a), right = numbers_of(b);
   left.resize(std::max(left.size(), right.size()));
   right.resize(left.size());
@@ -147,8 +147,8 @@ bool matches(const VersionRange& range, const Versions& versions) {
   if (range.component.empty()) return true;
   const auto installed = versions.find(range.component);
   if (installed == versions.end() || numbers_of(installed->second).empty()) return false;
-  return (range.from.empty() || !is_less(installed->second, range.from)) &&
-         (range.before.empty() || is_less(installed->second, range.before));
+  return (range.from.empty() || !is_older(installed->second, range.from)) &&
+         (range.before.empty() || is_older(installed->second, range.before));
 }
 
 // Prints a line "component version" for each component of which one of the listed packages is installed.

@@ -143,19 +143,20 @@ std::string gibibytes(double bytes) {
 // Returns an error if a point cannot be measured or needs too much memory, else "". Lowers the number of
 // threads, each of which measures one point at a time, until their points fit into memory together.
 std::string check(LabRequest* request) {
-  const double room = 0.8 * available_bytes();  // leaves a fifth to other programs
-  double most = 0;                              // bytes of the largest point
+  const double usable_bytes = 0.8 * available_bytes();  // leaves a fifth to other programs
+  double largest_point = 0;                             // bytes
   for (const LabSweep& sweep : request->sweeps)
     for (const Point& point : sweep.points) {
       const std::string problem = lab::why_not(point);
       if (!problem.empty()) return problem;
-      most = std::max(most, lab::bytes_needed(point));
+      largest_point = std::max(largest_point, lab::bytes_needed(point));
     }
-  if (most > room)
-    return "a point needs " + gibibytes(most) + " of memory, there are " + gibibytes(room) +
+  if (largest_point > usable_bytes)
+    return "a point needs " + gibibytes(largest_point) + " of memory, there are " + gibibytes(usable_bytes) +
            ": lower --n or --rows";
-  const double most_threads = std::min<double>(request->threads, room / most);  // room may be infinite
-  request->threads = std::max(1, static_cast<int>(most_threads));
+  const double threads_that_fit =
+      std::min<double>(request->threads, usable_bytes / largest_point);  // usable_bytes may be infinite
+  request->threads = std::max(1, static_cast<int>(threads_that_fit));
   return "";
 }
 
@@ -246,12 +247,12 @@ std::string parse_lab_request(const std::vector<std::string>& words, LabRequest*
   request->threads = std::max(1u, std::thread::hardware_concurrency());
   std::vector<WordOption> options(std::begin(kOtherOptions), std::end(kOtherOptions));
   for (const Axis& axis : kAxes) options.push_back({axis.flag, axis.value_name, axis.help});
-  Words read_words;
-  if (const std::string problem = read_words.parse(words, "lab", options); !problem.empty()) return problem;
-  request->help = read_words.wants_help();
-  request->list = read_words.has("--list");
+  Words parsed_words;
+  if (const std::string problem = parsed_words.parse(words, "lab", options); !problem.empty()) return problem;
+  request->help = parsed_words.wants_help();
+  request->list = parsed_words.has("--list");
   if (request->help || request->list) return "";
-  for (const Words::Given& given : read_words.given()) {
+  for (const Words::Given& given : parsed_words.given()) {
     const std::string& value = given.values[0];
     const auto axis =
         std::find_if(std::begin(kAxes), std::end(kAxes), [&](const Axis& a) { return given.flag == a.flag; });
@@ -265,7 +266,7 @@ std::string parse_lab_request(const std::vector<std::string>& words, LabRequest*
       (given.flag == "--json" ? request->json_path : request->page_path) = value;
     }
   }
-  const std::string problem = choose(/*names=*/read_words.files(), axes, request);
+  const std::string problem = choose(/*names=*/parsed_words.files(), axes, request);
   return problem.empty() ? check(request) : problem;
 }
 
@@ -284,8 +285,8 @@ int lab(const std::vector<std::string>& words) {
     std::fflush(stdout);
   }
   study.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const int json = write(request.json_path, lab::to_json(study));
-  return json | write(request.page_path, lab::to_page(study));
+  const int json_status = write(request.json_path, lab::to_json(study));
+  return json_status | write(request.page_path, lab::to_page(study));
 }
 
 }  // namespace foreshock::cli

@@ -105,7 +105,7 @@ int dispatch(const Command& command, const std::vector<std::string>& words) {
   if (!problem.empty()) return wrong_use(problem);
   if (arguments.wants_help()) return print_help(command);
   if (const std::string warning = unknown_variable(); !warning.empty())
-    say(warning);  // FORESHOCK_... unknown
+    say(warning);  // a variable FORESHOCK_... that is probably misspelled
   return command.function(arguments);
 }
 
@@ -149,10 +149,10 @@ int status_after_flush(int status) {
 }  // namespace
 }  // namespace foreshock::cli
 
-int main(int count, char** words) {
+int main(int argc, char** argv) {
   foreshock::cli::hold_standard_streams();
   try {
-    return foreshock::cli::status_after_flush(foreshock::cli::main({words + 1, words + count}));
+    return foreshock::cli::status_after_flush(foreshock::cli::main({argv + 1, argv + argc}));
   } catch (const std::exception& error) {  // no memory, or no working directory
     foreshock::cli::say(error.what());
     return 1;

@@ -46,7 +46,7 @@ std::string parse(const Words& words, Request* request) {
   request->out = words.value("-o");
   if (request->paths.size() < 2)
     return "name the records of two nodes at least: foreshock merge A.jsonl B.jsonl";
-  std::error_code ignored;  // equivalent() is false for a file that does not exist, as `out` usually does not
+  std::error_code ignored;  // equivalent() is false for a file that does not exist, as usually `out`
   for (const std::string& path : request->paths)
     if (!request->out.empty() && std::filesystem::equivalent(path, request->out, ignored))
       return "-o " + request->out + " is one of the records: name another file";
@@ -80,7 +80,8 @@ class Merge {
   void print_totals(const Output& output) const;
 
  private:
-  // Lines with the same generation, step, kind and subject. On a tensor or model, several nodes have lines.
+  // Lines with the same generation, step, kind and subject. Several nodes may have a line on one tensor or
+  // model.
   using Lines = std::vector<IndexedLine>;
   std::string write_tensor(Lines::const_iterator begin, Lines::const_iterator end, Output* output);
   void write_model(Lines::const_iterator begin, Lines::const_iterator end, Output* output);
@@ -193,7 +194,8 @@ std::string Merge::write(Output* output) {
 }
 
 void Merge::print_totals(const Output& output) const {
-  // If each rank was started as a training of its own, the recorded world size is 1 or unknown: not printed.
+  // If each rank was started as a training of its own, the recorded world size is 1 or unknown. Then it is
+  // left out.
   const auto world_size = static_cast<uint64_t>(index_.world_size());
   std::string text = std::to_string(index_.records()) + " records of run " + index_.run() + ", " +
                      std::to_string(index_.ranks()) +
@@ -282,12 +284,12 @@ bool are_disjoint(int64_t begin, int64_t size, int64_t other_begin, int64_t othe
 }  // namespace
 
 int merge(const std::vector<std::string>& words) {
-  Words read_words;
-  if (const std::string problem = read_words.parse(words, "merge", kOptions); !problem.empty())
+  Words parsed_words;
+  if (const std::string problem = parsed_words.parse(words, "merge", kOptions); !problem.empty())
     return wrong_use(problem);
-  if (read_words.wants_help()) return print_help(kHelp), 0;
+  if (parsed_words.wants_help()) return print_help(kHelp), 0;
   Request request;
-  if (const std::string problem = parse(read_words, &request); !problem.empty()) return wrong_use(problem);
+  if (const std::string problem = parse(parsed_words, &request); !problem.empty()) return wrong_use(problem);
   Merge merge;
   if (const std::string problem = merge.read(request.paths); !problem.empty()) return wrong_use(problem);
   Output output(request.out);

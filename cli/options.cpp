@@ -41,12 +41,12 @@ bool is_listening_address(const std::string& address) {
 // Whether `url` is http or https with a host, and has only characters of a URL, without '@', '?' and '#'.
 bool is_web_address(std::string_view url) {
   constexpr std::string_view kOthers = "-._~:/[]%!$&'()*+,;=";
-  const size_t scheme = url.starts_with("http://") ? 7 : url.starts_with("https://") ? 8 : 0;
+  const size_t scheme_length = url.starts_with("http://") ? 7 : url.starts_with("https://") ? 8 : 0;
   const auto is_allowed = [&](unsigned char c) {
     return (c < 0x80 && std::isalnum(c) != 0) || kOthers.find(static_cast<char>(c)) != kOthers.npos;
   };
-  return scheme != 0 && url.size() > scheme && url.size() <= 1024 && url[scheme] != '/' &&
-         std::all_of(url.begin(), url.end(), is_allowed);
+  return scheme_length != 0 && url.size() > scheme_length && url.size() <= 1024 &&
+         url[scheme_length] != '/' && std::all_of(url.begin(), url.end(), is_allowed);
 }
 
 std::vector<std::string> flags_of(uint32_t reader) {
@@ -100,7 +100,7 @@ std::string help_text(const Option& row) {
 
 constexpr size_t kLongestRunId = 63;  // the segment stores the run id in 64 bytes
 
-bool is_plain(char c) {
+bool is_run_id_character(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
          c == '-';
 }
@@ -114,7 +114,7 @@ std::string from_environment(const char* name) {
 std::string valid_run_id(std::string text) {
   if (text.size() > kLongestRunId) text.resize(kLongestRunId);
   for (char& c : text)
-    if (!is_plain(c)) c = '_';
+    if (!is_run_id_character(c)) c = '_';
   if (text[0] == '.' || text == "lock") text[0] = '_';  // the base directory has a file "lock"
   return text;
 }
@@ -176,10 +176,11 @@ std::string token_problem(const Arguments& arguments) {
 // has no listener, and otherwise reports the problem.
 std::string socket_problem(const std::string& path) {
   struct stat there = {};
-  const bool is_file = lstat(path.c_str(), &there) == 0 && !S_ISSOCK(there.st_mode);
+  const bool is_other_file = lstat(path.c_str(), &there) == 0 && !S_ISSOCK(there.st_mode);
   const std::string folder = fs::path(path).parent_path();
-  return !is_file && access(folder.c_str(), W_OK | X_OK) == 0 ? ""
-                                                              : "name a socket in a directory you may write";
+  return !is_other_file && access(folder.c_str(), W_OK | X_OK) == 0
+             ? ""
+             : "name a socket in a directory you may write";
 }
 
 // Returns "" if this machine has the address. Binds to any free port; the agent checks the wanted one.
@@ -308,18 +309,18 @@ std::string Arguments::take_flag(const std::vector<std::string>& words, size_t* 
   const std::string flag = word.substr(0, equals);
   const Option* row = find_flag(flag, reader);
   if (row == nullptr) return "unknown option " + flag + did_you_mean(flag, flags_of(reader)) + "; see --help";
-  std::optional<std::string>& slot = flags_[static_cast<size_t>(row->id)];
+  std::optional<std::string>& stored_value = flags_[static_cast<size_t>(row->id)];
   if (row->value == nullptr) {
     if (equals != std::string::npos) return flag + " takes no value";
-    slot = "1";
+    stored_value = "1";
   } else if (equals != std::string::npos) {
-    slot = word.substr(equals + 1);
+    stored_value = word.substr(equals + 1);
   } else if (*index + 1 < words.size() && !words[*index + 1].starts_with("--")) {  // an option is not a value
-    slot = words[++*index];
+    stored_value = words[++*index];
   } else {
-    slot.reset();  // a value from an earlier use of the option does not count
+    stored_value.reset();  // a value from an earlier use of the option does not count
   }
-  if (!slot || slot->empty()) return "give " + flag + " a value: " + flag + " " + row->value;
+  if (!stored_value || stored_value->empty()) return "give " + flag + " a value: " + flag + " " + row->value;
   return "";
 }
 
@@ -355,7 +356,7 @@ std::string Arguments::text(OptionId id) const {
 }
 
 std::string options_help(uint32_t reader, size_t columns) {
-  constexpr size_t kIndent = 26;
+  constexpr size_t kHelpColumn = 26;
   constexpr const char* kTitles[] = {"Basic", "Output", "Network", "Expert"};  // in the order of OptionGroup
   std::string text;
   for (size_t group = 0; group < std::size(kTitles); ++group) {
@@ -364,14 +365,14 @@ std::string options_help(uint32_t reader, size_t columns) {
       if (row.flag == nullptr || (row.readers & reader) == 0) continue;
       if (row.group != static_cast<OptionGroup>(group)) continue;
       std::string left = "  " + flag_with_value(row);
-      if (left.size() + 2 > kIndent) {
+      if (left.size() + 2 > kHelpColumn) {
         section += left + "\n";
         left.clear();
       }
-      left.resize(kIndent, ' ');
+      left.resize(kHelpColumn, ' ');
       std::string help = help_text(row);
       if (*row.fallback != '\0') ((help += " [") += row.fallback) += "]";
-      section += left + wrapped(help, kIndent, columns) + "\n";
+      section += left + wrapped(help, kHelpColumn, columns) + "\n";
     }
     if (!section.empty()) text += (text.empty() ? "" : "\n") + std::string(kTitles[group]) + "\n" + section;
   }
@@ -408,7 +409,8 @@ std::string options_markdown() {
 std::string run_id_problem(const std::string& run_id) {
   if (run_id.empty() || run_id.size() > kLongestRunId) return "give a run id of 1 to 63 characters";
   for (char c : run_id)
-    if (!is_plain(c)) return "use only letters, digits, '_', '.' and '-' in a run id, not '" + run_id + "'";
+    if (!is_run_id_character(c))
+      return "use only letters, digits, '_', '.' and '-' in a run id, not '" + run_id + "'";
   if (run_id[0] == '.' || run_id == "lock")
     return "choose another run id than '" + run_id + "', which is reserved";
   return "";

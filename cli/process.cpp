@@ -158,7 +158,7 @@ Captured run_and_capture(const std::vector<std::string>& command, const std::vec
   const auto start = std::chrono::steady_clock::now();
   // Returns the milliseconds that the command still has, and kills the command if that is 0 or less. Must be
   // called before waitpid() has reaped the command: afterwards another process may have its pid.
-  const auto time_left = [&] {
+  const auto time_left_or_kill = [&] {
     const int left = timeout_ms - milliseconds_since(start);
     if (left <= 0) {
       result.timed_out = true;
@@ -168,7 +168,7 @@ Captured run_and_capture(const std::vector<std::string>& command, const std::vec
   };
   bool output_open = true, errors_open = true;
   while (output_open || errors_open) {
-    const int left = time_left();
+    const int left = time_left_or_kill();
     if (left <= 0) break;
     pollfd ready[2] = {{output_open ? output.read_end : -1, POLLIN, 0},
                        {errors_open ? errors.read_end : -1, POLLIN, 0}};
@@ -181,7 +181,7 @@ Captured run_and_capture(const std::vector<std::string>& command, const std::vec
   pid_t ended = 0;
   do {  // a command that has closed its outputs may still run: looks every millisecond until its time is over
     ended = waitpid(pid, &status, result.timed_out ? 0 : WNOHANG);
-    if (ended == 0 && time_left() > 0) poll(nullptr, 0, 1);
+    if (ended == 0 && time_left_or_kill() > 0) poll(nullptr, 0, 1);
   } while (ended == 0 || (ended < 0 && errno == EINTR));
   result.status = decode(status);
   return result;
@@ -234,7 +234,7 @@ int SignalPasser::next_signal(int period_ms, siginfo_t* info) {
   return signal;
 }
 
-int SignalPasser::stop_before_start() {
+int SignalPasser::take_pending_stop_signal() {
   const timespec no_wait = {0, 0};
   const int signal = sigtimedwait(&stop_signals_, nullptr, &no_wait);
   return signal > 0 ? signal : 0;

@@ -72,7 +72,7 @@ class SignalPasser {
 
   // Takes a pending stop signal and returns it; 0: none. Must be called just before the command is started:
   // wait_for() would not pass on a Ctrl-C that the terminal sent before the command existed.
-  int stop_before_start();
+  int take_pending_stop_signal();
 
   // Waits for the end of `pid`. Meanwhile calls `tick` every 200 ms and passes signals on, except those (such
   // as Ctrl-C) that the terminal has already sent to `pid` too, because both are in one process group.

@@ -269,7 +269,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
           " was there before, without it; give each run an id of its own (--run-id)");
   };
   keep_agent();
-  if (const int signal = signals.stop_before_start(); signal != 0) {
+  if (const int signal = signals.take_pending_stop_signal(); signal != 0) {
     directory.leave();
     end_like({.code = 128 + signal, .signal = signal});
   }
