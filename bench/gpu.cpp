@@ -39,7 +39,7 @@ struct Bench {
     for (size_t at = 0; at < size.bytes; at += bytes) device.write(from + at, drawn.data(), bytes);
   }
 
-  uint64_t zeros(size_t bytes) {  // the address of new device memory that is 0
+  uint64_t allocate_zeros(size_t bytes) {  // returns the address
     const std::vector<char> empty(bytes);
     const uint64_t address = device.allocate(bytes);
     device.write(address, empty.data(), bytes);
@@ -66,14 +66,16 @@ struct Bench {
 
 void bench_histograms(Bench& bench) {
   const uint64_t count = bench.size.bytes / 2;  // bf16 values
-  const HistogramJob patterns{.from = bench.from, .count = count, .words = bench.zeros(4 * kPatterns)};
+  const HistogramJob patterns{
+      .from = bench.from, .count = count, .words = bench.allocate_zeros(kPatterns * sizeof(uint32_t))};
   bench.time_kernel("histogram, bf16", DeviceKernel::kCountPatterns,
                     launch_of_patterns(patterns, bench.device.limits()), patterns, bench.size.bytes,
                     " (bound 0.6)");
   // The tensor is as large as the kernel accepts, if `bytes` allows, since a small one would not occupy all
   // processors. The launches together overflow the counters, which does not affect the time.
   const uint64_t binned = std::min<uint64_t>(kMostBinned, bench.size.bytes / 4);
-  const HistogramJob bins{.from = bench.from, .count = binned, .words = bench.zeros(8 * kBinWords)};
+  const HistogramJob bins{
+      .from = bench.from, .count = binned, .words = bench.allocate_zeros(kBinWords * sizeof(uint64_t))};
   bench.time_kernel("histogram, fp32", DeviceKernel::kCountBins, launch_of_bins(bins, bench.device.limits()),
                     bins, binned * 4);
 }
@@ -83,9 +85,10 @@ void bench_sums(Bench& bench) {
   const size_t bytes = bench.size.bytes;
   const uint64_t count = bytes / 2;
   GradientSumsJob gradients = {};
-  gradients.results = bench.zeros(sizeof(GradientSums)), gradients.arrived = bench.zeros(4);
+  gradients.results = bench.allocate_zeros(sizeof(GradientSums));
+  gradients.arrived = bench.allocate_zeros(sizeof(uint32_t));
   gradients.chunks = sum_chunks(count);
-  gradients.partials = bench.zeros(gradients.chunks * sizeof(GradientSums));
+  gradients.partials = bench.allocate_zeros(gradients.chunks * sizeof(GradientSums));
   gradients.tensors = 1;
   gradients.tensor[0] = {.data = bench.from,
                          .count = count,
@@ -96,9 +99,10 @@ void bench_sums(Bench& bench) {
                     launch_of(gradients, bench.device.limits()), gradients, bytes);
 
   AdamSumsJob adam = {};
-  adam.results = bench.zeros(sizeof(AdamSums)), adam.arrived = bench.zeros(4);
+  adam.results = bench.allocate_zeros(sizeof(AdamSums));
+  adam.arrived = bench.allocate_zeros(sizeof(uint32_t));
   adam.chunks = sum_chunks(count / 2);
-  adam.partials = bench.zeros(adam.chunks * sizeof(AdamSums));
+  adam.partials = bench.allocate_zeros(adam.chunks * sizeof(AdamSums));
   adam.tensors = 1;
   const auto bf16 = static_cast<uint32_t>(DType::kBf16);
   adam.tensor[0] = {.gradient = bench.from,
@@ -111,7 +115,8 @@ void bench_sums(Bench& bench) {
   bench.time_kernel("Adam sums, bf16 and bf16", DeviceKernel::kAdamSums,
                     launch_of(adam, bench.device.limits()), adam, bytes);
 
-  const ChecksumJob checksum{.from = bench.from, .bytes = bytes, .to = bench.zeros(8)};
+  const ChecksumJob checksum{
+      .from = bench.from, .bytes = bytes, .to = bench.allocate_zeros(sizeof(uint64_t))};
   bench.time_kernel("checksum", DeviceKernel::kChecksum, launch_of(checksum, bench.device.limits()), checksum,
                     bytes);
 }
@@ -121,15 +126,16 @@ void bench_attention(Bench& bench) {
   constexpr int64_t kHeads = 32, kKvHeads = 8, kDim = 128;
   const int64_t tokens = bench.size.tokens;
   GatherJob gather = {};
-  gather.to = bench.to, gather.times = bench.zeros(2 * sizeof(uint64_t)),
-  gather.clock = bench.zeros(sizeof(GatherClock));
+  gather.to = bench.to;
+  gather.times = bench.allocate_zeros(2 * sizeof(uint64_t));
+  gather.clock = bench.allocate_zeros(sizeof(GatherClock));
   gather.pieces = 2;
   for (uint32_t n = 0; n < gather.pieces; ++n) {
     gather.piece[n].from = bench.from + n * tokens * kKvHeads * kDim * 2;
     gather.piece[n].to = n * tokens * kDim * 2;
     gather.piece[n].row_stride = kKvHeads * kDim, gather.piece[n].column_stride = 1;
     gather.piece[n].heads = 1, gather.piece[n].rows = tokens, gather.piece[n].width = kDim;
-    gather.piece[n].element = 2;
+    gather.piece[n].element = 2;  // bytes
   }
   bench.time_kernel("gather, K and V of a head", DeviceKernel::kGather, launch_of(gather), gather,
                     2 * tokens * kDim * 2);
@@ -154,11 +160,12 @@ void bench_attention(Bench& bench) {
                       .width = kDim,
                       .reserved = 0};
   };
+  // The gradients are arbitrary parts of the input.
   job.grad_query = view(bench.from + bench.size.bytes / 2, kHeads, kHeads / kKvHeads);
   job.grad_key = view(bench.from, kKvHeads, 1);
   job.grad_value = view(bench.from + bench.size.bytes / 4, kKvHeads, 1);
   job.dtype = static_cast<uint32_t>(DType::kBf16);
-  job.sums = bench.zeros(key_sum_count(kDim, kDim) * sizeof(ColumnSum));
+  job.sums = bench.allocate_zeros(key_sum_count(kDim, kDim) * sizeof(ColumnSum));
   // Reads 3 pieces and the gradient of the query, of 4 heads each, and the gradients of key and value.
   bench.time_kernel("key positions and sums of a kv-head", DeviceKernel::kKeyGather, launch_of(job), job,
                     tokens * kDim * 2 * (4 * kHeads / kKvHeads + 2));

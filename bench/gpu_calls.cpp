@@ -47,7 +47,7 @@ class Training {
  public:
   Training(const LiveDevice& device, const Size& size) : device_(device), size_(size) {
     device_.must("cuMemAlloc_v2", &work_, size_.work_bytes);
-    stream_ = device_.new_stream(1);
+    stream_ = device_.new_stream(1);  // 1: the legacy default stream does not wait for it
     call_.size = sizeof call_;
     call_.version = FORESHOCK_ABI_VERSION;
     call_.op = foreshock_register_op("bench::forward", FORESHOCK_FORWARD);

@@ -82,7 +82,8 @@ class Trainer:
         self.options, self.out, self.deadline = options, out, deadline
         # Stored trainings have the full length and no tuning seeds. Those of other training code are left out.
         stored = [] if options.steps or options.tuning else provenance.stored()
-        self.stored = {(one["recipe"], one["seed"]): one for one in stored if provenance.is_made_alike(one)}
+        alike = filter(provenance.is_made_alike, stored)
+        self.stored = {(training["recipe"], training["seed"]): training for training in alike}
 
     def path(self, recipe: recipes.Recipe, seed: int) -> pathlib.Path:
         # The name contains the hash of the recipe, so that a record of an older version of it is not used.
@@ -121,7 +122,7 @@ def trainings(options: argparse.Namespace, out: pathlib.Path, deadline: float) -
     check_steps(out, options.steps)
     trainer = Trainer(options, out, deadline)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        found = [one for one in pool.map(trainer.get, wanted) if one]
+        found = [training for training in pool.map(trainer.get, wanted) if training]
     if not found:
         raise recording.RecordingError(f"no training in {out}: nothing to score")
     return found
@@ -133,15 +134,15 @@ def run(options: argparse.Namespace) -> None:
     found = trainings(options, out, begin + 60 * options.minutes)
     if options.keep:
         refused = provenance.keep(found)  # stores `found`; returns those that lost too many weight snapshots
-        for one in refused:
-            for record in (out / "records").glob(f"{one['recipe']}-{one['seed']}-*"):
+        for training in refused:
+            for record in (out / "records").glob(f"{training['recipe']}-{training['seed']}-*"):
                 record.unlink()
-            which = f"{one['recipe']}, seed {one['seed']}"
+            which = f"{training['recipe']}, seed {training['seed']}"
             print(
                 f"precursors: {which}: too many snapshots of weights were lost; run it again while nothing else runs",
                 file=sys.stderr,
             )
-        found = [one for one in provenance.stored() if provenance.is_made_alike(one)]
+        found = [training for training in provenance.stored() if provenance.is_made_alike(training)]
     # Marks trainings that failed without a loss event: their loss lies above that of the twin.
     found = comparison.completed(found)
     results: dict[str, Any] = page.no_nan(comparison.results(found, options.steps))

@@ -104,6 +104,7 @@ def inputs(situation: Situation, numbers: torch.Generator) -> tuple[torch.Tensor
     q, k = q * math.sqrt(situation.logits), k * math.sqrt(situation.logits)
     if situation.memorised:
         memorised_key = torch.randint(situation.keys, (situation.queries,), generator=numbers)  # one for each query
+        # The factor 4 makes the scores of these keys much larger than the others.
         q = 4 * k[:, :, memorised_key].repeat_interleave(situation.heads // situation.kv_heads, 1)
     if situation.offset:  # one dimension adds the same number to all scores
         q[..., 0], k[..., 0] = 1, situation.offset * math.sqrt(HEAD_DIM)

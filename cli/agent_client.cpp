@@ -210,7 +210,7 @@ std::optional<AgentAddress> AgentKeeper::wait_for_address(int timeout_ms) {
     tick();
     std::optional<AgentAddress> agent = read_agent_address(directory_);
     if (agent || has_failed() || steady_clock::now() >= end) return agent;
-    const timespec pause = {0, 20'000'000};
+    const timespec pause = {0, 20'000'000};  // 20 ms
     nanosleep(&pause, nullptr);
   }
 }

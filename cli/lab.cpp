@@ -129,7 +129,7 @@ double available_bytes() {
   double kilobytes = 0;
   while (meminfo >> name >> kilobytes) {
     if (name == "MemAvailable:") return 1024 * kilobytes;
-    meminfo.ignore(256, '\n');
+    meminfo.ignore(256, '\n');  // the rest of the line
   }
   return INFINITY;
 }
@@ -154,8 +154,8 @@ std::string check(LabRequest* request) {
   if (largest_point > usable_bytes)
     return "a point needs " + gibibytes(largest_point) + " of memory, there are " + gibibytes(usable_bytes) +
            ": lower --n or --rows";
-  const double threads_that_fit =
-      std::min<double>(request->threads, usable_bytes / largest_point);  // usable_bytes may be infinite
+  // usable_bytes may be infinite.
+  const double threads_that_fit = std::min<double>(request->threads, usable_bytes / largest_point);
   request->threads = std::max(1, static_cast<int>(threads_that_fit));
   return "";
 }

@@ -80,7 +80,7 @@ std::string RecordIndex::take_rank(int64_t rank, uint32_t record) {
 
 // Fills in what the entry is sorted by. `generation` is how often the training had gone back to an earlier
 // step; `subject` is the rank, or a number of the tensor or model. Returns "" or an error.
-std::string RecordIndex::fill_entry(const RecordLine& line, Position* position, IndexedLine* entry) {
+std::string RecordIndex::fill_entry(const RecordLine& line, ReadingState* state, IndexedLine* entry) {
   const std::string& run = std::visit([](const auto& each) -> const std::string& { return each.run; }, line);
   if (count_ == 0 && run_.empty()) run_ = run;
   if (run != run_)
@@ -95,19 +95,19 @@ std::string RecordIndex::fill_entry(const RecordLine& line, Position* position, 
   }
   entry->step = step_of(line).value_or(-1);
   if (entry->kind == Kind::kStep && rank) {
-    const auto [last, is_new] = position->last_step.emplace(*rank, entry->step);
+    const auto [last, is_new] = state->last_step.emplace(*rank, entry->step);
     if (!is_new && entry->step <= last->second) {  // the training has gone back, e.g. to a checkpoint
-      ++position->generation;  // once for all ranks: the other ranks have no last step in this generation
-      position->last_step.clear();
+      ++state->generation;  // once for all ranks: the other ranks have no last step in this generation
+      state->last_step.clear();
     }
-    position->last_step[*rank] = entry->step;
+    state->last_step[*rank] = entry->step;
   }
-  const auto last = rank ? position->last_step.find(*rank) : position->last_step.end();
-  const int64_t last_step = last != position->last_step.end() ? last->second : -1;
+  const auto last = rank ? state->last_step.find(*rank) : state->last_step.end();
+  const int64_t last_step = last != state->last_step.end() ? last->second : -1;
   bool is_first_start = false;  // the first "started" line of its rank
   if (const auto* run_line = std::get_if<RunLine>(&line)) {
     world_size_ = std::max(world_size_, run_line->world_size.value_or(0));
-    is_first_start = entry->kind == Kind::kStarted && (!rank || position->started.insert(*rank).second);
+    is_first_start = entry->kind == Kind::kStarted && (!rank || state->started.insert(*rank).second);
     if (!is_first_start) {
       // "ended" is sorted after the last step of its rank. So is a later "started", which follows the last
       // step of the rank's previous process.
@@ -116,7 +116,7 @@ std::string RecordIndex::fill_entry(const RecordLine& line, Position* position, 
     }
   }
   if (entry->kind == Kind::kEvent) entry->step = std::max(entry->step, last_step);
-  entry->generation = is_first_start ? 0 : position->generation;  // first starts are sorted before all else
+  entry->generation = is_first_start ? 0 : state->generation;  // first starts are sorted before all else
   if (const std::string key = key_of(line); !key.empty())
     entry->subject = keys_.emplace(key, static_cast<uint32_t>(keys_.size())).first->second;
   return "";
@@ -140,17 +140,17 @@ std::string RecordIndex::add(const std::string& path, const Visitor& visit) {
   }
   parts.push_back({std::ifstream(path, std::ios::binary), begin, begin});
   const uint64_t before = count_;
-  Position position;
+  ReadingState state;
   while (const std::optional<RecordLine> line = reader->next()) {
     IndexedLine entry;
     entry.record = record;
     entry.offset = reader->offset();
     entry.bytes = reader->bytes();
-    if (problem = fill_entry(*line, &position, &entry); !problem.empty()) return problem;
+    if (problem = fill_entry(*line, &state, &entry); !problem.empty()) return problem;
     lines_.push_back(entry);
     ++count_;
     visit(*line, entry);
-    if (lines_.size() >= most_)
+    if (lines_.size() >= most_in_memory_)
       if (problem = write_piece(); !problem.empty()) return problem;
   }
   if (count_ == before) return reader->why_nothing(path);
@@ -199,7 +199,8 @@ std::string RecordIndex::sort() {
 // end of the piece, or if it cannot be read.
 bool RecordIndex::fill_block(Piece* piece) {
   if (piece->next < piece->block.size()) return true;
-  const size_t most = std::max<size_t>(most_ / pieces_.size(), 1);  // all pieces share the memory for lines
+  // All pieces share the memory for lines.
+  const size_t most = std::max<size_t>(most_in_memory_ / pieces_.size(), 1);
   piece->block.resize(std::min<uint64_t>(piece->end - piece->at, most));
   piece->next = 0;
   if (piece->block.empty()) return false;

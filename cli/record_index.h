@@ -44,7 +44,7 @@ class RecordIndex {
   static constexpr size_t kMostInMemory = 1 << 18;  // lines; about 12 MiB
 
   // If there are more than `most_in_memory` lines, a temporary file is created in $TMPDIR, else in /tmp.
-  explicit RecordIndex(size_t most_in_memory = kMostInMemory) : most_(most_in_memory) {}
+  explicit RecordIndex(size_t most_in_memory = kMostInMemory) : most_in_memory_(most_in_memory) {}
 
   // Receives a line and its entry in the index.
   using Visitor = std::function<void(const RecordLine&, const IndexedLine&)>;
@@ -76,7 +76,7 @@ class RecordIndex {
 
  private:
   // State while one record is read.
-  struct Position {
+  struct ReadingState {
     uint32_t generation = 0;
     std::map<int64_t, int64_t> last_step;  // by rank, in this generation
     std::set<int64_t> started;             // ranks with a "started" line
@@ -101,7 +101,7 @@ class RecordIndex {
   };
 
   // Fills in all of `*entry` but record, offset and bytes. Returns "" or why the line cannot be merged.
-  std::string fill_entry(const RecordLine& line, Position* position, IndexedLine* entry);
+  std::string fill_entry(const RecordLine& line, ReadingState* state, IndexedLine* entry);
   // Sorts lines_ and moves them to the end of the temporary file, as a new piece.
   std::string write_piece();
   // Reads the piece's next block if the last one is used up. False: at its end, or it cannot be read.
@@ -116,7 +116,7 @@ class RecordIndex {
     uint64_t begin = 0, position = 0;  // offsets in the record: of the first byte, and of the next to read
   };
   std::vector<std::vector<Part>> parts_;  // by record
-  const size_t most_;                     // lines that are kept in memory
+  const size_t most_in_memory_;           // most lines that are kept in memory
   std::vector<IndexedLine> lines_;        // lines that are not in the temporary file
   size_t next_ = 0;                       // index in lines_; used if there is no temporary file
   uint64_t count_ = 0;
