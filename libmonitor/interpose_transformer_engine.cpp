@@ -167,20 +167,20 @@ bool is_captured(const Driver& driver, void* stream) {
          (driver.stream_is_capturing(stream, &capturing) != 0 || capturing != 0);
 }
 
-const NvteWords& argument_indices(const Library& library, uint32_t pass) {
+const NvteIndices& argument_indices(const Library& library, uint32_t pass) {
   return pass == FORESHOCK_BACKWARD ? library.signature.backward : library.signature.forward;
 }
 
 // Reports a sampled call after its return: its description, or a skip reason. `floats`: scale and dropout.
 void report(const Library& library, uint32_t pass, const Word* words, const float (&floats)[2]) {
   const uint64_t begin = monotonic_ns();
-  const NvteWords& places = argument_indices(library, pass);
+  const NvteIndices& places = argument_indices(library, pass);
   const int32_t op = library.ops[pass];
   auto* stream = reinterpret_cast<void*>(words[places.stream]);
   if (is_captured(library.driver, stream)) return foreshock_attention_skip(op, FORESHOCK_SKIP_CAPTURE);
   const int32_t device = device_of(library, library.tensors.data(words[places.query]));
   if (device == kUnknownDevice) return foreshock_attention_skip(op, FORESHOCK_SKIP_DEVICE);
-  const NvteGiven given = {&library.signature, &library.tensors, words, floats[0], floats[1], pass, device};
+  const NvteCall given = {&library.signature, &library.tensors, words, floats[0], floats[1], pass, device};
   foreshock_attention_call call;
   const int reason = describe_nvte_call(given, &call);  // why the call is skipped; -1: it is described
   if (reason == kNotAnNvteCall) {

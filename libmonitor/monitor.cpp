@@ -86,7 +86,7 @@ uint32_t Monitor::plan_slices() {
   }
   TryLock lock(cost_busy_);
   if (!lock) return affordable_slices_.load(std::memory_order_relaxed);  // the last result
-  const double grant_left = first_look_.seconds();
+  const double grant_left = first_look_.seconds_left();
   if (grant_left <= 0 && !budget_.allows()) return 0;
   const double saved = budget_.balance_seconds() - gradient_cost_.seconds();
   const uint64_t calls =
@@ -317,7 +317,7 @@ void Monitor::leave(const foreshock_attention_call& call) {
     ValidatedCall checked;
     const bool usable = validate_call(call, pass, &checked) < 0;
     const uint64_t slot_bytes = usable ? slot_bytes_for(checked) : 0;  // 0: unknown
-    if (ensure_segment(slot_bytes)) cost_.expect(slot_bytes);
+    if (ensure_segment(slot_bytes)) cost_.expect_slice(slot_bytes);
     return;
   }
   const uint64_t begin = monotonic_ns();
@@ -348,7 +348,7 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   const Settings& settings = g_process.settings();
   if (checked.packed.count > 0) {
     // `place` is a random position in the packed batch; the sequence that holds it is sampled.
-    const uint32_t place = choose_place(settings.seed, step, open.call, settings.rank);
+    const uint32_t place = choose_packed_position(settings.seed, step, open.call, settings.rank);
     checked.packed.place = place;  // if the offsets are on a device, the gather kernel finds the sequence
     if (checked.device_type == FORESHOCK_DEVICE_CPU)
       if (const int reason = take_sequence(place, &checked); reason >= 0) return skip(reason);

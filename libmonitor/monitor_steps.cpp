@@ -371,7 +371,7 @@ void Monitor::loss_is_of(const char* name) {
     if (!lock) return;
     note_event();
     if (must_wait())
-      return pending_steps_.open().add(PendingEvent{PendingEvent::kOfAnother, {0, 0}, {1, 0}, false});
+      return pending_steps_.open().add(PendingEvent{PendingEvent::kOtherOptimizer, {0, 0}, {1, 0}, false});
     if (!loss_.take(&loss, &source)) return;
   }
   if (TryLock lock(scalars_busy_); lock && (g_process.hot() & kHotArmed) != 0)
@@ -439,7 +439,7 @@ void Monitor::apply_events(const PendingStep& step, bool with_losses) {
       loss_.forget_step();  // the losses observed before belong to the skipped step
       continue;
     }
-    if (event.source == PendingEvent::kOfAnother) {
+    if (event.source == PendingEvent::kOtherOptimizer) {
       loss_.forget_step();
       continue;
     }
@@ -460,7 +460,7 @@ void Monitor::apply_events(const PendingStep& step, bool with_losses) {
 // Stores the loss, the norm and the skipped steps into the step's record, which was written without them.
 void Monitor::complete(PendingStep* step) {
   segment::StepRecord record = step->so_far;
-  if (!step->has_events) mark_skips_unknown();                       // some events were dropped
+  if (!step->has_all_events) mark_skips_unknown();                   // some events were dropped
   apply_events(*step, step->knows_losses() && step->knows_skips());  // losses may belong to a skipped step
   if (loss_.take(&record.loss, &record.loss_source)) record.given |= FORESHOCK_GIVEN_LOSS;
   double norm = 0;
@@ -471,7 +471,8 @@ void Monitor::complete(PendingStep* step) {
   }
   record.skipped_steps = skipped_steps_.load(std::memory_order_relaxed);
   if (skips_unseen_.load(std::memory_order_relaxed)) record.given |= segment::kSkipsUnseen;
-  bump_shared(g_process.writer().coverage()->numbers_late, step->missing([](uint64_t) { return true; }));
+  bump_shared(g_process.writer().coverage()->numbers_late,
+              step->count_missing([](uint64_t) { return true; }));
   g_process.writer().complete_step(step->record, record);
 }
 
@@ -482,8 +483,9 @@ void Monitor::complete_pending(bool is_step_end) {
   const auto find = [this](uint64_t number, double* value) { return find_number(number, value); };
   while (pending_steps_.has_ended()) {
     PendingStep& oldest = pending_steps_.oldest();
-    const bool is_complete = oldest.look(find);
-    const bool will_come = oldest.missing([](uint64_t number) { return !is_without_kernel(number); }) > 0;
+    const bool is_complete = oldest.store_arrived(find);
+    const bool will_come =
+        oldest.count_missing([](uint64_t number) { return !is_without_kernel(number); }) > 0;
     if (!is_complete && (!is_step_end || (will_come && !pending_steps_.is_full()))) return;
     complete(&oldest);
     pending_steps_.drop_oldest();
@@ -495,12 +497,14 @@ void Monitor::complete_pending(bool is_step_end) {
 bool Monitor::complete_open() {
   PendingStep& open = pending_steps_.open();
   if (pending_steps_.has_ended()) return false;
-  const bool is_unused = open.events == 0 && open.gradients == 0 && open.has_events && open.has_gradients;
+  const bool is_unused =
+      open.events == 0 && open.gradients == 0 && open.has_all_events && open.has_all_gradients;
   if (is_unused) return true;
-  if (!open.look([this](uint64_t number, double* value) { return find_number(number, value); })) return false;
-  if (!open.has_events) mark_skips_unknown();
+  if (!open.store_arrived([this](uint64_t number, double* value) { return find_number(number, value); }))
+    return false;
+  if (!open.has_all_events) mark_skips_unknown();
   apply_events(open, open.knows_losses());
-  for (uint32_t n = 0; n < open.gradients && open.has_gradients; ++n)
+  for (uint32_t n = 0; n < open.gradients && open.has_all_gradients; ++n)
     layers_.add_gradient_of(open.gradient[n].layer, open.gradient[n].square());
   open.clear();
   return true;
@@ -524,7 +528,8 @@ void Monitor::fetched(uint64_t number, double value) {
   if (!clock || !busy) return;
   // With several ranks the training may have averaged the value over the ranks before it read it.
   if (!g_process.has_other_ranks()) fetched_.add(number, value);
-  pending_steps_.open().look([this](uint64_t wanted, double* found) { return find_number(wanted, found); });
+  pending_steps_.open().store_arrived(
+      [this](uint64_t wanted, double* found) { return find_number(wanted, found); });
   complete_pending(false);
 }
 

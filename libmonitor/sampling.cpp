@@ -28,17 +28,19 @@ uint32_t reversed(uint32_t bits) {  // the 32 bits in reverse order
   return result;
 }
 
+// What a random number is for. monitor.cpp passes a 6 of its own to mix().
+enum Purpose : uint64_t { kBatch = 1, kKvHead, kFirstHead, kPackedPosition, kTakesColumns, kPosition = 16 };
+
 // Returns the random number of one choice for one call. Choices with different `purpose` are independent.
-// This file uses 1 to 5 and from 16 on; monitor.cpp passes 6 to mix() itself.
 uint64_t random_of(uint64_t seed, int64_t step, uint64_t call, int rank, uint64_t purpose) {
   return mix(seed, static_cast<uint64_t>(step), call, static_cast<uint64_t>(rank) << 8 | purpose);
 }
 
-// Divides `length` positions into at most `most` equal parts; chooses a position in each (purpose 16 + part).
+// Divides `length` positions into at most `most` equal parts, and chooses a position in each part.
 void choose_positions(int64_t length, int64_t most, const auto& random, Slice* slice) {
   slice->parts = slice->positions = static_cast<int>(std::min(length, most));
   for (uint32_t n = 0; n < static_cast<uint32_t>(slice->parts); ++n) {
-    slice->fraction[n] = static_cast<uint32_t>(random(16 + n) >> 32);
+    slice->fraction[n] = static_cast<uint32_t>(random(kPosition + n) >> 32);
     slice->position[n] = static_cast<int64_t>(position_in_part(
         static_cast<uint64_t>(length), n, static_cast<uint32_t>(slice->parts), slice->fraction[n]));
   }
@@ -65,10 +67,10 @@ Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t
   const auto random = [&](uint64_t purpose) { return random_of(seed, step, call, rank, purpose); };
   const int64_t group = shape.heads / shape.kv_heads;  // query heads that share a kv-head
   Slice slice;
-  slice.batch = below(random(1), shape.batch);
-  slice.kv_head = below(random(2), shape.kv_heads);
+  slice.batch = below(random(kBatch), shape.batch);
+  slice.kv_head = below(random(kKvHead), shape.kv_heads);
   slice.heads = static_cast<int>(std::min<int64_t>(group, kRowsPerSample));  // one row per position and head
-  slice.first_head = slice.kv_head * group + below(random(3), group - slice.heads + 1);
+  slice.first_head = slice.kv_head * group + below(random(kFirstHead), group - slice.heads + 1);
   choose_positions(shape.queries, kRowsPerSample / slice.heads, random, &slice);
   return slice;
 }
@@ -77,8 +79,8 @@ Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t
 Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank) {
   const auto random = [&](uint64_t purpose) { return random_of(seed, step, call, rank, purpose); };
   Slice slice;
-  slice.batch = below(random(1), shape.batch);
-  slice.kv_head = below(random(2), shape.kv_heads);
+  slice.batch = below(random(kBatch), shape.batch);
+  slice.kv_head = below(random(kKvHead), shape.kv_heads);
   slice.heads = static_cast<int>(shape.heads / shape.kv_heads);
   slice.first_head = slice.kv_head * slice.heads;
   choose_positions(shape.keys, kRowsPerSample, random, &slice);
@@ -89,8 +91,8 @@ bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, 
                    uint64_t seed, int64_t step, uint64_t call) {
   // The share of calls follows from the elements read: `rows` for a slice of rows (keys and values of a
   // kv-head), `copied` for a slice of key positions (queries, outputs, output gradients), `summed` for its
-  // sums over all keys. If the budget has plenty (`is_affordable`), the share is larger. Else the mean extra
-  // cost must stay below 0.3 of the rows' cost; kExtraCost is lower, as costs differ by up to a fourth.
+  // sums over all keys. With `is_affordable` the share is larger. Else the mean extra cost must stay below
+  // 0.3 of the rows' cost; kExtraCost is lower, since real costs differ from these counts by up to a fourth.
   constexpr double kExtraCost = 0.22;
   const double group = static_cast<double>(shape.heads / shape.kv_heads);
   const double rows = static_cast<double>(shape.keys) * static_cast<double>(head_dim + value_dim);
@@ -98,43 +100,43 @@ bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, 
   const double copied = query_rows * static_cast<double>(head_dim + 2 * value_dim);
   const double summed = rows + query_rows * static_cast<double>(head_dim);
   const double share = std::min(0.5, is_affordable ? rows / copied : kExtraCost * rows / (copied + summed));
-  return static_cast<double>(random_of(seed, step, call, 0, 5) >> 32) < share * 0x1p32;
+  return static_cast<double>(random_of(seed, step, call, 0, kTakesColumns) >> 32) < share * 0x1p32;
 }
 
-uint32_t choose_place(uint64_t seed, int64_t step, uint64_t call, int rank) {
-  return static_cast<uint32_t>(random_of(seed, step, call, rank, 4) >> 32);
+uint32_t choose_packed_position(uint64_t seed, int64_t step, uint64_t call, int rank) {
+  return static_cast<uint32_t>(random_of(seed, step, call, rank, kPackedPosition) >> 32);
 }
 
-void OrdinalFollower::begin_step() { runs_ = run_ = backward_ = last_run_ = 0; }
+void OrdinalFollower::begin_step() { ended_runs_ = run_length_ = backward_calls_ = last_run_length_ = 0; }
 
 // Ends a run (a sequence of forward calls), and updates the period, the usual length of a run.
 void OrdinalFollower::end_run() {
-  last_run_ = run_;
-  run_ = 0;
-  const bool is_first = runs_++ == 0;
-  if (period_ == 0) period_ = last_run_;
-  // An evaluation between two steps lengthens the run to several periods.
-  if (last_run_ % period_ == 0) {
-    ++agreed_;
-  } else if (agreed_ >= kRunsToTrust || (!is_first && last_run_ < period_)) {
+  last_run_length_ = run_length_;
+  run_length_ = 0;
+  const bool is_first = ended_runs_++ == 0;
+  if (period_ == 0) period_ = last_run_length_;
+  // A run of several periods agrees too: an evaluation between two steps lengthens the run.
+  if (last_run_length_ % period_ == 0) {
+    ++agreeing_runs_;
+  } else if (agreeing_runs_ >= kRunsToTrust || (!is_first && last_run_length_ < period_)) {
     unstable_ = true;  // no ordinals from now on, since the earlier or the later ones would be wrong
   } else {
-    period_ = last_run_;
-    agreed_ = 1;
+    period_ = last_run_length_;
+    agreeing_runs_ = 1;
   }
 }
 
 int OrdinalFollower::next(bool is_backward_call, bool during_backward_pass) {
   if (!is_backward_call && during_backward_pass) return -1;  // checkpointing repeats the forward pass
   if (!is_backward_call) {
-    backward_ = 0;
-    const uint32_t index = run_++;
+    backward_calls_ = 0;
+    const uint32_t index = run_length_++;
     return is_trusted() ? static_cast<int>(index % period_) : -1;
   }
-  if (run_ > 0) end_run();  // the first backward call after forward calls
-  const uint32_t index = backward_++;
-  if (!is_trusted() || index >= last_run_) return -1;
-  return static_cast<int>((last_run_ - 1 - index) % period_);
+  if (run_length_ > 0) end_run();  // the first backward call after forward calls
+  const uint32_t index = backward_calls_++;
+  if (!is_trusted() || index >= last_run_length_) return -1;
+  return static_cast<int>((last_run_length_ - 1 - index) % period_);
 }
 
 void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interval,
@@ -147,16 +149,17 @@ void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interva
   };
   const double change = max_slowdown_ * trainer_seconds - cost_seconds;
   const double most_saved = earnings(interval) + smallest_sample_seconds;
-  balance_seconds_ = std::clamp(balance_seconds_ + change, -kMostOwed * earnings(interval), most_saved);
-  // The second balance has a lower limit of debt and decides whether the budget is overdrawn.
-  const double most_owed = kMostOwed * earnings(std::min(interval, kPatientInterval));
-  patient_balance_ = std::clamp(patient_balance_ + change, -most_owed, most_saved);
-  is_overdrawn_ = patient_balance_ < (is_overdrawn_ ? 0 : -most_owed / 2);
+  balance_seconds_ =
+      std::clamp(balance_seconds_ + change, -kMaxDebtIntervals * earnings(interval), most_saved);
+  // The second balance, with a smaller largest debt, decides whether the budget is overdrawn.
+  const double most_owed = kMaxDebtIntervals * earnings(std::min(interval, kOverdraftInterval));
+  overdraft_balance_ = std::clamp(overdraft_balance_ + change, -most_owed, most_saved);
+  is_overdrawn_ = overdraft_balance_ < (is_overdrawn_ ? 0 : -most_owed / 2);
 }
 
 constexpr double kNewCost = 0.2;  // weight of a new value in the running means of AgentForecast and CostModel
 constexpr double kSurprise = 4;   // an observation counts as at most this many times the expected value
-constexpr double kSpread = 0.01;  // least relative spread of slice sizes from which a slope is fitted
+constexpr double kSpread = 0.01;  // least relative spread of slice sizes for which a slope is fitted
 constexpr uint32_t kMostSlices = 10000;  // in a step; more than any segment holds
 
 // The returned seconds are the time that the agent reports, plus the estimate for this step's slices, minus
@@ -263,30 +266,30 @@ void WeightSchedule::add(double begins_at, bool is_here) {
 }
 
 // Calls use(number, &state) for every tensor that is due in one of the `steps` steps from `step` on. Returns
-// after how many steps the first tensor that was not passed to use() is due, at most `interval`.
+// the number of steps until one of the other tensors is due, at most `interval`.
 uint64_t WeightSchedule::for_each_due(int64_t step, int64_t steps, uint64_t interval, const auto& use) {
   uint64_t next = interval;
   const auto length = static_cast<uint32_t>(interval);
   const auto now = static_cast<uint32_t>(static_cast<uint64_t>(step) % length);
-  const bool is_power = (length & (length - 1)) == 0;
+  const bool is_power_of_two = (length & (length - 1)) == 0;
   for (uint32_t n = 0; n < count_; ++n) {
-    const uint32_t own = is_power ? turns()[n] & (length - 1) : turns()[n] % length;
-    const uint32_t ahead = own >= now ? own - now : own + (length - now);  // steps until it is due
-    const bool is_due = ahead < static_cast<uint64_t>(steps);
-    if ((!is_due && ahead >= next) || !states()[n].is_here) continue;
+    const uint32_t turn = is_power_of_two ? turns()[n] & (length - 1) : turns()[n] % length;
+    const uint32_t steps_until_due = turn >= now ? turn - now : turn + (length - now);
+    const bool is_due = steps_until_due < static_cast<uint64_t>(steps);
+    if ((!is_due && steps_until_due >= next) || !states()[n].is_here) continue;
     if (is_due)
       use(n, &states()[n]);
     else
-      next = ahead;
+      next = steps_until_due;
   }
   return next;
 }
 
-size_t WeightSchedule::due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room,
-                           Count* count) {
+size_t WeightSchedule::find_due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers,
+                                size_t room, DueCount* count) {
   *count = {};
   if (step != step_) {
-    count->lost = give_up();
+    count->lost = forget_due();
     step_ = step;
     ++round_;
   }
@@ -301,16 +304,16 @@ size_t WeightSchedule::due(int64_t step, int64_t steps, uint64_t interval, uint3
   return found;
 }
 
-WeightSchedule::Count WeightSchedule::count_missed(int64_t step, int64_t steps, uint64_t interval) {
-  Count count;
-  if (step == step_) return count;  // due() has counted the step
+WeightSchedule::DueCount WeightSchedule::count_missed(int64_t step, int64_t steps, uint64_t interval) {
+  DueCount count;
+  if (step == step_) return count;  // find_due() has counted the step
   for_each_due(step, steps, interval, [&](uint32_t, State*) { ++count.due; });
   count.lost = count.due;
   return count;
 }
 
-uint64_t WeightSchedule::end(uint32_t number, int64_t step) {
-  if (step != step_) return 1;  // due() was not called in this step
+uint64_t WeightSchedule::mark_done(uint32_t number, int64_t step) {
+  if (step != step_) return 1;  // find_due() was not called in this step
   State& state = states()[number];
   const bool is_open = state.due_round == round_ && state.end_round != round_;
   open_ -= is_open;
@@ -318,7 +321,7 @@ uint64_t WeightSchedule::end(uint32_t number, int64_t step) {
   return !is_open;
 }
 
-uint64_t WeightSchedule::give_up() { return std::exchange(open_, 0); }
+uint64_t WeightSchedule::forget_due() { return std::exchange(open_, 0); }
 
 void WeightCadence::start(double max_slowdown, uint64_t fixed) {
   *this = {};
@@ -334,14 +337,14 @@ void WeightCadence::end_step(double step_seconds, double cost_seconds, double by
   if (share_ > 0) {
     // The length of training whose earnings (max_slowdown times this length) pay the unavoidable costs.
     const double paying = unavoidable_seconds * kShare / share_;
-    earning = std::max(earning - paying, kLeastLeft * earning);
+    earning = std::max(earning - paying, kMinShareLeft * earning);
   }
   earning_seconds_ += (earning_seconds_ == 0 ? 1 : kWeight) * (earning - earning_seconds_);
   new_cost_ += cost_seconds;
   if (bytes > 0) {
     const double usual = seconds_per_byte() * bytes + kFixedSeconds;
-    const double at_last_price = std::exchange(last_per_byte_, new_cost_ / bytes) * bytes;
-    const double most = std::max(kMostTimes * usual, at_last_price);
+    const double at_last_rate = std::exchange(last_per_byte_, new_cost_ / bytes) * bytes;
+    const double most = std::max(kMaxTimesUsual * usual, at_last_rate);
     cost_sum_ = kKept * cost_sum_ + std::min(std::exchange(new_cost_, 0), most);
     byte_sum_ = kKept * byte_sum_ + bytes;
   }
@@ -362,13 +365,13 @@ void WeightCadence::choose_interval(double bytes) {
   const uint64_t wanted = interval_for(bytes);
   if (wanted >= interval_) {
     interval_ = wanted;
-    calm_ = 0;
+    affordable_steps_ = 0;
     return;
   }
-  longest_in_calm_ = calm_ == 0 ? wanted : std::max(longest_in_calm_, wanted);
-  if (++calm_ < kCalm) return;
-  interval_ = longest_in_calm_;
-  calm_ = 0;
+  longest_needed_ = affordable_steps_ == 0 ? wanted : std::max(longest_needed_, wanted);
+  if (++affordable_steps_ < kStepsToShorten) return;
+  interval_ = longest_needed_;
+  affordable_steps_ = 0;
 }
 
 bool WeightCadence::allows_debt(double intervals) const {

@@ -18,13 +18,13 @@ inline constexpr int kRowsPerSample = 16;  // most query rows, or key positions,
 // A hash of four words (splitmix64's finalizer, applied to each word in turn).
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c);
 
-// Whether a step is sampled: its absolute number must be a multiple of the interval. An unknown (negative)
-// step is never sampled. If the trainer reports only every `steps`-th step, the `steps` steps from `step` on
-// are sampled together if one of their numbers is a multiple of the interval.
+// Whether a step is sampled: its absolute number must be a multiple of the interval. A negative number means
+// an unknown step, which is never sampled. If the trainer reports only every `steps`-th step, the `steps`
+// steps from `step` on are sampled together if one of their numbers is a multiple of the interval.
 constexpr bool is_sampled_step(int64_t step, uint64_t interval, int64_t steps = 1) {
   if (step < 0 || interval == 0 || steps <= 0) return false;
-  const uint64_t beyond = static_cast<uint64_t>(step) % interval;
-  const uint64_t until_multiple = beyond == 0 ? 0 : interval - beyond;
+  const uint64_t since_multiple = static_cast<uint64_t>(step) % interval;
+  const uint64_t until_multiple = since_multiple == 0 ? 0 : interval - since_multiple;
   return until_multiple < static_cast<uint64_t>(steps);
 }
 
@@ -37,12 +37,12 @@ struct CallShape {
   int64_t batch, heads, kv_heads, queries, keys;  // heads / kv_heads query heads share a kv-head
 };
 
-// The sampled part of one call: `heads` query heads of one batch element and kv-head, and `positions`
-// positions: of queries (choose_slice()), or of keys (choose_columns()).
+// The sampled part of one call. It has `heads` query heads of one batch element and kv-head, and `positions`
+// positions, of queries if choose_slice() chose it, of keys if choose_columns() did.
 struct Slice {
-  int64_t batch = 0, kv_head = 0;
-  int heads = 0, positions = 0;  // if the positions are of queries: heads * positions <= 16
-  int64_t first_head = 0;        // query heads first_head .. first_head + heads - 1
+  int64_t batch = 0, kv_head = 0;  // indices
+  int heads = 0, positions = 0;    // numbers; heads * positions <= 16 if the positions are of queries
+  int64_t first_head = 0;          // the heads are first_head .. first_head + heads - 1
   int64_t position[kRowsPerSample] = {};
   // Position n is chosen in the n-th of `parts` equal parts of the sequence, at fraction[n] / 2^32 of the
   // part. A device repeats this choice for a sequence whose length only the device can read.
@@ -61,21 +61,23 @@ Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64
 
 // Whether a sampled backward call gives a slice of key positions (to check dK and dV) beside its slice of
 // rows (to check dQ). `is_affordable`: the budget holds several times the cost of all slices of rows. Then
-// every second call gives such a slice, or fewer where key positions take more bytes than rows. Else so few
-// calls give one that the mean cost is at most 1.3 times that of the rows (./dev bench sampled_backward).
+// at most every second call gives such a slice; fewer, if key positions take more bytes than rows. Else so
+// few calls give one that the mean cost is at most 1.3 times that of rows alone (./dev bench
+// sampled_backward).
 bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
                    uint64_t seed, int64_t step, uint64_t call);
 
 // Chooses a position in a packed batch (several sequences without padding), as a fraction of 2^32. The
 // sequence that holds the position is sampled.
-uint32_t choose_place(uint64_t seed, int64_t step, uint64_t call, int rank);
+uint32_t choose_packed_position(uint64_t seed, int64_t step, uint64_t call, int rank);
 
 // Infers the ordinal (a layer's number) of calls without a layer name from their order: a model calls its
 // layers in turn, and backward in reverse. A run is a sequence of calls in one direction. The n-th call of a
 // forward run gets the ordinal n, from 0; the backward calls after it get its ordinals in reverse. The period
-// is the usual length of a forward run, i.e. the number of layers. Ordinals are given once two runs in a row
-// had the same period. They stop for good if the period changes later, or if a step contains a shorter run,
-// perhaps an unmarked recomputation. next() must be called for every call of the sampled steps, in order.
+// is the usual length of a forward run, i.e. the number of layers. Ordinals are known once two runs in a row
+// had the same period. They become unknown for the rest of the process if the period changes later, or if a
+// step contains a shorter run, perhaps an unmarked recomputation. next() must be called for every call of the
+// sampled steps, in order.
 class OrdinalFollower {
  public:
   // Called at the start of a sampled step.
@@ -88,32 +90,33 @@ class OrdinalFollower {
  private:
   static constexpr uint32_t kRunsToTrust = 2;
   void end_run();
-  bool is_trusted() const { return !unstable_ && agreed_ >= kRunsToTrust; }
+  bool is_trusted() const { return !unstable_ && agreeing_runs_ >= kRunsToTrust; }
 
-  uint32_t runs_ = 0;      // number of forward runs that have ended in this step
-  uint32_t run_ = 0;       // length of the present run: forward calls since the direction last changed
-  uint32_t backward_ = 0;  // backward calls since the direction last changed
-  uint32_t last_run_ = 0;  // length of the forward run before the present backward calls
-  uint32_t period_ = 0;    // 0: not known yet
-  uint32_t agreed_ = 0;    // consecutive runs with this period
-  bool unstable_ = false;  // no ordinals for the rest of the process
+  uint32_t ended_runs_ = 0;       // number of forward runs that have ended in this step
+  uint32_t run_length_ = 0;       // forward calls since the direction last changed
+  uint32_t backward_calls_ = 0;   // backward calls since the direction last changed
+  uint32_t last_run_length_ = 0;  // length of the forward run before the present backward calls
+  uint32_t period_ = 0;           // 0: not known yet
+  uint32_t agreeing_runs_ = 0;    // consecutive runs with this period
+  bool unstable_ = false;         // no ordinals for the rest of the process
 };
 
 // Limits the monitor's time to the ratio max_slowdown of the training time. Every step, sampled or not, earns
 // max_slowdown times its length and pays for the monitor's time in it. A sampled step is allowed while the
 // balance is not negative, and may take as many slices as the balance is expected to pay for. Savings are
-// limited to the earnings of one sampling interval plus the cost of the smallest sample, so that a quiet hour
-// does not pay for an expensive minute. Debt is limited to the earnings of 64 intervals, so that one stall
-// (many page faults, a stopped process) does not stop the sampling for good.
+// limited to the earnings of one sampling interval plus the cost of the smallest sample, so that an hour of
+// low costs does not pay for an expensive minute. Debt is limited to the earnings of 64 intervals, so that
+// one stall (many page faults, a stopped process) does not stop the sampling for hours.
 class Budget {
  public:
-  // Sets the limit to `times` times max_slowdown (`times` > 1 in a burst). Below 100 % it stays below 100 %.
+  // Sets the limit to `times` times max_slowdown; `times` is above 1 in a burst. A max_slowdown below 100 %
+  // is raised to at most 99 %, since a limit of 100 % means no limit.
   void set_limit(double max_slowdown, double times = 1) {
-    max_slowdown_ = std::max(max_slowdown, std::min(times * max_slowdown, kMostLimited));
+    max_slowdown_ = std::max(max_slowdown, std::min(times * max_slowdown, kMaxRaisedLimit));
   }
 
-  // Ends a step. `cost_seconds`: the monitor's time in it; `interval`: the present sampling interval;
-  // `smallest_sample_seconds`: expected cost of a step with one slice, or more as a margin.
+  // Ends a step. `cost_seconds`: the monitor's time in it. `interval`: the sampling interval, without bursts.
+  // `smallest_sample_seconds`: the expected cost of a step with one slice; the caller may add a margin.
   void end_step(double step_seconds, double cost_seconds, uint64_t interval,
                 double smallest_sample_seconds = 0);
 
@@ -130,27 +133,27 @@ class Budget {
   double balance_seconds() const { return balance_seconds_; }
 
  private:
-  static constexpr double kMostLimited = 0.99;  // largest limit, unless max_slowdown itself is larger
-  static constexpr double kWeight = 0.1;        // weight of a new step in the running mean of the step time
-  static constexpr double kMostOwed = 64;       // largest debt, in earnings of an interval
-  // patient_balance_ has a smaller debt limit, kMostOwed intervals of at most this many steps, and is paid
-  // off in 512 steps even with a long interval. Weights wait from half of that limit on (is_overdrawn()).
-  static constexpr uint64_t kPatientInterval = 8;
+  static constexpr double kMaxRaisedLimit = 0.99;  // largest limit, unless max_slowdown itself is larger
+  static constexpr double kWeight = 0.1;  // weight of a new step in the running mean of the step time
+  static constexpr double kMaxDebtIntervals = 64;  // largest debt: the earnings of this many intervals
+  // overdraft_balance_ counts an interval as at most this many steps. So its debt is at most the earnings of
+  // 64 * 8 = 512 steps, even with a long interval. From half of that debt on, is_overdrawn() is true.
+  static constexpr uint64_t kOverdraftInterval = 8;
   // The first steps contain the set-up, whose cost is reported but does not change the balance.
   static constexpr int kFirstSteps = 2;
 
   double max_slowdown_ = 0.01;
   double step_seconds_ = 0;  // running mean of a step's length, without the monitor's time
   double balance_seconds_ = 0;
-  double patient_balance_ = 0;  // a second balance, for is_overdrawn()
+  double overdraft_balance_ = 0;  // a second balance with a smaller largest debt, for is_overdrawn()
   bool is_overdrawn_ = false;
   int steps_ = 0;
 };
 
-// Samples the first steps of a process regardless of the interval, so that a short run is judged too. Instead
-// of the budget, a fixed grant of seconds pays for the monitor's time in these steps. The first look ends as
-// soon as kSteps steps were sampled; or at least kSlices slices, and two per call of a step, were copied; or
-// kMostSteps steps have ended; or the grant is spent.
+// The first look: the first steps of a process are sampled regardless of the interval, so that a short run is
+// judged too. Instead of the budget, a fixed grant of seconds pays for the monitor's time in these steps. The
+// first look ends as soon as kSteps steps were sampled; or at least kSlices slices, and two per call of a
+// step, were copied; or kMostSteps steps have ended; or the grant is spent.
 class FirstLook {
  public:
   static constexpr int kSteps = 8, kMostSteps = 32;
@@ -158,10 +161,10 @@ class FirstLook {
 
   FirstLook() = default;
   // `is_wanted`: false if the user chose the sampled steps, or allows no cost.
-  explicit FirstLook(bool is_wanted) : steps_left_(is_wanted ? kSteps : 0) {}
-  bool is_open() const { return steps_left_ > 0 && seconds_left_ > 0; }
+  explicit FirstLook(bool is_wanted) : sampled_steps_left_(is_wanted ? kSteps : 0) {}
+  bool is_open() const { return sampled_steps_left_ > 0 && seconds_left_ > 0; }
   // The unspent grant, in seconds; 0 when the first look has ended.
-  double seconds() const { return is_open() ? seconds_left_ : 0; }
+  double seconds_left() const { return is_open() ? seconds_left_ : 0; }
 
   // Ends a step with `calls` attention calls and `slices` slices. Returns the seconds that the grant pays.
   double end_step(bool was_sampled, uint64_t calls, uint64_t slices, double cost_seconds) {
@@ -169,20 +172,21 @@ class FirstLook {
     const double paid = std::min(std::max(cost_seconds, 0.0), seconds_left_);
     seconds_left_ -= paid;
     slices_ += slices;
-    if (was_sampled) --steps_left_;
-    if (slices_ >= std::max(kSlices, 2 * calls) || ++ended_ == kMostSteps) steps_left_ = 0;
+    if (was_sampled) --sampled_steps_left_;
+    if (slices_ >= std::max(kSlices, 2 * calls) || ++ended_steps_ == kMostSteps) sampled_steps_left_ = 0;
     return paid;
   }
 
  private:
-  int steps_left_ = 0, ended_ = 0;
+  int sampled_steps_left_ = 0, ended_steps_ = 0;
   uint64_t slices_ = 0;
   double seconds_left_ = segment::kFirstLookSeconds;
 };
 
-// The agent, another process on the rank's cores, works on each slice too. Charges this work when the slice
-// is copied, with an estimate from earlier slices, and corrects the charge when the agent reports its time.
-// Without the estimate, too many slices would be copied before the first report. One caller at a time.
+// Estimates the agent's work. The agent, another process on the rank's cores, works on each slice too. This
+// work is charged when the slice is copied, with an estimate from earlier slices, and the charge is corrected
+// when the agent reports its time. Without the estimate, too many slices would be copied before the first
+// report. One caller at a time.
 class AgentForecast {
  public:
   // The agent's CPU time since the previous call of end_step(), divided by the number of the rank's cores.
@@ -205,7 +209,7 @@ class AgentForecast {
  private:
   static constexpr double kMostMeanSteps = 128;
   double slice_seconds_ = 0, rest_seconds_ = 0;
-  double steps_ = 0;          // in the mean rest_seconds_; at most kMostMeanSteps
+  double steps_ = 0;          // steps in the mean rest_seconds_; at most kMostMeanSteps
   double charged_ = 0;        // seconds charged for slices that the agent has not reported
   uint64_t outstanding_ = 0;  // number of slices that the agent has not reported
 };
@@ -214,8 +218,8 @@ class AgentForecast {
 // a slow machine. One caller at a time. Units are seconds and bytes.
 class CostModel {
  public:
-  // Sets the expected size of a slice until the first one is observed.
-  void expect(uint64_t bytes) { bytes_ = static_cast<double>(bytes); }
+  // Sets the size of a slice that is expected until the first slice is observed.
+  void expect_slice(uint64_t bytes) { bytes_ = static_cast<double>(bytes); }
   // A slice was copied. The first use of a slot costs more, since the kernel has to map its pages.
   void observe_slice(uint64_t bytes, bool first_use_of_slot, double seconds);
   // `slices` slices took `seconds` of device time together, in addition to the host time.
@@ -235,13 +239,13 @@ class CostModel {
  private:
   double reused_seconds(double bytes) const;  // with a slot that was used before
 
-  // Sums for a least-squares line of seconds over bytes. Older observations fade. The sums begin with two
-  // assumed observations: an empty slice and one of kFirstBytes.
+  // Sums for a least-squares line of seconds over bytes. Each new observation multiplies the older sums by
+  // kFading. The sums begin with two assumed observations: an empty slice and one of kFirstBytes.
   static constexpr double kFading = 0.95;
-  static constexpr double kFirstCall = 10e-6, kFirstPerByte = 0.3e-9, kFirstBytes = 1 << 20;
+  static constexpr double kFirstSliceSeconds = 10e-6, kFirstSecondsPerByte = 0.3e-9, kFirstBytes = 1 << 20;
   double count_ = 2, bytes_sum_ = kFirstBytes, bytes_squares_ = kFirstBytes * kFirstBytes;
-  double seconds_sum_ = 2 * kFirstCall + kFirstPerByte * kFirstBytes;
-  double products_sum_ = kFirstBytes * (kFirstCall + kFirstPerByte * kFirstBytes);
+  double seconds_sum_ = 2 * kFirstSliceSeconds + kFirstSecondsPerByte * kFirstBytes;
+  double products_sum_ = kFirstBytes * (kFirstSliceSeconds + kFirstSecondsPerByte * kFirstBytes);
   double first_use_per_byte_ = 0.5e-9;  // extra cost per byte of the first use of a slot
   double device_seconds_ = 0;           // cost of a slice on the device, in addition to the host
   double bytes_ = 0;                    // size of the last slice
@@ -257,13 +261,13 @@ class CostModel {
 };
 
 // Decides which weight tensors are due, i.e. to be measured, in a step. A tensor is due once per interval, in
-// a step that depends only on the tensor's position in the model, so it is the same on every rank and in
-// every rerun. A tensor is shown when the trainer passes its values. Every due tensor is counted; a due
+// a step that depends only on the tensor's position in the model. So this step is the same on every rank and
+// in every rerun. A tensor is shown when the trainer passes its values. Every due tensor is counted; a due
 // tensor that is not shown before the next step is counted as lost. One caller at a time.
 class WeightSchedule {
  public:
-  // Numbers of tensors, of which each is counted once.
-  struct Count {
+  // Numbers of tensors that were not counted before.
+  struct DueCount {
     uint64_t due = 0;
     uint64_t lost = 0;  // due, but never shown
   };
@@ -275,20 +279,21 @@ class WeightSchedule {
   void add(double begins_at, bool is_here);
   uint32_t count() const { return count_; }
 
-  // Writes the numbers of the tensors that are due in `step` and were not shown in it yet to `numbers`: at
+  // Writes to `numbers` the numbers of the tensors that are due in `step` and were not shown in it yet: at
   // most `room`, in ascending order. Returns how many. A second call in the same step does not count them
   // again. If the `steps` steps from `step` on are reported as one, the tensors of all these steps are due.
-  size_t due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room, Count* count);
-  // Call it right after due(step, ...). Returns the next step in which a tensor may be due, if the interval
-  // and `steps` stay the same.
+  size_t find_due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room,
+                  DueCount* count);
+  // Returns the next step in which a tensor may be due, if the interval and `steps` stay as in the last call
+  // of find_due(). Must be called right after find_due().
   int64_t next_due() const { return next_due_; }
-  // Returns the count of `step`, in which due() could not be called: all tensors due in it are lost.
-  Count count_missed(int64_t step, int64_t steps, uint64_t interval);
+  // Returns the count of `step`, in which find_due() could not be called: all tensors due in it are lost.
+  DueCount count_missed(int64_t step, int64_t steps, uint64_t interval);
   // Records that tensor `number` was shown in `step`, or skipped for a reason that is counted elsewhere.
-  // Returns 1 if the tensor was not due, or was already shown or skipped, else 0.
-  uint64_t end(uint32_t number, int64_t step);
+  // Returns 1 if the tensor was not due, or was already shown or skipped; else 0.
+  uint64_t mark_done(uint32_t number, int64_t step);
   // Forgets the due tensors that were not shown. Returns their number.
-  uint64_t give_up();
+  uint64_t forget_due();
 
  private:
   struct State {
@@ -297,13 +302,13 @@ class WeightSchedule {
   };
   uint64_t for_each_due(int64_t step, int64_t steps, uint64_t interval, const auto& use);
   // turn % interval is the step, within the interval, in which a tensor is due. Separate from State, because
-  // due() reads all turns.
+  // find_due() reads all turns.
   uint32_t* turns() const { return reinterpret_cast<uint32_t*>(turns_.data()); }
   State* states() const { return reinterpret_cast<State*>(states_.data()); }
 
   MmapBuffer turns_, states_;
   uint32_t count_ = 0;
-  uint64_t round_ = 1;  // incremented at each new step of due(), since step numbers may go back or repeat
+  uint64_t round_ = 1;  // incremented at each new step in find_due(), as step numbers may go back or repeat
   int64_t step_ = -1;
   int64_t next_due_ = 0;
   uint64_t open_ = 0;  // due tensors of this round that were not shown
@@ -311,7 +316,7 @@ class WeightSchedule {
 
 // Chooses the interval (steps) between two measurements of a weight tensor. The limit is max_slowdown times
 // the training time. The unavoidable costs, of steps without samples and weights, are subtracted from it.
-// Measurements may cost kShare times the rest. They may always cost kShare times kLeastLeft of the limit,
+// Measurements may cost kShare times the rest. The rest counts as at least kMinShareLeft times the limit,
 // since the unavoidable costs are estimates.
 class WeightCadence {
  public:
@@ -320,19 +325,19 @@ class WeightCadence {
 
   // `fixed`: the interval; 0: the shortest >= kFirstInterval that the share pays. max_slowdown 1: no limit.
   void start(double max_slowdown, uint64_t fixed);
-  // Keeps the present interval from now on. If the share does not pay for it, tensors are skipped instead.
-  void hold() { is_fixed_ = true; }
+  // Makes the present interval final. If the share does not pay for it, tensors are skipped instead.
+  void keep_interval() { is_fixed_ = true; }
   uint64_t interval() const { return interval_; }
 
   // Ends a step of `step_seconds` seconds, in which the measurement of `bytes` bytes took `cost_seconds`.
   // `unavoidable_seconds`: what trainer and agent are expected to spend on a step without samples and
   // weights.
   void end_step(double step_seconds, double cost_seconds, double bytes, double unavoidable_seconds);
-  // Stops all measurements while the overhead budget of the whole monitor is overdrawn.
-  void wait(bool is_overdrawn) { is_budget_overdrawn_ = is_overdrawn; }
+  // Measurements stop while the overhead budget of the whole monitor is overdrawn.
+  void set_budget_overdrawn(bool is_overdrawn) { is_budget_overdrawn_ = is_overdrawn; }
   // Chooses the interval; called once a step. `bytes` is the size of all tensors together. If the share does
   // not pay for the present interval, a longer one is chosen at once. If it would have paid for a shorter
-  // interval in each of kCalm steps, the shorter one is chosen.
+  // interval in each of the last kStepsToShorten steps, the shorter one is chosen.
   void choose_interval(double bytes);
   // Whether another tensor may be measured: the debt must be below the earnings of one interval.
   bool allows() const { return allows_debt(1); }
@@ -341,16 +346,16 @@ class WeightCadence {
   bool allows_checksum() const { return allows_debt(2); }
 
  private:
-  static constexpr double kShare = 0.25, kLeastLeft = 1.0 / 8;
-  static constexpr double kFirstCost = 2.5e-10;  // seconds per byte before the first measurement
-  static constexpr double kFirstBytes = 1e6;     // weight of kFirstCost, in bytes
+  static constexpr double kShare = 0.25, kMinShareLeft = 1.0 / 8;
+  static constexpr double kFirstCost = 2.5e-10;  // assumed seconds per byte before the first measurement
+  static constexpr double kFirstBytes = 1e6;     // bytes of an assumed measurement with kFirstCost
   static constexpr double kWeight = 0.1;  // weight of a new step in the running mean of earning_seconds_
   static constexpr double kKept = 1 - 1.0 / 64;  // decay of the sums at each measurement
-  // A preempted measurement may take a hundred times the usual time. So a cost counts as at most kMostTimes
-  // times the usual cost, unless the previous measurement was as expensive per byte. kFixedSeconds, the part
-  // that does not depend on the size, is added to the usual cost.
-  static constexpr double kMostTimes = 8, kFixedSeconds = 5e-5;
-  static constexpr int kCalm = 128;  // steps
+  // A preempted measurement may take a hundred times the usual time. So a cost counts as at most
+  // kMaxTimesUsual times the usual cost, unless the previous measurement was as expensive per byte.
+  // kFixedSeconds, the part that does not depend on the size, is added to the usual cost.
+  static constexpr double kMaxTimesUsual = 8, kFixedSeconds = 5e-5;
+  static constexpr int kStepsToShorten = 128;
   bool allows_debt(double intervals) const;
   double earnings() const { return share_ * static_cast<double>(interval_) * earning_seconds_; }
   double seconds_per_byte() const { return cost_sum_ / byte_sum_; }
@@ -362,11 +367,11 @@ class WeightCadence {
   // earning_seconds_: running mean of the part of a step's length whose earnings are not used up by the
   // unavoidable costs. balance_: the savings; negative: debt.
   double earning_seconds_ = 0, balance_ = 0;
-  double last_per_byte_ = 0;  // true cost of the last measurement, not limited by kMostTimes
-  double new_cost_ = 0;       // since the last measurement, in seconds; device costs arrive some steps later
+  double last_per_byte_ = 0;  // true cost of the last measurement, not limited by kMaxTimesUsual
+  double new_cost_ = 0;       // seconds since the last measurement; device costs arrive some steps later
   double cost_sum_ = kFirstCost * kFirstBytes, byte_sum_ = kFirstBytes;  // over the last measurements
-  int calm_ = 0;                  // consecutive steps in which a shorter interval was affordable
-  uint64_t longest_in_calm_ = 0;  // longest interval needed in these steps
+  int affordable_steps_ = 0;     // consecutive steps in which a shorter interval was affordable
+  uint64_t longest_needed_ = 0;  // longest interval needed in these steps
 };
 
 }  // namespace foreshock

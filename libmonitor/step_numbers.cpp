@@ -18,13 +18,13 @@ namespace {
 // Relative tolerance for equal losses. fp32 division and scaling round once, by 2^-24. 1e-5 also covers a
 // loss that is computed in another order.
 constexpr double kTolerance = 1e-5;
-constexpr double kMostDivisor = 1e5;  // beyond it, neighbouring divisors differ by less than the tolerance
+constexpr double kMostDivisor = 1e5;  // beyond it, every number is whole within the tolerance
 
 bool is_whole(double x) { return std::fabs(x - std::nearbyint(x)) <= kTolerance * x; }
 
 // Whether root = nll / k, or root = nll * 2^n / k with a gradient scaler (2^n > k); k is a whole number.
 bool root_is_scaled_nll(double root, double nll) {
-  if (!(root != 0) || !(nll != 0) || !(root / nll > 0)) return false;
+  if (root == 0 || nll == 0 || !(root / nll > 0)) return false;
   const double ratio = nll / root;  // k / 2^n
   if (ratio >= 1 - kTolerance) return is_whole(ratio) && ratio < kMostDivisor;
   int exponent = 0;
@@ -41,7 +41,7 @@ bool root_is_scaled_nll(double root, double nll) {
 
 // The loss is the nll, if there was one since the last root and the root is this nll scaled; else the root.
 void LossTracker::choose_source(double root) {
-  const bool nll_is_the_loss = nll_since_root_ == 1 && root_is_scaled_nll(root, last_nll_);
+  const bool nll_is_the_loss = nlls_since_root_ == 1 && root_is_scaled_nll(root, last_nll_);
   chosen_source_ = nll_is_the_loss ? FORESHOCK_LOSS_NLL : FORESHOCK_LOSS_BACKWARD_ROOT;
 }
 
@@ -50,62 +50,68 @@ void LossTracker::choose_source(double root) {
 // sum of the roots is about this mean if they are shares, and k times this mean if each is a whole loss. The
 // limit between both is sqrt(k) times the mean.
 void LossTracker::choose_root_meaning() {
-  const Mean &roots = mean_[FORESHOCK_LOSS_BACKWARD_ROOT], &summed = mean_[kSummed];
-  const bool has_unsummed_nll = mean_[FORESHOCK_LOSS_NLL].weight > 0;  // `summed` then lacks targets
-  if (roots_ != Roots::kUnknown || roots.weight < 2 || has_unsummed_nll) return;
+  const Mean &roots = mean_by_source_[FORESHOCK_LOSS_BACKWARD_ROOT], &summed = mean_by_source_[kSummed];
+  // An nll that is not summed is an nll of targets that `summed` lacks.
+  const bool has_unsummed_nll = mean_by_source_[FORESHOCK_LOSS_NLL].weight > 0;
+  if (root_meaning_ != RootMeaning::kUnknown || roots.weight < 2 || has_unsummed_nll) return;
   const double ratio = roots.sum / (summed.sum / summed.weight);
   if (!(ratio > 0) || std::isinf(ratio)) return;
-  roots_ = ratio < std::sqrt(roots.weight) ? Roots::kShares : Roots::kWhole;
+  root_meaning_ = ratio < std::sqrt(roots.weight) ? RootMeaning::kShares : RootMeaning::kWhole;
 }
 
-// chosen_source_ is 0 until a source is chosen. mean_ has the values of this step by source.
+// chosen_source_ is 0 until a source is chosen. mean_by_source_ has the mean of this step's values.
 void LossTracker::observe(double value, uint32_t source) {
   if (source < FORESHOCK_LOSS_REPORTED || source > FORESHOCK_LOSS_LOGGED) return;
   if (source == FORESHOCK_LOSS_REPORTED) chosen_source_ = source;
   if (source == FORESHOCK_LOSS_NLL) {
     last_nll_ = value;
-    ++nll_since_root_;
+    ++nlls_since_root_;
   }
   if (source == FORESHOCK_LOSS_BACKWARD_ROOT) {
     // A value that is not finite cannot show which source is the loss.
     if (chosen_source_ == 0 && std::isfinite(value)) choose_source(value);
-    nll_since_root_ = 0;
+    nlls_since_root_ = 0;
   }
-  mean_[source].add(value, 1);
+  mean_by_source_[source].add(value, 1);
 }
 
 void LossTracker::observe_sum(double sum, double weight) {
-  if (weight >= 0 && std::isfinite(weight)) mean_[kSummed].add(sum, weight);
+  if (weight >= 0 && std::isfinite(weight)) mean_by_source_[kSummed].add(sum, weight);
 }
 
-// The divisor of the next root. divided_.by is the divisor of all roots of this step, NaN if they differ.
+// The divisor of the next root. divided_roots_.divisor is that of all roots of this step, NaN if they differ.
 void LossTracker::observe_divisor(double divisor) {
   if (!(divisor >= 2)) return;
-  divided_.by = divided_.count == 0 || divided_.by == divisor ? divisor : std::nan("");
-  ++divided_.count;
+  divided_roots_.divisor =
+      divided_roots_.count == 0 || divided_roots_.divisor == divisor ? divisor : std::nan("");
+  ++divided_roots_.count;
 }
 
 void LossTracker::forget_step() {
-  for (Mean& mean : mean_) mean = {};
-  nll_since_root_ = 0;
-  divided_ = {};
+  for (Mean& mean : mean_by_source_) mean = {};
+  nlls_since_root_ = 0;
+  divided_roots_ = {};
 }
 
 bool LossTracker::take(double* loss, uint32_t* source) {
   // If there was no finite root (autograd.grad may have been called instead of backward), an nll is the loss.
-  const bool has_root = mean_[FORESHOCK_LOSS_BACKWARD_ROOT].weight > 0;
-  if (chosen_source_ == 0 && mean_[FORESHOCK_LOSS_NLL].weight > 0) chosen_source_ = FORESHOCK_LOSS_NLL;
-  if (chosen_source_ == 0 && mean_[kSummed].weight > 0 && !has_root) chosen_source_ = kSummed;
+  const bool has_root = mean_by_source_[FORESHOCK_LOSS_BACKWARD_ROOT].weight > 0;
+  if (chosen_source_ == 0 && mean_by_source_[FORESHOCK_LOSS_NLL].weight > 0)
+    chosen_source_ = FORESHOCK_LOSS_NLL;
+  if (chosen_source_ == 0 && mean_by_source_[kSummed].weight > 0 && !has_root) chosen_source_ = kSummed;
   choose_root_meaning();
   const uint32_t used_source = chosen_source_ != 0 ? chosen_source_ : uint32_t{FORESHOCK_LOSS_LOGGED};
-  Mean mean = mean_[used_source];
-  const bool all_divided = has_root && divided_.count == mean_[FORESHOCK_LOSS_BACKWARD_ROOT].weight;
-  if (all_divided && divided_.by == divided_.count) accumulation_ = divided_.by;  // number of micro-batches
+  Mean mean = mean_by_source_[used_source];
+  const bool all_divided =
+      has_root && divided_roots_.count == mean_by_source_[FORESHOCK_LOSS_BACKWARD_ROOT].weight;
+  // The divisor is the number of micro-batches.
+  if (all_divided && divided_roots_.divisor == divided_roots_.count)
+    accumulation_divisor_ = divided_roots_.divisor;
   if (used_source == FORESHOCK_LOSS_BACKWARD_ROOT && has_root) {
-    if (roots_ == Roots::kShares)
+    if (root_meaning_ == RootMeaning::kShares)
       mean.weight = 1;  // the sum of the roots
-    else if (all_divided && divided_.by == accumulation_)
-      mean.weight /= accumulation_;  // the mean of the undivided roots
+    else if (all_divided && divided_roots_.divisor == accumulation_divisor_)
+      mean.weight /= accumulation_divisor_;  // the mean of the undivided roots
   }
   forget_step();
   if (mean.weight == 0) return false;
@@ -117,26 +123,26 @@ bool LossTracker::take(double* loss, uint32_t* source) {
 void PendingStep::clear() {
   record = 0;
   events = gradients = 0;
-  has_events = has_gradients = true;
+  has_all_events = has_all_gradients = true;
 }
 
 void PendingStep::add(const PendingEvent& added) {
   if (events == kMostEvents || event == nullptr)
-    has_events = false;
+    has_all_events = false;
   else
     event[events++] = added;
 }
 
 void PendingStep::add(const PendingGradient& added) {
   if (gradients == kMostGradients || gradient == nullptr)
-    has_gradients = false;
+    has_all_gradients = false;
   else
     gradient[gradients++] = added;
 }
 
 // `number` is a ticket while a value is on a device, then 0. kSkip: a gradient scaler's decision on the step.
 bool PendingStep::knows_losses() const {
-  bool all = has_events;
+  bool all = has_all_events;
   for (uint32_t n = 0; n < events; ++n) {
     const PendingEvent& e = event[n];
     // From a gradient scaler, 1 means that the scale is unknown: the optimizer itself divides.
@@ -147,13 +153,13 @@ bool PendingStep::knows_losses() const {
 }
 
 bool PendingStep::knows_gradients() const {
-  bool all = has_gradients;
+  bool all = has_all_gradients;
   for (uint32_t n = 0; n < gradients; ++n) all &= gradient[n].norm.number == 0;
   return all;
 }
 
 bool PendingStep::knows_skips() const {
-  bool all = has_events;
+  bool all = has_all_events;
   for (uint32_t n = 0; n < events; ++n)
     all &= event[n].source != PendingEvent::kSkip || event[n].value.number == 0;
   return all;
@@ -176,7 +182,7 @@ void PendingSteps::reserve() {
 void PendingSteps::end_step(uint64_t number, const segment::StepRecord& so_far) {
   open().record = number;
   open().so_far = so_far;
-  ++count_;  // open() is another step now
+  ++count_;  // from here on, open() returns another step
   open().clear();
 }
 

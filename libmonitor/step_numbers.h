@@ -46,24 +46,24 @@ class LossTracker {
     void add(double value, double added_weight) { sum += value, weight += added_weight; }
     double sum = 0, weight = 0;
   };
-  enum class Roots { kUnknown, kWhole, kShares };  // each root is a whole loss, or a share of the step's loss
-  struct Divided {
-    double by = 0;     // the divisor; NaN if the roots have different divisors
-    double count = 0;  // number of divided roots
+  enum class RootMeaning { kUnknown, kWhole, kShares };  // each root is a whole loss, or a share of it
+  struct DividedRoots {
+    double divisor = 0;  // NaN if the roots have different divisors
+    double count = 0;    // number of divided roots
   };
   void choose_source(double root);
   void choose_root_meaning();
 
-  uint32_t chosen_source_ = 0;     // FORESHOCK_LOSS_... or kSummed; 0: not chosen yet
-  double accumulation_ = 0;        // the divisor that has equalled the number of roots; 0: none
-  Divided divided_;                // the roots of this step that were divided
-  Roots roots_ = Roots::kUnknown;  // decided by the cross-entropies summed over targets
-  Mean mean_[kSummed + 1];         // by source
-  double last_nll_ = 0;            // the last cross-entropy (nll: negative log likelihood)
-  uint64_t nll_since_root_ = 0;    // cross-entropies since the last root
+  uint32_t chosen_source_ = 0;       // FORESHOCK_LOSS_... or kSummed; 0: not chosen yet
+  double accumulation_divisor_ = 0;  // the divisor that has equalled the number of roots; 0: none
+  DividedRoots divided_roots_;       // of this step
+  RootMeaning root_meaning_ = RootMeaning::kUnknown;  // decided by the cross-entropies summed over targets
+  Mean mean_by_source_[kSummed + 1];                  // of this step
+  double last_nll_ = 0;                               // the last cross-entropy (nll: negative log likelihood)
+  uint64_t nlls_since_root_ = 0;                      // cross-entropies since the last root
 };
 
-// A loss, norm, scale or divisor. While it is on the device, only `number` is known, with which it is found
+// A loss, norm, scale or divisor. While it is on the device, only `number` is known, by which it is found
 // later.
 struct PendingNumber {
   double value;
@@ -73,13 +73,13 @@ struct PendingNumber {
 // An observation that is applied when all numbers of its step have arrived.
 struct PendingEvent {
   // kSkip: the step was skipped if `value` is not 0. kSum: a summed cross-entropy. kDivisor: the divisor of
-  // the next root. kOfAnother: the earlier losses belong to another optimizer.
-  static constexpr uint32_t kSkip = 0, kSum = ~0u, kDivisor = ~1u, kOfAnother = ~2u;
+  // the next root. kOtherOptimizer: the earlier losses belong to another optimizer.
+  static constexpr uint32_t kSkip = 0, kSum = ~0u, kDivisor = ~1u, kOtherOptimizer = ~2u;
   uint32_t source;  // one of the constants above, or FORESHOCK_LOSS_...: a loss
   PendingNumber value;
   PendingNumber scale;  // the loss is value times scale; kSum: total weight of the targets
-  // Whether `scale` comes from a gradient scaler. If so, 1 means that the true scale is unknown (the
-  // optimizer divides by it itself), and that the loss is unknown too.
+  // Whether `scale` comes from a gradient scaler. If so, a scale of 1 means that the true scale is unknown,
+  // because the optimizer itself divides by it. The loss is then unknown too.
   bool is_scaled;
 };
 
@@ -95,48 +95,50 @@ struct PendingGradient {
 struct PendingStep {
   static constexpr uint32_t kMostEvents = 512, kMostGradients = 4096;
 
-  uint64_t record;                 // number of the step's record in the segment; 0: step has not ended
-  segment::StepRecord so_far;      // the record as it was written, without the missing numbers
-  uint32_t events, gradients;      // number of events and of gradients
-  bool has_events, has_gradients;  // all events, all gradients are in the arrays; false: some did not fit
-  PendingEvent* event;             // array of kMostEvents, or null
-  PendingGradient* gradient;       // array of kMostGradients, or null
+  uint64_t record;             // number of the step's record in the segment; 0: step has not ended
+  segment::StepRecord so_far;  // the record as it was written, without the missing numbers
+  uint32_t events, gradients;  // number of events and of gradients
+  bool has_all_events, has_all_gradients;  // false: the array had no room for some of them
+  PendingEvent* event;                     // array of kMostEvents, or null
+  PendingGradient* gradient;               // array of kMostGradients, or null
 
   void clear();
-  void begin_gradients() { gradients = 0, has_gradients = true; }
+  void begin_gradients() { gradients = 0, has_all_gradients = true; }
   void add(const PendingEvent& added);
   void add(const PendingGradient& added);
 
-  // Stores the missing values that find(number, &value) finds. Returns true if no value is missing any more.
-  bool look(const auto& find) {
+  // Stores the missing values that find(number, &value) finds. Returns true if no value is missing
+  // afterwards.
+  bool store_arrived(const auto& find) {
     bool all_found = true;
-    const auto look_for = [&](PendingNumber* pending) {
+    const auto store_one = [&](PendingNumber* pending) {
       if (pending->number == 0) return;
       if (find(pending->number, &pending->value))
         pending->number = 0;
       else
         all_found = false;
     };
-    for (uint32_t n = 0; n < events; ++n) look_for(&event[n].value), look_for(&event[n].scale);
-    for (uint32_t n = 0; n < gradients; ++n) look_for(&gradient[n].norm);
+    for (uint32_t n = 0; n < events; ++n) store_one(&event[n].value), store_one(&event[n].scale);
+    for (uint32_t n = 0; n < gradients; ++n) store_one(&gradient[n].norm);
     return all_found;
   }
 
-  // Returns how many missing values satisfy is_counted(number). Equal numbers in a row count once: a
+  // Returns how many missing values satisfy is_counted(number). Consecutive equal numbers count once: a
   // cross-entropy that is also the root of its backward pass is observed twice, and a scale once per use.
-  uint32_t missing(const auto& is_counted) const {
+  uint32_t count_missing(const auto& is_counted) const {
     uint32_t count = 0;
     uint64_t last_value = 0, last_scale = 0, last_norm = 0;
-    const auto see = [&](const PendingNumber& pending, uint64_t* last) {
+    const auto count_one = [&](const PendingNumber& pending, uint64_t* last) {
       count += pending.number != 0 && pending.number != *last && is_counted(pending.number);
       *last = pending.number;
     };
-    for (uint32_t n = 0; n < events; ++n) see(event[n].value, &last_value), see(event[n].scale, &last_scale);
-    for (uint32_t n = 0; n < gradients; ++n) see(gradient[n].norm, &last_norm);
+    for (uint32_t n = 0; n < events; ++n)
+      count_one(event[n].value, &last_value), count_one(event[n].scale, &last_scale);
+    for (uint32_t n = 0; n < gradients; ++n) count_one(gradient[n].norm, &last_norm);
     return count;
   }
 
-  // Whether all losses, all gradient norms, or all results of a gradient scaler have arrived, none dropped.
+  // Whether all losses (gradient norms, results of a gradient scaler) were stored and have arrived.
   bool knows_losses() const;
   bool knows_gradients() const;
   bool knows_skips() const;
@@ -161,7 +163,7 @@ class PendingSteps {
   // Ends the open step, whose record is `number`, and begins the next one. Must not be called if is_full().
   void end_step(uint64_t number, const segment::StepRecord& so_far);
   void drop_oldest();
-  void forget();
+  void forget();  // drops all steps, the open one included
 
  private:
   void reserve();
@@ -188,7 +190,7 @@ class TrainerReadbacks {
 // for the life of the segment. One caller at a time.
 class Scalars {
  public:
-  // Drops all names and values. From now on stores names into `names` (kMaxScalars of them).
+  // Drops all names and values. New names are stored in `names`, an array of kMaxScalars.
   void attach(segment::ScalarName* names);
 
   // Stores the value for the step that ends next. `step`: the step number that the training logs with it; -1:

@@ -1,7 +1,7 @@
-// Reads calls of TransformerEngine's fused attention in four parts: 1. finds the index of each argument from
-// tables of argument names, one table for each range of versions; 2. describes a call for the monitor; 3.
+// Reads calls of TransformerEngine's fused attention. Part 1 finds the index of each argument from tables of
+// argument names, one table for each range of versions. Part 2 describes a call for the monitor. Part 3
 // checks that the words (the integer and pointer arguments) can be the expected arguments, since a build may
-// have other arguments than its version says; 4. reads the version of an installed package.
+// have other arguments than its version says. Part 4 reads the version of an installed package.
 #include "libmonitor/transformer_engine.h"
 
 #include <dirent.h>
@@ -37,6 +37,7 @@ struct Names {
 };
 
 constexpr Names kNames[] = {
+    // each with the first version that has these names
     // 2.0
     {FORWARD_BEGIN FORWARD_LENGTHS "qkv_layout " KINDS WINDOW END,
      BACKWARD_BEGIN FORWARD_SIZES LENGTHS "qkv_layout " KINDS WINDOW "deterministic " END},
@@ -84,7 +85,8 @@ constexpr Version kVersions[] = {
     {"2.12.0", 5}, {"2.13.0", 5}, {"2.14.0", 5}, {"2.14.1", 5}, {"2.15.0", 6}, {"2.16.0", 6},
     {"2.16.1", 6}, {"2.17.0", 6}, {"2.17.1", 6}, {"2.18.0", 6},
 };
-constexpr size_t kIndexOf240 = 4;  // 2.4.0 added int16 to the number formats and changed the shape struct
+// Index of 2.4.0 in kVersions. This version added int16 to the number formats and changed the shape struct.
+constexpr size_t kIndexOf240 = 4;
 
 struct KindOfName {
   const char* prefix;
@@ -111,50 +113,50 @@ NvteKind kind_of(const char* name) {
   return NvteKind::kHandle;
 }
 
-// Returns the index ("place") of `name` in a list separated by spaces; -1 if it is absent.
-int8_t place_of(const char* names, const char* name) {
-  int8_t place = 0;
-  for (const char* next = names;; ++place) {
+// Returns the index of `name` in `names`, a list separated by spaces; -1 if it is absent.
+int8_t index_of(const char* names, const char* name) {
+  int8_t index = 0;
+  for (const char* next = names;; ++index) {
     const size_t length = std::strcspn(next, " ");
-    if (length == std::strlen(name) && std::memcmp(next, name, length) == 0) return place;
+    if (length == std::strlen(name) && std::memcmp(next, name, length) == 0) return index;
     next += length;
     if (*next == '\0') return -1;
     ++next;
   }
 }
 
-NvteWords places_of(const char* names) {
-  const auto place = [names](const char* name) { return place_of(names, name); };
-  NvteWords places = {};
-  places.query = place("Q");
-  places.key = place("K");
-  places.value = place("V");
-  places.out = place("O");
-  places.grad_out = place("dO");
-  places.grad_query = place("dQ");
-  places.grad_key = place("dK");
-  places.grad_value = place("dV");
-  places.aux = place("Aux_CTX_Tensors");
-  places.is_training = place("is_training");
-  places.returns_max = place("return_max_logit");
-  places.layout = place("qkv_layout");
-  places.out_format = place("o_format");
-  places.grad_out_format = place("do_format");
-  places.grad_layout = place("dqkv_layout");
-  places.bias = place("bias_type");
-  places.mask = place("attn_mask_type");
-  places.softmax = place("softmax_type");
-  places.window_left = place("window_size_left");
-  places.window_right = place("window_size_right");
-  places.bottom_right = place("bottom_right_diagonal");
-  places.workspace = place("workspace");
-  places.stream = place("stream");
-  for (const char* name = names; places.count < kMostNvteWords; ++name) {
-    places.kinds[places.count++] = kind_of(name);
+NvteIndices indices_of(const char* names) {
+  const auto find = [names](const char* name) { return index_of(names, name); };
+  NvteIndices indices = {};
+  indices.query = find("Q");
+  indices.key = find("K");
+  indices.value = find("V");
+  indices.out = find("O");
+  indices.grad_out = find("dO");
+  indices.grad_query = find("dQ");
+  indices.grad_key = find("dK");
+  indices.grad_value = find("dV");
+  indices.aux = find("Aux_CTX_Tensors");
+  indices.is_training = find("is_training");
+  indices.returns_max = find("return_max_logit");
+  indices.layout = find("qkv_layout");
+  indices.out_format = find("o_format");
+  indices.grad_out_format = find("do_format");
+  indices.grad_layout = find("dqkv_layout");
+  indices.bias = find("bias_type");
+  indices.mask = find("attn_mask_type");
+  indices.softmax = find("softmax_type");
+  indices.window_left = find("window_size_left");
+  indices.window_right = find("window_size_right");
+  indices.bottom_right = find("bottom_right_diagonal");
+  indices.workspace = find("workspace");
+  indices.stream = find("stream");
+  for (const char* name = names; indices.count < kMostNvteWords; ++name) {
+    indices.kinds[indices.count++] = kind_of(name);
     name += std::strcspn(name, " ");
     if (*name == '\0') break;
   }
-  return places;
+  return indices;
 }
 
 }  // namespace
@@ -163,7 +165,7 @@ bool find_nvte_signature(const char* version, NvteSignature* found) {
   for (size_t n = 0; n < sizeof kVersions / sizeof *kVersions; ++n) {
     if (std::strcmp(kVersions[n].version, version) != 0) continue;
     const Names& names = kNames[kVersions[n].names];
-    *found = {places_of(names.forward), places_of(names.backward), n >= kIndexOf240, n >= kIndexOf240};
+    *found = {indices_of(names.forward), indices_of(names.backward), n >= kIndexOf240, n >= kIndexOf240};
     return true;
   }
   return false;
@@ -216,9 +218,9 @@ bool arrangements_of(uint32_t layout, Arrangements* found) {
 }
 
 constexpr Word kFirstAddress = 4096, kEndOfAddresses = Word{1} << 48;
-// Since 2.8, handles are indexes in a table of some 100'000 entries. Addresses are larger than this limit: a
-// program without address randomization, and so its heap, begins at 4 MiB.
-constexpr Word kEndOfNumbers = Word{1} << 21;
+// Since 2.8, handles are indexes in a table of some 100'000 entries, all below this limit. Addresses in the
+// heap are above it, since even a program without address randomization begins at 4 MiB.
+constexpr Word kEndOfHandleIndexes = Word{1} << 21;
 
 bool is_address(Word word) { return word >= kFirstAddress && word < kEndOfAddresses; }
 
@@ -226,11 +228,11 @@ bool is_address(Word word) { return word >= kFirstAddress && word < kEndOfAddres
 // tensor. If the query's handle is an address, so are all handles of the call.
 class Handles {
  public:
-  explicit Handles(Word query) : are_addresses_(query >= kEndOfNumbers) {}
+  explicit Handles(Word query) : are_addresses_(query >= kEndOfHandleIndexes) {}
 
   bool is_handle(Word word) const {
     return word == 0 ||
-           (are_addresses_ ? is_address(word) && word % alignof(void*) == 0 : word < kEndOfNumbers);
+           (are_addresses_ ? is_address(word) && word % alignof(void*) == 0 : word < kEndOfHandleIndexes);
   }
   // Whether the word may be passed to the library, which reads at least 16 bytes of a tensor.
   bool can_be_dereferenced(Word word) const {
@@ -246,20 +248,21 @@ struct Pack {  // NVTETensorPack
   size_t size;
 };
 
-// Describes one call. `given` has the words of the call, `places` the index of each argument in them.
+// Describes one call. `nvte_call` has the words of the call, `indices` the index of each argument's word.
 class Describer {
  public:
-  Describer(const NvteGiven& given, const NvteWords& places) : given_(given), places_(places) {}
+  Describer(const NvteCall& nvte_call, const NvteIndices& indices)
+      : nvte_call_(nvte_call), indices_(indices) {}
 
   int describe(foreshock_attention_call* call) const;
 
  private:
-  Word word(int8_t place) const { return given_.words[place]; }
+  Word word(int8_t index) const { return nvte_call_.words[index]; }
   // An enumeration uses only the lower half of its word, a boolean only the lowest byte.
-  uint32_t number(int8_t place, uint32_t absent = 0) const {
-    return place < 0 ? absent : static_cast<uint32_t>(word(place));
+  uint32_t number(int8_t index, uint32_t absent = 0) const {
+    return index < 0 ? absent : static_cast<uint32_t>(word(index));
   }
-  bool is_true(int8_t place) const { return place >= 0 && (word(place) & 0xff) != 0; }
+  bool is_true(int8_t index) const { return index >= 0 && (word(index) & 0xff) != 0; }
 
   bool all_have_data() const;
   bool all_are_floating() const;
@@ -267,34 +270,36 @@ class Describer {
   int dtype_of(Word tensor) const;
   bool shape_of(Word tensor, NvteTensors::Shape* shape) const;
   bool view(Word tensor, Arrangement arranged, foreshock_tensor* to) const;
-  void add_optional(int8_t place, Arrangement arranged, foreshock_tensor* to) const;
+  void add_optional(int8_t index, Arrangement arranged, foreshock_tensor* to) const;
   int causal(int64_t queries, int64_t keys) const;
   void add_log_sum_exp(foreshock_attention_call* call) const;
 
-  const NvteGiven& given_;
-  const NvteWords& places_;
+  const NvteCall& nvte_call_;
+  const NvteIndices& indices_;
 };
 
-// Whether condition(place) is true for each required tensor. In a forward call, dO and dQ have the place -1.
-bool all_places(const NvteWords& places, auto condition) {
-  const int8_t required[] = {places.query, places.key,      places.value,
-                             places.out,   places.grad_out, places.grad_query};
+// Whether condition(index) is true for each required tensor. In a forward call dO and dQ, whose index is -1,
+// are not required.
+bool all_required_tensors(const NvteIndices& indices, auto condition) {
+  const int8_t required[] = {indices.query, indices.key,      indices.value,
+                             indices.out,   indices.grad_out, indices.grad_query};
   return std::all_of(std::begin(required), std::end(required),
-                     [condition](int8_t place) { return place < 0 || condition(place); });
+                     [condition](int8_t index) { return index < 0 || condition(index); });
 }
 
-// Must be checked before shapes are read: for an unknown handle, the library returns a null data pointer, but
-// throws an exception if the shape is read.
+// Must be checked before shapes are read. For an unknown handle, the library returns a null data pointer, but
+// throws an exception when the shape is read.
 bool Describer::all_have_data() const {
-  return all_places(places_, [this](int8_t place) { return given_.tensors->data(word(place)) != nullptr; });
+  return all_required_tensors(
+      indices_, [this](int8_t index) { return nvte_call_.tensors->data(word(index)) != nullptr; });
 }
 
 // Whether all tensors hold floating-point numbers (fp8 and narrower formats included), not bytes or integers.
 bool Describer::all_are_floating() const {
-  const int first = given_.signature->has_int16 ? 4 : 3;  // NVTE_DType of fp32, the first floating format
-  return all_places(places_, [this, first](int8_t place) {
-    const int type = given_.tensors->type(word(place));
-    return type >= first && type <= first + 8;
+  const int first = nvte_call_.signature->has_int16 ? 4 : 3;  // NVTE_DType of fp32, the first floating format
+  return all_required_tensors(indices_, [this, first](int8_t index) {
+    const int type = nvte_call_.tensors->type(word(index));
+    return type >= first && type <= first + 8;  // with room for formats of later versions
   });
 }
 
@@ -304,7 +309,7 @@ bool Describer::fit_together(const foreshock_attention_call& call) const {
   const auto fit = [](const foreshock_tensor& a, const foreshock_tensor& b, std::initializer_list<int> axes) {
     return std::all_of(axes.begin(), axes.end(), [&](int axis) { return a.shape[axis] == b.shape[axis]; });
   };
-  const uint32_t layout = number(places_.layout);
+  const uint32_t layout = number(indices_.layout);
   const bool may_be_cached = layout == kSbhdBshd || layout == kBshdSbhd;
   const int64_t kv_heads = call.key.shape[1];
   return fit(call.query, call.out, {0, 1, 2}) && fit(call.key, call.value, {0, 1, 2}) &&
@@ -318,9 +323,9 @@ bool Describer::fit_together(const foreshock_attention_call& call) const {
 constexpr int kFp8 = -2;  // result of dtype_of() for fp8 and for formats with fewer bits
 
 // Returns the FORESHOCK_ format of a tensor (FORESHOCK_DTYPE_NONE for integers), or kFp8. In NVTE_DType
-// without int16, integers are below 3, fp32, fp16 and bf16 are 3 to 5, and narrower formats follow.
+// without int16, 0 to 2 are integers; 3, 4, 5 are fp32, fp16, bf16; above are narrower formats.
 int Describer::dtype_of(Word tensor) const {
-  const int type = given_.tensors->type(tensor) - (given_.signature->has_int16 ? 1 : 0);
+  const int type = nvte_call_.tensors->type(tensor) - (nvte_call_.signature->has_int16 ? 1 : 0);
   constexpr int kFormats[] = {FORESHOCK_FP32, FORESHOCK_FP16, FORESHOCK_BF16};
   if (type >= 3 && type < 6) return kFormats[type - 3];
   return type < 3 ? FORESHOCK_DTYPE_NONE : kFp8;
@@ -328,8 +333,8 @@ int Describer::dtype_of(Word tensor) const {
 
 // Reads the shape. Returns false if it does not have four dimensions.
 bool Describer::shape_of(Word tensor, NvteTensors::Shape* shape) const {
-  void* function = given_.tensors->shape;
-  if (given_.signature->has_new_shape) {
+  void* function = nvte_call_.tensors->shape;
+  if (nvte_call_.signature->has_new_shape) {
     *shape = reinterpret_cast<NvteTensors::Shape (*)(Word)>(function)(tensor);
   } else {
     const auto older = reinterpret_cast<NvteTensors::OlderShape (*)(Word)>(function)(tensor);
@@ -344,7 +349,7 @@ bool Describer::shape_of(Word tensor, NvteTensors::Shape* shape) const {
 // tensor has no data or not four dimensions, or if the order of its dimensions is not supported.
 bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) const {
   NvteTensors::Shape shape;
-  if (given_.tensors->data(tensor) == nullptr || !shape_of(tensor, &shape)) return false;
+  if (nvte_call_.tensors->data(tensor) == nullptr || !shape_of(tensor, &shape)) return false;
   constexpr int kSbhdAxes[] = {1, 2, 0, 3}, kBshdAxes[] = {0, 2, 1, 3}, kBhsdAxes[] = {0, 1, 2, 3};
   const int* axes = arranged.format == kFormatSbhd   ? kSbhdAxes
                     : arranged.format == kFormatBshd ? kBshdAxes
@@ -358,53 +363,53 @@ bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) co
   strides[2] = arranged.per_head ? arranged.packed * size(3) : size(3);
   strides[1] = size(2) * size(3) * arranged.packed;
   strides[0] = size(1) * strides[1];
-  to->data = given_.tensors->data(tensor);
+  to->data = nvte_call_.tensors->data(tensor);
   for (int n = 0; n < 4; ++n) {
     to->shape[n] = size(axes[n]);
     to->stride[n] = strides[axes[n]];
   }
   to->dims = 4;
   to->dtype = static_cast<uint32_t>(std::max(dtype_of(tensor), 0));  // kFp8: FORESHOCK_DTYPE_NONE
-  to->device_type = given_.device < 0 ? FORESHOCK_DEVICE_CPU : FORESHOCK_DEVICE_CUDA;  // -1: host
-  to->device_index = std::max(given_.device, 0);
+  to->device_type = nvte_call_.device < 0 ? FORESHOCK_DEVICE_CPU : FORESHOCK_DEVICE_CUDA;  // -1: host
+  to->device_index = std::max(nvte_call_.device, 0);
   return true;
 }
 
 // Leaves `to` absent if the tensor cannot be described; the rest of the call can be judged without it.
-void Describer::add_optional(int8_t place, Arrangement arranged, foreshock_tensor* to) const {
-  if (place < 0 || !view(word(place), arranged, to) || dtype_of(word(place)) == kFp8) *to = {};
+void Describer::add_optional(int8_t index, Arrangement arranged, foreshock_tensor* to) const {
+  if (index < 0 || !view(word(index), arranged, to) || dtype_of(word(index)) == kFp8) *to = {};
 }
 
 // Returns FORESHOCK_CAUSAL_..., or -1 if the mask is not supported. Not supported are padding (its lengths
-// are on the device), a bias (its format cannot be determined reliably) and a window (without one, both
-// limits are -1). A causal mask may also have the right limit 0.
+// are on the device), a bias (its format cannot be determined reliably) and a window. Without a window, both
+// limits are -1; with a causal mask, the right limit may also be 0.
 int Describer::causal(int64_t queries, int64_t keys) const {
-  const auto left = static_cast<int64_t>(word(places_.window_left));
-  const auto right = static_cast<int64_t>(word(places_.window_right));
-  const uint32_t mask = number(places_.mask);
-  if (number(places_.bias) != 0 || left != -1 || right < -1 || right > 0) return -1;
+  const auto left = static_cast<int64_t>(word(indices_.window_left));
+  const auto right = static_cast<int64_t>(word(indices_.window_right));
+  const uint32_t mask = number(indices_.mask);
+  if (number(indices_.bias) != 0 || left != -1 || right < -1 || right > 0) return -1;
   if (mask == kNoMask) return right == -1 ? FORESHOCK_CAUSAL_NONE : -1;
   if (mask != kCausal && mask != kCausalBottomRight) return -1;
   const bool is_bottom_right = mask == kCausalBottomRight;
   // Since 2.12 two arguments give the corner in which the causal diagonal begins. If they contradict each
   // other, the mask is unknown; but with as many queries as keys, both corners give the same mask.
-  if (places_.bottom_right >= 0 && is_true(places_.bottom_right) != is_bottom_right && queries != keys)
+  if (indices_.bottom_right >= 0 && is_true(indices_.bottom_right) != is_bottom_right && queries != keys)
     return -1;
   return is_bottom_right ? FORESHOCK_CAUSAL_BOTTOM_RIGHT : FORESHOCK_CAUSAL_TOP_LEFT;
 }
 
 // Adds log_sum_exp if the first auxiliary tensor holds it, as in a training: fp32 of [batch, heads, queries,
-// 1]. For short sequences, older kernels return the matrix of probabilities in this tensor, which has another
-// shape. If the largest score is requested (returns_max), the tensor may be that score.
+// 1]. For short sequences, older kernels return the matrix of probabilities there, which has another shape.
+// If the largest score is requested (returns_max), the tensor may hold that score instead.
 void Describer::add_log_sum_exp(foreshock_attention_call* call) const {
-  const auto* pack = reinterpret_cast<const Pack*>(word(places_.aux));
+  const auto* pack = reinterpret_cast<const Pack*>(word(indices_.aux));
   if (pack == nullptr || pack->size < 1 || pack->size > std::size(pack->tensors) ||
-      is_true(places_.returns_max))
+      is_true(indices_.returns_max))
     return;
-  if (given_.pass == FORESHOCK_FORWARD && !is_true(places_.is_training)) return;
+  if (nvte_call_.pass == FORESHOCK_FORWARD && !is_true(indices_.is_training)) return;
   const Word tensor = pack->tensors[0];
   // are_words_plausible() has checked the address of the pack, but not the handles in it.
-  if (!Handles(word(places_.query)).can_be_dereferenced(tensor)) return;
+  if (!Handles(word(indices_.query)).can_be_dereferenced(tensor)) return;
   foreshock_tensor stats = {};
   if (!view(tensor, {kFormatBhsd, 1, false}, &stats) || stats.dtype != FORESHOCK_FP32 ||
       !std::equal(stats.shape, stats.shape + 3, call->query.shape) || stats.shape[3] != 1)
@@ -415,38 +420,39 @@ void Describer::add_log_sum_exp(foreshock_attention_call* call) const {
 
 // Fills in *call and returns -1, or returns the reason why not: FORESHOCK_SKIP_... or kNotAnNvteCall.
 int Describer::describe(foreshock_attention_call* call) const {
-  const bool is_backward = given_.pass == FORESHOCK_BACKWARD;
+  const bool is_backward = nvte_call_.pass == FORESHOCK_BACKWARD;
   if (!all_have_data()) return FORESHOCK_SKIP_LAYOUT;
   if (!all_are_floating()) return kNotAnNvteCall;
-  for (const int8_t place : {places_.query, places_.key, places_.value, places_.out})
-    if (dtype_of(word(place)) == kFp8) return FORESHOCK_SKIP_FP8;
-  if (is_backward && (dtype_of(word(places_.grad_out)) == kFp8 || dtype_of(word(places_.grad_query)) == kFp8))
+  for (const int8_t index : {indices_.query, indices_.key, indices_.value, indices_.out})
+    if (dtype_of(word(index)) == kFp8) return FORESHOCK_SKIP_FP8;
+  if (is_backward &&
+      (dtype_of(word(indices_.grad_out)) == kFp8 || dtype_of(word(indices_.grad_query)) == kFp8))
     return FORESHOCK_SKIP_FP8;
-  if (number(places_.softmax) != 0) return FORESHOCK_SKIP_UNKNOWN;  // has attention sinks
+  if (number(indices_.softmax) != 0) return FORESHOCK_SKIP_UNKNOWN;  // has attention sinks
 
   Arrangements inputs, grads;
-  if (!arrangements_of(number(places_.layout), &inputs) ||
-      !arrangements_of(number(places_.grad_layout, number(places_.layout)), &grads))
+  if (!arrangements_of(number(indices_.layout), &inputs) ||
+      !arrangements_of(number(indices_.grad_layout, number(indices_.layout)), &grads))
     return FORESHOCK_SKIP_LAYOUT;
-  const Arrangement out = {static_cast<Format>(number(places_.out_format, inputs.query.format)), 1, false};
-  const Arrangement grad_out = {static_cast<Format>(number(places_.grad_out_format, inputs.query.format)), 1,
+  const Arrangement out = {static_cast<Format>(number(indices_.out_format, inputs.query.format)), 1, false};
+  const Arrangement grad_out = {static_cast<Format>(number(indices_.grad_out_format, inputs.query.format)), 1,
                                 false};
   *call = {};
   call->size = sizeof *call;
   call->version = FORESHOCK_ABI_VERSION;
-  call->scale = given_.scale;
-  call->dropout = is_backward || is_true(places_.is_training) ? given_.dropout : 0;
-  if (!view(word(places_.query), inputs.query, &call->query) ||
-      !view(word(places_.key), inputs.key, &call->key) ||
-      !view(word(places_.value), inputs.key, &call->value) || !view(word(places_.out), out, &call->out))
+  call->scale = nvte_call_.scale;
+  call->dropout = is_backward || is_true(indices_.is_training) ? nvte_call_.dropout : 0;
+  if (!view(word(indices_.query), inputs.query, &call->query) ||
+      !view(word(indices_.key), inputs.key, &call->key) ||
+      !view(word(indices_.value), inputs.key, &call->value) || !view(word(indices_.out), out, &call->out))
     return FORESHOCK_SKIP_LAYOUT;
-  if (is_backward && (!view(word(places_.grad_out), grad_out, &call->grad_out) ||
-                      !view(word(places_.grad_query), grads.query, &call->grad_query)))
+  if (is_backward && (!view(word(indices_.grad_out), grad_out, &call->grad_out) ||
+                      !view(word(indices_.grad_query), grads.query, &call->grad_query)))
     return FORESHOCK_SKIP_LAYOUT;
   if (!fit_together(*call)) return kNotAnNvteCall;
   if (is_backward) {
-    add_optional(places_.grad_key, grads.key, &call->grad_key);
-    add_optional(places_.grad_value, grads.key, &call->grad_value);
+    add_optional(indices_.grad_key, grads.key, &call->grad_key);
+    add_optional(indices_.grad_value, grads.key, &call->grad_value);
   }
   const int mask = causal(call->query.shape[2], call->key.shape[2]);
   if (mask < 0) return FORESHOCK_SKIP_MASK;
@@ -457,17 +463,18 @@ int Describer::describe(foreshock_attention_call* call) const {
 
 }  // namespace
 
-int describe_nvte_call(const NvteGiven& given, foreshock_attention_call* call) {
-  const NvteWords& places =
-      given.pass == FORESHOCK_BACKWARD ? given.signature->backward : given.signature->forward;
-  return Describer(given, places).describe(call);
+int describe_nvte_call(const NvteCall& nvte_call, foreshock_attention_call* call) {
+  const NvteIndices& indices =
+      nvte_call.pass == FORESHOCK_BACKWARD ? nvte_call.signature->backward : nvte_call.signature->forward;
+  return Describer(nvte_call, indices).describe(call);
 }
 
 namespace {
 
 constexpr Word kEndOfLengths = Word{1} << 31;  // also for windows
 
-// Whether a word can be an argument of this kind. Enumerations use the lower half of their word.
+// Whether a word can be an argument of this kind. Enumerations use the lower half of their word; their limits
+// are the largest values in 2.18, "not set" included.
 bool is_plausible(NvteKind kind, Word word, const Handles& handles) {
   const auto number = static_cast<uint32_t>(word);
   switch (kind) {
@@ -480,7 +487,7 @@ bool is_plausible(NvteKind kind, Word word, const Handles& handles) {
     case NvteKind::kBoolean:
       return (word & 0xff) <= 1;
     case NvteKind::kLayout:
-      return number <= 26;  // largest value in 2.18, including "not set"
+      return number <= 26;
     case NvteKind::kFormat:
       return number <= 8;
     case NvteKind::kBias:
@@ -500,7 +507,7 @@ bool is_plausible(NvteKind kind, Word word, const Handles& handles) {
 }  // namespace
 
 bool is_readable(Word address, size_t bytes) {
-  const int error = errno;
+  const int saved_errno = errno;
   bool can_be_read = true;
   // Calls rt_sigprocmask with the invalid operation ~0. The kernel first copies 8 bytes, which fails with
   // EFAULT if they cannot be read. If they can, it returns EINVAL. No signal mask is changed.
@@ -508,21 +515,22 @@ bool is_readable(Word address, size_t bytes) {
     syscall(SYS_rt_sigprocmask, ~0, reinterpret_cast<const void*>(checked), nullptr, sizeof(Word));
     can_be_read &= errno == EINVAL;
   }
-  errno = error;
+  errno = saved_errno;
   return can_be_read;
 }
 
-bool are_words_plausible(const NvteWords& places, const Word* words, float scale, float dropout) {
-  if (!(scale > 0 && scale * 0 == 0) || !(dropout >= 0 && dropout <= 1)) return false;  // * 0: finite
-  const Handles handles(words[places.query]);
-  for (int n = 0; n < places.count; ++n)
-    if (!is_plausible(places.kinds[n], words[n], handles)) return false;
+bool are_words_plausible(const NvteIndices& indices, const Word* words, float scale, float dropout) {
+  // scale * 0 is 0 only if the scale is finite.
+  if (!(scale > 0 && scale * 0 == 0) || !(dropout >= 0 && dropout <= 1)) return false;
+  const Handles handles(words[indices.query]);
+  for (int n = 0; n < indices.count; ++n)
+    if (!is_plausible(indices.kinds[n], words[n], handles)) return false;
   // The words that describe_nvte_call() and its caller pass to the library as handles.
-  const int8_t dereferenced[] = {places.query,    places.key,        places.value,
-                                 places.out,      places.grad_out,   places.grad_query,
-                                 places.grad_key, places.grad_value, places.workspace};
+  const int8_t dereferenced[] = {indices.query,    indices.key,        indices.value,
+                                 indices.out,      indices.grad_out,   indices.grad_query,
+                                 indices.grad_key, indices.grad_value, indices.workspace};
   return std::all_of(std::begin(dereferenced), std::end(dereferenced),
-                     [&](int8_t place) { return place < 0 || handles.can_be_dereferenced(words[place]); });
+                     [&](int8_t index) { return index < 0 || handles.can_be_dereferenced(words[index]); });
 }
 
 namespace {
@@ -531,17 +539,18 @@ enum class VersionsFound { kNone, kOne, kSeveral };  // number of different vers
 
 // Sets `version` from "<package>-<version>.dist-info" or "<package>_cuNN-<version>.dist-info", or else to "".
 void read_entry(const char* entry, const char* package, char (&version)[64]) {
-  constexpr const char* kEnd = ".dist-info";
+  constexpr const char* kSuffix = ".dist-info";
   version[0] = '\0';
-  const size_t length = std::strlen(entry), name = std::strlen(package), end = std::strlen(kEnd);
-  if (length <= name + end || std::strncmp(entry, package, name) != 0 ||
-      std::strcmp(entry + length - end, kEnd) != 0)
+  const size_t length = std::strlen(entry), name_length = std::strlen(package);
+  const size_t suffix_length = std::strlen(kSuffix);
+  if (length <= name_length + suffix_length || std::strncmp(entry, package, name_length) != 0 ||
+      std::strcmp(entry + length - suffix_length, kSuffix) != 0)
     return;
-  const char* begin = entry + name;
+  const char* begin = entry + name_length;
   if (std::strncmp(begin, "_cu", 3) == 0) begin += 3 + std::strspn(begin + 3, "0123456789");
-  const char* last = entry + length - end;
-  const auto size = static_cast<size_t>(last - begin - 1);
-  if (*begin != '-' || begin + 1 >= last || size >= sizeof version) return;
+  const char* end = entry + length - suffix_length;
+  const auto size = static_cast<size_t>(end - begin - 1);
+  if (*begin != '-' || begin + 1 >= end || size >= sizeof version) return;
   std::memcpy(version, begin + 1, size);
   version[size] = '\0';
 }

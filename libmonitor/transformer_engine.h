@@ -1,7 +1,7 @@
 // Reads the arguments of the fused attention of NVIDIA's TransformerEngine (functions nvte_fused_attn_fwd and
-// _bwd of "the library", libtransformer_engine.so) from machine words. Their order changes between minor
-// versions, so only the released versions in a table are supported. A tensor is passed as a handle, an opaque
-// word that functions of the library can read. Finds the installed version, too.
+// _bwd of "the library", libtransformer_engine.so) from machine words. The order of the arguments changes
+// between minor versions, so only the released versions in a table are supported. A tensor is passed as a
+// handle, an opaque word that functions of the library can read. Finds the installed version, too.
 #ifndef FORESHOCK_LIBMONITOR_TRANSFORMER_ENGINE_H_
 #define FORESHOCK_LIBMONITOR_TRANSFORMER_ENGINE_H_
 
@@ -32,23 +32,23 @@ enum class NvteKind : uint8_t {
 };
 
 // The indices of the arguments among the integer and pointer words of a function. -1: the function does not
-// have the argument in this version. `aux`: a pack of auxiliary tensors, in a training with the log-sum-exp.
-// `bottom_right`: a causal mask ends at the last key. `returns_max`: the call returns the largest score.
-// Scale and dropout, floats, are not included.
-struct NvteWords {
+// have the argument in this version. `aux`: a pack of auxiliary tensors; in a training it holds the
+// log-sum-exp. `bottom_right`: a causal mask ends at the last key. `returns_max`: the call returns the
+// largest score. Scale and dropout, floats, are not included.
+struct NvteIndices {
   int8_t query, key, value, out, grad_out, grad_query, grad_key, grad_value, aux;
   int8_t is_training, returns_max;
   int8_t layout, out_format, grad_out_format, grad_layout;
   int8_t bias, mask, softmax, window_left, window_right, bottom_right;
   int8_t workspace, stream;
   int8_t count;                    // number of words
-  NvteKind kinds[kMostNvteWords];  // by word
+  NvteKind kinds[kMostNvteWords];  // kinds[n]: the kind of word n
 };
 
 // The arguments of one version of the library.
 struct NvteSignature {
-  NvteWords forward, backward;
-  bool has_int16;      // the enumeration of number formats has int16 before fp32
+  NvteIndices forward, backward;
+  bool has_int16;      // the library's enumeration of number formats has int16 before fp32
   bool has_new_shape;  // shapes are returned as NvteTensors::Shape, not as OlderShape
 };
 
@@ -74,7 +74,7 @@ struct NvteTensors {
 
 // One call: its arguments, and what is needed to read them. `device` is the index of the device of the
 // tensors, or -1 for the host. `pass` is FORESHOCK_FORWARD or _BACKWARD.
-struct NvteGiven {
+struct NvteCall {
   const NvteSignature* signature;
   const NvteTensors* tensors;
   const Word* words;
@@ -86,16 +86,16 @@ struct NvteGiven {
 inline constexpr int kNotAnNvteCall = -2;
 
 // Describes a call for the monitor: fills in *call, except for op, layer and stream, and returns -1. On
-// failure returns the reason, FORESHOCK_SKIP_... (0 or more), or kNotAnNvteCall if the words cannot be the
-// arguments of the signature after all: a tensor holds integers, or the shapes do not fit together. Must be
+// failure returns the reason, FORESHOCK_SKIP_... (0 or more). Returns kNotAnNvteCall if the words are not the
+// arguments of the signature, because a tensor holds integers or the shapes do not fit together. Must be
 // called after the attention function has returned, with words that are_words_plausible() has accepted.
-int describe_nvte_call(const NvteGiven& given, foreshock_attention_call* call);
+int describe_nvte_call(const NvteCall& nvte_call, foreshock_attention_call* call);
 
-// Whether `words`, `scale` and `dropout` can be the arguments of a function with the indices `places`. A
+// Whether `words`, `scale` and `dropout` can be the arguments of a function whose arguments have `indices`. A
 // build between two releases may have the version of one release and the signature of the other, so that for
-// example a length has the index of a handle. If true, the handles may be passed to the library. Does not
+// example a length is where a handle is expected. If true, the handles may be passed to the library. Does not
 // follow pointers, but checks that the memory they point to can be read.
-bool are_words_plausible(const NvteWords& places, const Word* words, float scale, float dropout);
+bool are_words_plausible(const NvteIndices& indices, const Word* words, float scale, float dropout);
 
 // Whether `bytes` bytes at `address` can be read, according to the kernel. Only the first and the last word
 // are checked, so `bytes` must be at least 8 and at most a page.
@@ -104,7 +104,7 @@ bool is_readable(Word address, size_t bytes);
 // Reads the version of an installed Python package from the name of its metadata folder,
 // "<package>-<version>.dist-info" or, for a variant, "<package>_cu12-...". `library` is a file of the
 // package: its folder is searched, then the two folders above, until one has metadata. Returns false if there
-// is no metadata, or if a folder has several versions. Opens folders, so it must not be called on a hot path.
+// is no metadata, or if a folder has several versions. Slow, since it opens folders.
 bool read_package_version(const char* library, const char* package, char (&version)[64]);
 
 }  // namespace foreshock

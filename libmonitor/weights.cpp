@@ -111,7 +111,7 @@ int WeightSampler::name(const foreshock_weight* weights, size_t count) {
   if (writer_.ring() == nullptr) return 0;
   segment::TensorRing& ring = *writer_.ring();
   // Tensors of the former list that are due, or whose results a device still computes, get no record.
-  if (count_ > 0) writer_.count_skipped(segment::kTensorUnknown, turns_.give_up() + pending_.forget());
+  if (count_ > 0) writer_.count_skipped(segment::kTensorUnknown, turns_.forget_due() + pending_.forget());
   writer_.set_awaited(0);
   count_ = rank_tensors_ = 0;
   rank_bytes_ = 0;
@@ -170,18 +170,18 @@ void WeightSampler::add(const foreshock_weight& given, double begins_at) {
 }
 
 // Counts tensors that have become due, and due tensors that the trainer did not pass (kTensorUnknown).
-void WeightSampler::count(const WeightSchedule::Count& turns) {
+void WeightSampler::count(const WeightSchedule::DueCount& turns) {
   if (turns.due > 0) writer_.count_due(turns.due);
   if (turns.lost > 0) writer_.count_skipped(segment::kTensorUnknown, turns.lost);
 }
 
 size_t WeightSampler::due(int64_t step, int64_t steps, uint32_t* numbers, size_t room) {
   if (count_ == 0 || step < 0) return 0;  // step -1: unknown
-  WeightSchedule::Count turns;
-  const size_t found = turns_.due(step, steps, cadence_.interval(), numbers, room, &turns);
+  WeightSchedule::DueCount turns;
+  const size_t found = turns_.find_due(step, steps, cadence_.interval(), numbers, room, &turns);
   count(turns);
   if (!cadence_.allows() && !(has_replicas_ && cadence_.allows_checksum())) {  // the budget does not pay
-    for (size_t n = 0; n < found; ++n) turns_.end(numbers[n], step);
+    for (size_t n = 0; n < found; ++n) turns_.mark_done(numbers[n], step);
     if (found > 0) writer_.count_skipped(segment::kTensorBudget, found);
     return 0;
   }
@@ -251,7 +251,7 @@ void WeightSampler::after_step(const foreshock_weight_state* states, size_t coun
   for (size_t n = 0; n < count; ++n) {
     const foreshock_weight_state& state = states[n];
     if (state.number >= count_) continue;
-    if (turns_.end(state.number, step) > 0) writer_.count_due(1);  // it was not due, but is measured
+    if (turns_.mark_done(state.number, step) > 0) writer_.count_due(1);  // it was not due, but is measured
     if (!is_on_device(state)) measure(state, step);
   }
   const uint64_t first = static_cast<uint64_t>(step) / cadence_.interval();
@@ -450,7 +450,7 @@ void WeightSampler::end_step(double step_seconds, double cost_seconds, double un
                              bool is_overdrawn, bool is_brief) {
   const uint64_t bytes = is_brief ? 0 : std::exchange(bytes_measured_, 0);
   cadence_.end_step(step_seconds, cost_seconds, static_cast<double>(bytes), unavoidable_seconds);
-  cadence_.wait(is_overdrawn);  // stops measurements while the monitor's whole budget is overdrawn
+  cadence_.set_budget_overdrawn(is_overdrawn);
   ++ended_steps_;
   if (count_ == 0) return;
   segment::TensorRing& ring = *writer_.ring();

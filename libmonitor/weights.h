@@ -84,7 +84,7 @@ class WeightSampler {
   // Must be called if other ranks may measure the same tensors (replicas) or parts of them. Fixes the
   // interval, which must be equal on all ranks, since the agent compares and joins their records of one step.
   void share_interval() {
-    cadence_.hold();
+    cadence_.keep_interval();
     has_replicas_ = true;
   }
 
@@ -159,7 +159,7 @@ class WeightSampler {
   uint64_t add_heads(const Weight& weight, const foreshock_tensor& data, uint64_t begin, const Draft& draft);
   Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
   void add(const foreshock_weight& given, double begins_at);  // begins_at: share of the elements before it
-  void count(const WeightSchedule::Count& turns);  // counts due tensors, and those that were not passed
+  void count(const WeightSchedule::DueCount& turns);  // counts due tensors, and those that were not passed
   void share_copies(const uint32_t* numbers, size_t count);
   bool check(const foreshock_weight_state& state, segment::TensorSkip* why);
   void measure(const foreshock_weight_state& state, int64_t step);  // on host or device; else counts why not

@@ -14,7 +14,7 @@ TEST(CostModel, LearnsWhatASliceCostsPerCallAndPerByte) {
     model.observe_slice(bytes, false, 20e-6 + 0.1e-9 * static_cast<double>(bytes));
   }
   for (uint64_t bytes : {100'000u, 400'000u, 2'000'000u}) {
-    model.expect(bytes);
+    model.expect_slice(bytes);
     // Noiseless: what remains is the weight of the two first observations, 2 x 0.95^200 = 7e-5.
     EXPECT_NEAR(model.slice_seconds(false) / (20e-6 + 0.1e-9 * static_cast<double>(bytes)), 1, 1e-2) << bytes;
   }
@@ -61,7 +61,7 @@ TEST(CostModel, WhatASampledStepCostsByItself) {
   for (int n = 0; n < 50; ++n) model.observe_step(false, 50e-6);
   model.observe_step(true, 350e-6);
   EXPECT_NEAR(model.sampled_step_extra_seconds(), 300e-6, 1e-9);
-  model.expect(1 << 20);
+  model.expect_slice(1 << 20);
   const double slice = model.slice_seconds(false);
   EXPECT_EQ(model.slices_within(300e-6 + 3.5 * slice, false, 0), 3u);
   EXPECT_EQ(model.slices_within(200e-6, false, 0), 0u);
@@ -155,7 +155,7 @@ Outcome simulate(const Synthetic& s, double limit, uint64_t steps) {
   Budget budget;
   CostModel model;
   budget.set_limit(limit);
-  model.expect(2 * s.bytes);  // slots are made for the worst mask
+  model.expect_slice(2 * s.bytes);  // slots are made for the worst mask
   Outcome outcome;
   uint64_t random = 1;
   double ours = 0, theirs = 0;

@@ -20,7 +20,7 @@ TEST(FirstLook, ClosesAfterItsSteps) {
     EXPECT_DOUBLE_EQ(look.end_step(false, 2, 0, 0.001), step + 1 < FirstLook::kSteps ? 0.001 : 0);
   }
   EXPECT_FALSE(look.is_open());
-  EXPECT_EQ(look.seconds(), 0);
+  EXPECT_EQ(look.seconds_left(), 0);
   EXPECT_EQ(look.end_step(true, 2, 2, 0.01), 0);
 }
 

@@ -22,7 +22,7 @@ class LateStepsTest : public testing::Test {
   }
   // What has come is the number itself, in halves.
   bool look(PendingStep& step, uint64_t until) {
-    return step.look([until](uint64_t number, double* value) {
+    return step.store_arrived([until](uint64_t number, double* value) {
       *value = static_cast<double>(number) / 2;
       return number <= until;
     });
@@ -42,7 +42,7 @@ TEST_F(LateStepsTest, EachKindIsKnownByItself) {
   EXPECT_EQ(step.event[0].value.value, 0.5);
   EXPECT_FALSE(look(step, 2));
   EXPECT_TRUE(step.knows_skips());
-  EXPECT_EQ(step.missing([](uint64_t) { return true; }), 1u);
+  EXPECT_EQ(step.count_missing([](uint64_t) { return true; }), 1u);
   EXPECT_TRUE(look(step, 3));
   EXPECT_TRUE(step.knows_gradients());
   EXPECT_EQ(step.gradient[0].norm.value, 1.5);
@@ -52,9 +52,9 @@ TEST_F(LateStepsTest, WhatIsToldTwiceIsMissingOnce) {
   PendingStep& step = steps_.open();
   for (const uint64_t number : {1, 1, 2}) step.add(loss(number, 3));
   for (const uint64_t number : {4, 5}) step.add(PendingGradient{0, false, {0, number}});
-  EXPECT_EQ(step.missing([](uint64_t) { return true; }), 5u);
+  EXPECT_EQ(step.count_missing([](uint64_t) { return true; }), 5u);
   EXPECT_FALSE(look(step, 2));
-  EXPECT_EQ(step.missing([](uint64_t) { return true; }), 3u);
+  EXPECT_EQ(step.count_missing([](uint64_t) { return true; }), 3u);
 }
 
 TEST_F(LateStepsTest, AScaleOfOneTellsNothing) {
@@ -71,7 +71,7 @@ TEST_F(LateStepsTest, OfASumBothNumbersAreNeeded) {
     PendingStep& step = steps_.open();
     step.clear();
     step.add(PendingEvent{PendingEvent::kSum, {0, 3}, {0, weight}, false});
-    EXPECT_EQ(step.missing([](uint64_t) { return true; }), 2u);
+    EXPECT_EQ(step.count_missing([](uint64_t) { return true; }), 2u);
     EXPECT_FALSE(look(step, std::min(weight, uint64_t{3})));
     EXPECT_FALSE(step.knows_losses());
     EXPECT_TRUE(look(step, 4));

@@ -39,7 +39,7 @@ class Call {
 
   // -1, kNotAnNvteCall, or a reason to skip.
   int describe() {
-    const NvteWords& at = pass_ == FORESHOCK_BACKWARD ? signature_.backward : signature_.forward;
+    const NvteIndices& at = pass_ == FORESHOCK_BACKWARD ? signature_.backward : signature_.forward;
     std::array<Word, kMostNvteWords> words = {};
     const auto put = [&words](int8_t place, const Tensor& tensor) {
       if (place >= 0) words[static_cast<size_t>(place)] = reinterpret_cast<Word>(&tensor);
@@ -55,7 +55,7 @@ class Call {
     for (const int8_t window : {at.window_left, at.window_right})
       words[static_cast<size_t>(window)] = ~Word{0};
     const NvteTensors tensors = {data_of, type_of, reinterpret_cast<void*>(shape_of)};
-    const NvteGiven given = {&signature_, &tensors, words.data(), 0.1f, 0, pass_, 0};
+    const NvteCall given = {&signature_, &tensors, words.data(), 0.1f, 0, pass_, 0};
     return describe_nvte_call(given, &described);
   }
 

@@ -25,7 +25,7 @@ class Call {
   }
 
   Word& operator[](int place) { return words_[place]; }
-  const NvteWords& places() const { return places_; }
+  const NvteIndices& places() const { return places_; }
   bool is_plausible(float scale = 0.125f, float dropout = 0) const {
     return are_words_plausible(places_, words_.data(), scale, dropout);
   }
@@ -55,7 +55,7 @@ class Call {
     }
   }
   NvteSignature signature_;
-  NvteWords places_;
+  NvteIndices places_;
   std::array<Word, kMostNvteWords> words_ = {};
 };
 

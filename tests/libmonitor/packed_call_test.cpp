@@ -103,7 +103,7 @@ TEST(TakeSequence, IsTheCallOfThatSequenceAlone) {
       for (uint64_t seed = 0; seed < 60; ++seed) {
         ValidatedCall packed, alone;
         ASSERT_EQ(validate_call(tensors.call, 1, &packed), -1);
-        ASSERT_EQ(take_sequence(choose_place(seed, 8, seed, 0), &packed), -1);
+        ASSERT_EQ(take_sequence(choose_packed_position(seed, 8, seed, 0), &packed), -1);
         EXPECT_EQ(packed.packed.count, 0u);
         seen.insert(packed.sequence);
         ASSERT_EQ(validate_call(tensors.alone(static_cast<size_t>(packed.sequence)), 1, &alone), -1);

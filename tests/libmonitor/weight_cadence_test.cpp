@@ -103,9 +103,9 @@ TEST(WeightCadence, WaitsWhileTheBudgetOfAllIsOverdrawn) {
     WeightCadence cadence;
     cadence.start(limit, 0);
     cadence.end_step(0.1, 0, 0, 0);
-    cadence.wait(true);
+    cadence.set_budget_overdrawn(true);
     EXPECT_EQ(cadence.allows(), limit >= 1) << "without a limit nothing waits";
-    cadence.wait(false);
+    cadence.set_budget_overdrawn(false);
     EXPECT_TRUE(cadence.allows());
   }
 }
@@ -114,7 +114,7 @@ TEST(WeightCadence, ALimitOfZeroAllowsNothing) {
   for (const uint64_t fixed : {0, 4}) {
     WeightCadence cadence;
     cadence.start(0, fixed);
-    cadence.hold();
+    cadence.keep_interval();
     for (int step = 0; step < 50; ++step) {
       cadence.end_step(0.1, 0, 0, 0);
       EXPECT_FALSE(cadence.allows()) << step;

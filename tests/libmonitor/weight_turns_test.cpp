@@ -18,16 +18,16 @@ WeightSchedule turns_of(uint32_t count) {
 }
 
 std::vector<uint32_t> due(WeightSchedule& turns, int64_t step, uint64_t interval,
-                          WeightSchedule::Count* count, int64_t steps = 1) {
+                          WeightSchedule::DueCount* count, int64_t steps = 1) {
   std::vector<uint32_t> numbers(64);
-  numbers.resize(turns.due(step, steps, interval, numbers.data(), numbers.size(), count));
+  numbers.resize(turns.find_due(step, steps, interval, numbers.data(), numbers.size(), count));
   return numbers;
 }
 
 std::set<std::pair<int64_t, uint32_t>> all(uint32_t tensors, uint64_t interval) {
   WeightSchedule turns = turns_of(tensors);
   std::set<std::pair<int64_t, uint32_t>> found;
-  WeightSchedule::Count count;
+  WeightSchedule::DueCount count;
   for (int64_t step = 0; step < 64; ++step) {
     const auto numbers = due(turns, step, interval, &count);
     EXPECT_LE(numbers.size(), tensors / interval + 1) << "spread evenly";
@@ -42,10 +42,11 @@ TEST(WeightSchedule, AnIntervalTwiceAsLongIsASubset) {
   EXPECT_TRUE(std::includes(some.begin(), some.end(), fewer.begin(), fewer.end()));
 }
 
-// The caller leaves out due() in the steps before next_due(); count_missed() reads all turns at every step.
+// The caller leaves out find_due() in the steps before next_due(); count_missed() reads all turns at every
+// step.
 TEST(WeightSchedule, ASkippedStepIsOneInWhichNoTensorIsDue) {
   WeightSchedule turns = turns_of(11), truth = turns_of(11);
-  WeightSchedule::Count count;
+  WeightSchedule::DueCount count;
   int64_t step = 0;
   uint64_t word = 1, found = 0;
   for (int n = 0; n < 20000; ++n) {
@@ -69,39 +70,39 @@ TEST(WeightSchedule, ASkippedStepIsOneInWhichNoTensorIsDue) {
 
 TEST(WeightSchedule, EveryTurnEndsOnce) {
   WeightSchedule turns = turns_of(3);
-  WeightSchedule::Count count;
+  WeightSchedule::DueCount count;
   EXPECT_EQ(due(turns, 7, 1, &count).size(), 3u);
   EXPECT_EQ(count.due, 3u);
-  EXPECT_EQ(turns.end(0, 7), 0u);
-  EXPECT_EQ(turns.end(0, 7), 1u) << "shown once more without being asked for";
+  EXPECT_EQ(turns.mark_done(0, 7), 0u);
+  EXPECT_EQ(turns.mark_done(0, 7), 1u) << "shown once more without being asked for";
   EXPECT_EQ(due(turns, 7, 1, &count), (std::vector<uint32_t>{1, 2})) << "the same step again";
   EXPECT_EQ(count.due + count.lost, 0u);
   EXPECT_EQ(due(turns, 8, 1, &count).size(), 3u);
   EXPECT_EQ(count.due, 3u);
   EXPECT_EQ(count.lost, 2u);
-  EXPECT_EQ(turns.end(1, 7), 1u) << "of a step that was given up";
-  EXPECT_EQ(turns.give_up(), 3u);
-  EXPECT_EQ(turns.give_up(), 0u);
+  EXPECT_EQ(turns.mark_done(1, 7), 1u) << "of a step that was given up";
+  EXPECT_EQ(turns.forget_due(), 3u);
+  EXPECT_EQ(turns.forget_due(), 0u);
 }
 
 TEST(WeightSchedule, AStepThatComesAgainAfterAnotherIsANewOne) {
   WeightSchedule turns = turns_of(2);
-  WeightSchedule::Count count;
+  WeightSchedule::DueCount count;
   due(turns, 7, 1, &count);
   due(turns, 8, 1, &count);
   EXPECT_EQ(due(turns, 7, 1, &count).size(), 2u);
   EXPECT_EQ(count.due, 2u);
   EXPECT_EQ(count.lost, 2u);
-  EXPECT_EQ(turns.end(0, 7) + turns.end(1, 7), 0u);
-  EXPECT_EQ(turns.give_up(), 0u);
+  EXPECT_EQ(turns.mark_done(0, 7) + turns.mark_done(1, 7), 0u);
+  EXPECT_EQ(turns.forget_due(), 0u);
 }
 
 TEST(WeightSchedule, OfAStepThatNobodyCouldAskAboutAllAreLost) {
   WeightSchedule turns = turns_of(4);
-  WeightSchedule::Count count;
+  WeightSchedule::DueCount count;
   due(turns, 7, 2, &count);
   EXPECT_EQ(turns.count_missed(7, 1, 2).due, 0u) << "it was";
-  const WeightSchedule::Count missed = turns.count_missed(8, 1, 2);
+  const WeightSchedule::DueCount missed = turns.count_missed(8, 1, 2);
   EXPECT_EQ(missed.due, 2u);
   EXPECT_EQ(missed.lost, 2u);
 }
@@ -110,12 +111,12 @@ TEST(WeightSchedule, OfAStepThatNobodyCouldAskAboutAllAreLost) {
 TEST(WeightSchedule, OfStepsThatAreToldAsOneAllHaveTheirs) {
   for (const uint64_t interval : {8, 12, 64}) {
     WeightSchedule turns = turns_of(48);
-    WeightSchedule::Count count;
+    WeightSchedule::DueCount count;
     std::vector<std::vector<int64_t>> shown(48);
     for (int64_t told = 0; told < 960; told += 10) {
       for (const uint32_t number : due(turns, told + 1, interval, &count, 10)) {
         shown[number].push_back(told + 1);
-        turns.end(number, told + 1);
+        turns.mark_done(number, told + 1);
       }
     }
     for (const auto& steps : shown) {
@@ -131,7 +132,7 @@ TEST(WeightSchedule, WhatIsNotHereHasNone) {
   ASSERT_TRUE(turns.reserve(2));
   turns.add(0, false);
   turns.add(0.5, true);
-  WeightSchedule::Count count;
+  WeightSchedule::DueCount count;
   EXPECT_EQ(due(turns, 0, 1, &count), (std::vector<uint32_t>{1}));
 }
 
