@@ -180,7 +180,7 @@ int GradientReadback::try_set_up(std::span<const std::byte> code) {
 
 // Launches a kernel that only stores the device's time: its begin at `times`, its end in the word after that.
 bool GradientReadback::store_time(cuda::Address times, cuda::Stream stream) {
-  GatherJob job = foreshock::look_at_clock(times, memory_ + offsetof(Head, clock));
+  GatherJob job = clock_job(times, memory_ + offsetof(Head, clock));
   return driver_->launch(clock_, launch_of(job), &job, stream);
 }
 

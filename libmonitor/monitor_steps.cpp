@@ -254,7 +254,7 @@ int Monitor::name_weights(const foreshock_weight* weights, size_t count) {
   if (!lock) return -1;
   no_weights_before_.store(0, std::memory_order_relaxed);
   if (g_process.has_other_ranks()) weights_.share_interval();  // the agent compares ranks at equal steps
-  return weights_.name(weights, count);
+  return weights_.name_tensors(weights, count);
 }
 
 size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
@@ -270,7 +270,7 @@ size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
   counting.add(counting.block->step_ns, collect_weights(counting));
   const int64_t steps = period_steps_.load(std::memory_order_relaxed);
   deferred_steps_.take([&](int64_t step) { weights_.count_missed(step, steps); });
-  const size_t found = weights_.due(now, steps, numbers, room);
+  const size_t found = weights_.find_due(now, steps, numbers, room);
   // Calls before the step no_weights_before_ return at once; 0 lets the next call run in full. If tensors are
   // due, it must count those that were not passed. If another thread ended the step, next_due() may be old.
   const bool has_ended = ending_step() != now;

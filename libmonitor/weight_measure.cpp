@@ -61,43 +61,45 @@ size_t HistogramPacker::count_and_pack(const char* values, DType type, uint64_t 
   return pack_patterns(words, to, room);
 }
 
-// Returns the offset of the n-th kept piece, if `kept` of a tensor's `bytes` bytes are kept in pieces, evenly
-// spread. The last piece of a tensor may be shorter than kPiece; it is kept only if all pieces are kept.
-uint64_t UpdateSnapshots::piece_at(uint64_t n, uint64_t kept, uint64_t bytes) {
+// Returns the offset in the tensor of the n-th kept piece, if `kept` of the tensor's `bytes` bytes are kept
+// in pieces, evenly spread. A last piece that is shorter than kPiece is kept only with the whole tensor.
+uint64_t CopiesBeforeStep::piece_offset(uint64_t n, uint64_t kept, uint64_t bytes) {
   const uint64_t pieces = (bytes + kPiece - 1) / kPiece, kept_pieces = (kept + kPiece - 1) / kPiece;
   return n * pieces / kept_pieces * kPiece;
 }
 
-UpdateSnapshots::Copy UpdateSnapshots::keep(const void* values, uint64_t bytes, DType type, uint64_t share) {
+CopiesBeforeStep::Copy CopiesBeforeStep::keep(const void* values, uint64_t bytes, DType type,
+                                              uint64_t share) {
   constexpr uint64_t kAlign = 64;
   const uint64_t most = std::min(share, room() - used_);
   const uint64_t copied = bytes <= most ? bytes : most / kPiece * kPiece;  // all, or whole pieces
-  const Copy copy = {.at = used_, .bytes = copied, .whole_bytes = bytes, .type = type, .round = round_};
-  renew(copy, values);
+  const Copy copy = {.offset = used_, .bytes = copied, .whole_bytes = bytes, .type = type, .round = round_};
+  overwrite(copy, values);
   used_ = std::min((used_ + copy.bytes + kAlign - 1) / kAlign * kAlign, room());
   return copy;
 }
 
-void UpdateSnapshots::renew(const Copy& copy, const void* values) {
+void CopiesBeforeStep::overwrite(const Copy& copy, const void* values) {
   const auto* from = static_cast<const char*>(values);
-  char* to = memory_.data() + copy.at;
+  char* to = memory_.data() + copy.offset;
   if (copy.bytes == copy.whole_bytes) {
     std::memcpy(to, from, copy.bytes);
     return;
   }
   for (uint64_t n = 0; n < copy.bytes / kPiece; ++n)
-    std::memcpy(to + n * kPiece, from + piece_at(n, copy.bytes, copy.whole_bytes), kPiece);
+    std::memcpy(to + n * kPiece, from + piece_offset(n, copy.bytes, copy.whole_bytes), kPiece);
 }
 
-Update UpdateSnapshots::update(const Copy& copy, const void* values, uint64_t* elements) const {
+Update CopiesBeforeStep::update(const Copy& copy, const void* values, uint64_t* elements) const {
   *elements = copy.bytes / size_of(copy.type);
   const auto* now = static_cast<const char*>(values);
-  const char* before = memory_.data() + copy.at;
+  const char* before = memory_.data() + copy.offset;
   if (copy.bytes == copy.whole_bytes) return update_between(before, now, copy.type, *elements);
   Update sum;
   for (uint64_t n = 0; n < copy.bytes / kPiece; ++n) {
-    const Update piece = update_between(before + n * kPiece, now + piece_at(n, copy.bytes, copy.whole_bytes),
-                                        copy.type, kPiece / size_of(copy.type));
+    const Update piece =
+        update_between(before + n * kPiece, now + piece_offset(n, copy.bytes, copy.whole_bytes), copy.type,
+                       kPiece / size_of(copy.type));
     sum.sum_magnitude += piece.sum_magnitude;
     sum.sum_squares += piece.sum_squares;
     sum.sum_squares_after += piece.sum_squares_after;
@@ -194,7 +196,7 @@ void optimizer_numbers(const OptimizerState& state, double* numbers) {
 
 namespace {
 
-constexpr uint64_t kRow = 512;  // values; the kernel that copies values (kGather) copies rows of this length
+constexpr uint64_t kValuesPerRow = 512;  // the kernel kGather copies the values in rows
 
 constexpr uint64_t round_up(uint64_t value) {
   return (value + WeightWork::kAlign - 1) / WeightWork::kAlign * WeightWork::kAlign;
@@ -224,7 +226,8 @@ uint64_t scratch_bytes(const WeightWork& work) {
 // Returns the address of that scratch memory. `at`, also below: the device address of the WeightResults.
 uint64_t scratch_of(const WeightWork& work, uint64_t at) { return at + round_up(work.result_bytes()); }
 
-// Plans sums over gradient and second moment, over the gradient alone, or none: what kernels can read.
+// Plans sums over gradient and second moment if kernels can read both, else over the gradient if they can
+// read it, else none.
 void plan_optimizer(const foreshock_tensor& values, const OptimizerState& optimizer, WeightWork* work) {
   const foreshock_tensor &gradient = optimizer.gradient, &moment = optimizer.second_moment;
   if (!is_readable_on_device(gradient, values)) return;
@@ -268,7 +271,7 @@ bool plan_weight(const foreshock_tensor& values, uint64_t elements, const Optimi
   return true;
 }
 
-GatherJob look_at_clock(uint64_t times, uint64_t clock) {
+GatherJob clock_job(uint64_t times, uint64_t clock) {
   GatherJob job = {};  // without pieces to copy, the kernel only stores its times
   job.times = times;
   job.clock = clock;
@@ -276,9 +279,10 @@ GatherJob look_at_clock(uint64_t times, uint64_t clock) {
 }
 
 GatherJob copy_of_values(const WeightWork& work, uint64_t at) {
-  GatherJob job = look_at_clock(at + offsetof(WeightResults, first), at + offsetof(WeightResults, clock));
+  GatherJob job = clock_job(at + offsetof(WeightResults, first), at + offsetof(WeightResults, clock));
   job.to = at + WeightWork::kPayload;
-  const uint64_t rows = work.count / kRow, rest = work.count % kRow, element = size_of(work.type);
+  const uint64_t rows = work.count / kValuesPerRow, rest = work.count % kValuesPerRow,
+                 element = size_of(work.type);
   const auto copy_rows = [&](uint64_t first, uint64_t count, uint64_t width) {
     if (count * width == 0) return;
     GatherPiece& piece = job.piece[job.pieces++];
@@ -292,8 +296,8 @@ GatherJob copy_of_values(const WeightWork& work, uint64_t at) {
     piece.width = static_cast<uint32_t>(width);
     piece.element = static_cast<uint32_t>(element);
   };
-  copy_rows(0, rows, kRow);
-  copy_rows(rows * kRow, 1, rest);
+  copy_rows(0, rows, kValuesPerRow);
+  copy_rows(rows * kValuesPerRow, 1, rest);
   return job;
 }
 
@@ -325,8 +329,9 @@ AdamSumsJob sums_of_moment(const WeightWork& work, uint64_t at) {
   return job;
 }
 
-// The host memory of WeightStaging begins with 64-bit words: one for each place in the ring, into which the
-// stream stores the ticket of work whose results have arrived, and kReadyWord, set when set-up has ended.
+// The host memory of WeightStaging begins with 64-bit words. There is one for each place in the ring: the
+// stream stores the ticket of work there when its results have arrived. kReadyWord is set when the device has
+// finished the set-up.
 constexpr uint32_t kReadyWord = StagingRing::kMostSlices;
 constexpr uint64_t kWordBytes = 4096;
 static_assert((kReadyWord + 1) * sizeof(uint64_t) <= kWordBytes);
@@ -341,8 +346,8 @@ void WeightStaging::set_up(const DriverApi& driver, std::span<const std::byte> c
   set_up_in(context_id, [&] { return try_set_up(code); });
 }
 
-// Loads the kernels. If blocks may have enough shared memory for the kernel that counts patterns, allows it
-// that much; otherwise the kernel counts without shared memory, which is slower.
+// Loads the kernels. The kernel that counts patterns may use kPatternSharedBytes of shared memory if the
+// device has that much for a block; otherwise it counts without shared memory, which is slower.
 bool WeightStaging::load(std::span<const std::byte> code) {
   const DriverApi& driver = *driver_;
   cuda::Module module = nullptr;
@@ -385,7 +390,7 @@ int WeightStaging::try_set_up(std::span<const std::byte> code) {
       !ok(driver.event_create(&event_, cuda::kEventDisableTiming)))
     return FORESHOCK_SKIP_DEVICE;
   // The host memory is pinned late, so that no pinned memory is lost if a call above fails. All of it is
-  // pinned, even if `bytes` is less: a later set-up in another context may use more, and pins nothing.
+  // pinned, even if `bytes` is less, since a later set-up in another context may use more and pins nothing.
   const cuda::Result pinned = driver.mem_host_register(host_.data(), kWordBytes + kMostBytes,
                                                        cuda::kRegisterPortable | cuda::kRegisterDeviceMap);
   if ((!ok(pinned) && pinned != cuda::kAlreadyRegistered) ||
@@ -403,8 +408,8 @@ int WeightStaging::try_set_up(std::span<const std::byte> code) {
 
 bool WeightStaging::is_ready() { return has_written_marker(*word(kReadyWord)); }
 
-// Queues on this object's stream: wait for the kernels, copy the results to the host, zero the device memory
-// for the next work, and store the ticket into the host word.
+// Queues four operations on this object's stream: wait for the kernels, copy the results to the host, zero
+// the device memory for the next work, and store the ticket in the host word.
 bool WeightStaging::copy(const WeightWork& work, const SentWork& sent) {
   const DriverApi& driver = *driver_;
   const cuda::Address on_device = memory_ + sent.offset;
@@ -429,7 +434,7 @@ int WeightStaging::send(const WeightWork& work, cuda::Stream stream, SentWork* s
       !ok(driver_->event_record(event_, stream)) || !copy(work, *sent))
     return fail();
   ++ticket_;
-  ring_.commit(&released_[place.number], sent->ticket);  // until release() stores this ticket
+  ring_.commit(&released_[place.number], sent->ticket);  // in use until release() stores this ticket
   return -1;
 }
 

@@ -32,8 +32,8 @@ class HistogramPacker {
   size_t pack(const void* values, DType type, uint64_t elements, char* to, size_t room,
               segment::HistogramForm* form);
 
-  // Does the same with values that a device has counted. `words`: one set of counters, as kernels/histogram.h
-  // lays them out; the call zeroes them.
+  // Packs the counts of values that a device has counted. `words`: one set of counters, as
+  // kernels/histogram.h lays them out; the call zeroes them.
   static size_t pack_counted(void* words, DType type, char* to, size_t room, segment::HistogramForm* form);
 
  private:
@@ -45,13 +45,13 @@ class HistogramPacker {
 // Stores copies of tensors before an optimizer step, to measure the change that the step makes. If a tensor
 // is larger than its share of the memory, only some pieces are stored, evenly spread over the tensor. One
 // caller at a time. The caller keeps a Copy for each tensor.
-class UpdateSnapshots {
+class CopiesBeforeStep {
  public:
   static constexpr uint64_t kPiece = uint64_t{16} << 10;  // bytes
 
   struct Copy {
-    uint64_t at = 0, bytes = 0;  // offset in memory_ and size of the copy; 0 bytes: no copy
-    uint64_t whole_bytes = 0;    // size of the whole tensor
+    uint64_t offset = 0, bytes = 0;  // the copy's offset in memory_ and its size; 0 bytes: no copy
+    uint64_t whole_bytes = 0;        // size of the whole tensor
     DType type = DType::kNone;
     uint64_t round = 0;  // round_ when the copy was made; forget() begins the next round
   };
@@ -64,11 +64,12 @@ class UpdateSnapshots {
     used_ = 0;
     ++round_;
   }
+  // Whether the copy has not been dropped.
   bool holds(const Copy& copy) const { return copy.bytes > 0 && copy.round == round_; }
 
   // Copies at most `share` bytes of the `bytes` dense bytes at `values`, fewer if the memory is used up.
   Copy keep(const void* values, uint64_t bytes, DType type, uint64_t share);
-  void renew(const Copy& copy, const void* values);  // replaces the content of a held copy
+  void overwrite(const Copy& copy, const void* values);  // stores new values in a held copy
 
   // Returns the change since the copy was made. holds(copy) must be true, and `values` must have the same
   // size and type. Sets *elements to the number of elements compared.
@@ -77,19 +78,20 @@ class UpdateSnapshots {
   // Returns a limit of bytes per tensor, near the largest with which the copies of `count` tensors fit into
   // `room` bytes. Tensor n has bytes_of(n) bytes, of which at most the limit is copied.
   template <class BytesOf>
-  static uint64_t share(uint64_t room, uint64_t count, const BytesOf& bytes_of);
+  static uint64_t share_per_tensor(uint64_t room, uint64_t count, const BytesOf& bytes_of);
 
  private:
-  static uint64_t piece_at(uint64_t n, uint64_t copied_bytes, uint64_t whole_bytes);  // offset in the tensor
+  static uint64_t piece_offset(uint64_t n, uint64_t kept, uint64_t bytes);
 
   MmapBuffer memory_;
   uint64_t used_ = 0, round_ = 1;
 };
 
-// Begins with equal shares. Each pass gives the memory that small tensors (of at most `share` bytes) do not
-// use to the large ones. All copies fit with the share of any pass, and the share never becomes smaller.
+// Begins with equal shares. Small tensors (of at most `share` bytes) do not use all of theirs; each pass
+// divides the rest among the large ones. All copies fit with the share of any pass, and the share never
+// becomes smaller.
 template <class BytesOf>
-uint64_t UpdateSnapshots::share(uint64_t room, uint64_t count, const BytesOf& bytes_of) {
+uint64_t CopiesBeforeStep::share_per_tensor(uint64_t room, uint64_t count, const BytesOf& bytes_of) {
   constexpr int kPasses = 8;
   uint64_t share = count > 0 ? room / count : room;
   for (int pass = 0; pass < kPasses; ++pass) {
@@ -118,18 +120,18 @@ OptimizerState optimizer_of(const foreshock_weight_state& state);
 // NaN: unknown, since a tensor is on a device or in another format, or the second moment has another shape.
 void optimizer_numbers(const OptimizerState& state, double* numbers);
 
-// Does the same as optimizer_numbers() with sums that the caller has. A null pointer: these sums are unknown.
-// If `moment` is not null, `gradient` is not read, since `moment` includes its sums.
+// Fills `numbers` from sums that the caller has. A null pointer means that these sums are unknown. If
+// `moment` is not null, `gradient` is not read, since `moment` includes its sums.
 void write_optimizer_numbers(const OptimizerState& state, const GradientSums* gradient,
                              const AdamSums* moment, double* numbers);
 
-// Returns a view with four dimensions. The last ones are those of the tensor, the first ones have length 1.
+// Returns a view with four dimensions: dimensions of length 1, then those of the tensor.
 TensorView view_of(const foreshock_tensor& tensor);
 bool is_same_shape(const foreshock_tensor& a, const foreshock_tensor& b);
 // Gets the parameters of the Adam step. Returns false if step count, beta2 or epsilon is unknown or invalid.
 bool adam_step_of(const OptimizerState& state, AdamStep* step);
 
-// Results of one measurement (WeightWork), at the beginning of its device memory. All zero before the launch.
+// Results of one measurement (WeightWork), at the beginning of its device memory. Zero before the launch.
 struct WeightResults {
   // Begin and end of the first kernel and of the last one, in ns of the device's clock.
   uint64_t first[2], last[2];
@@ -152,7 +154,7 @@ struct WeightWork {
   uint64_t count;  // number of values
   DType type;
   bool is_counted;  // true: the payload is counters as in kernels/histogram.h; false: the values themselves
-  bool has_gradient, has_moment;  // which of `gradient` and `adam` is set; at most one
+  bool has_gradient, has_moment;  // whether `gradient` is set, whether `adam` is set; at most one of them is
   GradientTensor gradient;
   AdamTensor adam;
   uint64_t payload_bytes;
@@ -162,7 +164,8 @@ struct WeightWork {
 };
 
 // Plans the work for `elements` dense values of fp32, bf16 or fp16 on a device. Returns false if the counters
-// cannot count so many values. The work includes the optimizer's tensors that are readable on that device.
+// cannot count so many values. The work includes sums over the optimizer's tensors if that device can read
+// them.
 bool plan_weight(const foreshock_tensor& values, uint64_t elements, const OptimizerState& optimizer,
                  WeightWork* work);
 
@@ -170,9 +173,9 @@ bool plan_weight(const foreshock_tensor& values, uint64_t elements, const Optimi
 
 // Copies the values to the payload, and stores the times of this copy in WeightResults::first.
 GatherJob copy_of_values(const WeightWork& work, uint64_t at);
-// Copies nothing and only stores begin and end of its own kernel in the uint64_t[2] at address `times`.
-// `clock`: address of a GatherClock.
-GatherJob look_at_clock(uint64_t times, uint64_t clock);
+// Copies nothing, but stores begin and end of its own kernel in the uint64_t[2] at address `times`. `clock`:
+// address of a GatherClock.
+GatherJob clock_job(uint64_t times, uint64_t clock);
 // Sums the squares of the values (if they are counted) and of the gradient (if has_gradient).
 GradientSumsJob sums_of_values_and_gradient(const WeightWork& work, uint64_t at);
 AdamSumsJob sums_of_moment(const WeightWork& work, uint64_t at);
@@ -184,7 +187,7 @@ bool launch_all(const WeightWork& work, uint64_t at, const DeviceLimits& limits,
   const uint64_t clock = at + offsetof(WeightResults, clock);
   const auto gather = [&](GatherJob job) { return launch(DeviceKernel::kGather, launch_of(job), &job); };
   if (work.is_counted) {
-    if (!gather(look_at_clock(at + offsetof(WeightResults, first), clock))) return false;
+    if (!gather(clock_job(at + offsetof(WeightResults, first), clock))) return false;
     HistogramJob histogram = {work.from, work.count, at + WeightWork::kPayload};
     const bool is_fp32 = work.type == DType::kFp32;
     if (!launch(is_fp32 ? DeviceKernel::kCountBins : DeviceKernel::kCountPatterns,
@@ -203,7 +206,7 @@ bool launch_all(const WeightWork& work, uint64_t at, const DeviceLimits& limits,
     AdamSumsJob moment = sums_of_moment(work, at);
     if (!launch(DeviceKernel::kAdamSums, launch_of(moment, limits), &moment)) return false;
   }
-  return gather(look_at_clock(at + offsetof(WeightResults, last), clock));
+  return gather(clock_job(at + offsetof(WeightResults, last), clock));
 }
 
 // Identifies work that was sent to a device, and the location of its results.

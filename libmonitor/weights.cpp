@@ -1,9 +1,9 @@
 // Measures weight tensors and writes their records to the ring, a part of the segment. Each tensor has its
 // turn (is due) in one step of each interval; turns_ chooses this step, cadence_ the length of an interval.
 // Host tensors are measured at once; copies_ has their values from before the optimizer step, for comparison.
-// On a device, kernels measure (send()), and the results arrive some steps later (collect()). The record with
-// the measurement is a snapshot. Replicas are the same tensor on other ranks. heads_ has the numbers of
-// attention heads, by which add_heads() finds the rows of a head; outputs_ corrects it (set_heads()).
+// For device tensors, send() launches kernels, and collect() gets the results some steps later. The record
+// with the measurement is a snapshot. Replicas are the same tensor on other ranks. heads_ has the numbers of
+// attention heads, by which add_heads() finds the rows of a head.
 #include "libmonitor/weights.h"
 
 #include <algorithm>
@@ -27,9 +27,9 @@ namespace {
 using segment::TensorRecord;
 
 constexpr uint32_t kMostWeights = 1u << 16;  // tensors of a rank that are measured
-constexpr uint64_t kLeastRoom = 8 << 10;     // least free ring bytes with which a snapshot is tried
-constexpr uint32_t kMostRest = 32;           // most turns that a tensor skips after its record did not fit
-constexpr uint64_t kCopyAlign = 64;          // UpdateSnapshots aligns copies to this many bytes
+constexpr uint64_t kLeastRoom = 8 << 10;     // with fewer free bytes in the ring, no snapshot is tried
+constexpr uint32_t kMostTurnsSkipped = 32;   // most turns that a tensor skips after its record did not fit
+constexpr uint64_t kCopyAlign = 64;          // CopiesBeforeStep aligns copies to this many bytes
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -69,11 +69,11 @@ void copy_end(char (&to)[n], const char* from) {
   std::snprintf(to, n, "%s", from + (length >= n ? length - n + 1 : 0));
 }
 
-// Results from a device are awaited for this many steps. The host is usually at most a few steps ahead of its
-// device, since a stream queues a limited number of kernels.
+// Results from a device are awaited for this many steps. Usually they arrive within a few steps, since a
+// stream queues a limited number of kernels, so that the host is not far ahead of its device.
 constexpr uint64_t kStepsAwaited = 1024;
 
-segment::TensorSkip skip_of(int why) {  // from a FORESHOCK_SKIP_ reason
+segment::TensorSkip skip_of(int why) {  // `why`: a FORESHOCK_SKIP_ reason
   if (why == FORESHOCK_SKIP_CAPTURE) return segment::kTensorCapture;
   if (why == FORESHOCK_SKIP_DEVICE_MEMORY) return segment::kTensorDeviceMemory;
   if (why == FORESHOCK_SKIP_RING_FULL) return segment::kTensorDeviceFull;
@@ -107,7 +107,7 @@ void WeightSampler::attach(segment::TensorRing* ring, uint64_t ring_bytes, const
 }
 
 // Replaces the list of tensors. A tensor's number is its index in `weights`. Returns how many have a number.
-int WeightSampler::name(const foreshock_weight* weights, size_t count) {
+int WeightSampler::name_tensors(const foreshock_weight* weights, size_t count) {
   if (writer_.ring() == nullptr) return 0;
   segment::TensorRing& ring = *writer_.ring();
   // Tensors of the former list that are due, or whose results a device still computes, get no record.
@@ -129,16 +129,16 @@ int WeightSampler::name(const foreshock_weight* weights, size_t count) {
   }
   ring.unfollowed[segment::kUnfollowedTooMany] = count - followed;
   outputs_ = {};
-  // A tensor's turn follows from the sizes of whole tensors, so that it is the same on all ranks.
-  uint64_t whole = 0, before = 0;
-  for (size_t n = 0; n < followed; ++n) whole += product(weights[n].shape);
+  // A tensor's turn follows from the sizes of unsharded tensors, so that it is the same on all ranks.
+  uint64_t total = 0, before = 0;
+  for (size_t n = 0; n < followed; ++n) total += product(weights[n].shape);
   for (size_t n = 0; n < followed; ++n) {
-    add(weights[n], static_cast<double>(before) / static_cast<double>(whole + 1));  // + 1: whole may be 0
+    add(weights[n], static_cast<double>(before) / static_cast<double>(total + 1));  // + 1: total may be 0
     before += product(weights[n].shape);
   }
   copies_.reserve(std::max<uint64_t>(std::min(memory_, rank_bytes_ + count_ * kCopyAlign), 1));
   copies_.forget();
-  copy_share_ = copies_.room();  // limit for the copy of one tensor until due() divides the memory
+  copy_share_ = copies_.room();  // limit for the copy of one tensor until find_due() divides the memory
   copy_step_ = -1;
   ring.tensors = rank_tensors_;
   ring.elements = rank_bytes_ / sizeof(float);  // add() counts 4 bytes for each element, whatever its type
@@ -175,7 +175,7 @@ void WeightSampler::count(const WeightSchedule::DueCount& turns) {
   if (turns.lost > 0) writer_.count_skipped(segment::kTensorUnknown, turns.lost);
 }
 
-size_t WeightSampler::due(int64_t step, int64_t steps, uint32_t* numbers, size_t room) {
+size_t WeightSampler::find_due(int64_t step, int64_t steps, uint32_t* numbers, size_t room) {
   if (count_ == 0 || step < 0) return 0;  // step -1: unknown
   WeightSchedule::DueCount turns;
   const size_t found = turns_.find_due(step, steps, cadence_.interval(), numbers, room, &turns);
@@ -199,7 +199,7 @@ void WeightSampler::count_missed(int64_t step, int64_t steps) {
 
 // Sets the limit for the copy of one tensor so that the copies of this step's tensors fit into the memory.
 void WeightSampler::share_copies(const uint32_t* numbers, size_t count) {
-  copy_share_ = UpdateSnapshots::share(copies_.room(), count, [&](uint64_t n) {
+  copy_share_ = CopiesBeforeStep::share_per_tensor(copies_.room(), count, [&](uint64_t n) {
     const Weight& tensor = *weight(numbers[n]);
     return round_up(tensor.elements * tensor.element_bytes, kCopyAlign);
   });
@@ -238,14 +238,14 @@ void WeightSampler::before_step(const foreshock_weight_state* states, size_t cou
     const uint64_t bytes = tensor.elements * tensor.element_bytes;
     // If a step number repeats, for example after a skipped step, the memory of the copy is reused.
     if (copies_.holds(tensor.copy) && tensor.copy.whole_bytes == bytes && tensor.copy.type == type)
-      copies_.renew(tensor.copy, state.parameter.data);
+      copies_.overwrite(tensor.copy, state.parameter.data);
     else
       tensor.copy = copies_.keep(state.parameter.data, bytes, type, copy_share_);
   }
 }
 
-// Measures host tensors in the given order, then tensors on devices. In every interval, another device tensor
-// is the first one, so that lack of room in the ring does not always concern the same tensors.
+// Measures host tensors in the given order, then tensors on devices. The first device tensor is another one
+// in each interval, so that lack of room in the ring does not always concern the same tensors.
 void WeightSampler::after_step(const foreshock_weight_state* states, size_t count, int64_t step) {
   if (step < 0) return;
   for (size_t n = 0; n < count; ++n) {
@@ -326,7 +326,7 @@ uint64_t WeightSampler::add_heads(const Weight& tensor, const foreshock_tensor& 
     return begin;
   };
   if (product(tensor.shape) != tensor.elements) return skip(segment::kHeadsSharded);
-  // The rows are found by the shape that name() received, so the passed tensor must have that shape.
+  // The rows are found by the shape that name_tensors() received, so the passed tensor must have that shape.
   if (values.dims != 2 || !std::equal(values.shape, values.shape + 2, tensor.shape))
     return skip(segment::kHeadsShape);
   if (!knows_heads_) return skip(segment::kHeadsUnknown);
@@ -341,22 +341,23 @@ uint64_t WeightSampler::add_heads(const Weight& tensor, const foreshock_tensor& 
   return begin + bytes;
 }
 
-// Whether the tensor skips this turn; counts the skipped turns. rest() sets their number: a record that did
-// not fit will probably not fit the next time, and each attempt costs a pass over the tensor.
+// Whether the tensor skips this turn. If so, one turn fewer is left to skip. Turns are skipped because a
+// record that did not fit will probably not fit the next time, and each attempt costs a pass over the tensor.
 bool WeightSampler::skips_turn(Weight* tensor) {
-  if (tensor->rest == 0) return false;
-  --tensor->rest;
+  if (tensor->turns_to_skip == 0) return false;
+  --tensor->turns_to_skip;
   return true;
 }
 
-// Called if the record did not fit into `room` bytes. The next record reserves twice as much. If an empty
-// ring has no more, the tensor also skips turns: 1, then 2, 4, ... up to kMostRest, until a record fits.
-void WeightSampler::rest(Weight* tensor, uint64_t room) {
-  tensor->needs = 2 * room;
+// Called if the record did not fit into `room` bytes. The next record reserves twice as much. If even an
+// empty ring has no more room, the tensor also skips turns: 1, then 2, 4, ... up to kMostTurnsSkipped, until
+// a record fits.
+void WeightSampler::skip_next_turns(Weight* tensor, uint64_t room) {
+  tensor->record_bytes = 2 * room;
   if (room + checksum_room() < writer_.largest_record())
     return writer_.count_skipped(segment::kTensorRingFull);
-  tensor->next_rest = std::clamp(2 * tensor->next_rest, 1u, kMostRest);
-  tensor->rest = tensor->next_rest;
+  tensor->last_skip = std::clamp(2 * tensor->last_skip, 1u, kMostTurnsSkipped);
+  tensor->turns_to_skip = tensor->last_skip;
   writer_.count_skipped(segment::kTensorTooLarge);
 }
 
@@ -382,13 +383,13 @@ void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t 
   describe(tensor, state.number, type, step, record);
   record->bytes = kBytes;
   record->checksum = checksum(state.parameter.data, tensor.elements * size_of(type));
-  writer_.publish_without_histogram(record);  // no snapshot: the caller has counted the tensor as skipped
+  writer_.publish_uncounted(record);  // no snapshot: the caller has counted the tensor as skipped
 }
 
-// Begins a record in the ring if the ring has room for `least` bytes and for `kept` bytes of checksums, else
+// Begins a record in the ring if the ring has room for `least` bytes and for `kept` bytes of checksums. Else
 // counts the tensor as skipped and returns false. The record may take all free bytes except the last `kept`.
-bool WeightSampler::open(const Weight& tensor, Draft* draft) {
-  const uint64_t least = std::min(std::max(tensor.needs, kLeastRoom), writer_.largest_record());
+bool WeightSampler::begin_record(const Weight& tensor, Draft* draft) {
+  const uint64_t least = std::min(std::max(tensor.record_bytes, kLeastRoom), writer_.largest_record());
   const uint64_t kept = checksum_room();
   draft->record = writer_.begin(std::min(least + kept, writer_.largest_record()), &draft->room);
   draft->room = std::max(draft->room - std::min(draft->room, kept), std::min(draft->room, least));
@@ -398,24 +399,25 @@ bool WeightSampler::open(const Weight& tensor, Draft* draft) {
   }
   constexpr uint64_t kReductions = round_up(sizeof(TensorRecord), 8);
   constexpr uint64_t kOptimizer = kReductions + segment::kTensorReductionCount * sizeof(double);
-  draft->histogram_at = kOptimizer + segment::kOptimizerNumbers * sizeof(double);
+  draft->histogram_offset = kOptimizer + segment::kOptimizerNumbers * sizeof(double);
   auto* at = reinterpret_cast<char*>(draft->record);
   draft->reductions = reinterpret_cast<double*>(at + kReductions);
   draft->optimizer = reinterpret_cast<double*>(at + kOptimizer);
-  draft->histogram = at + draft->histogram_at;
+  draft->histogram = at + draft->histogram_offset;
   return true;
 }
 
 // Completes and publishes a record of length `end`. The tensor's next record reserves as much room.
-void WeightSampler::close(Weight* tensor, const Draft& draft, uint64_t end) {
-  const auto place = [&](const double* first, uint64_t count) -> segment::Payload {
+void WeightSampler::publish_record(Weight* tensor, const Draft& draft, uint64_t end) {
+  const auto payload = [&](const double* first, uint64_t count) -> segment::Payload {
     const auto offset = reinterpret_cast<const char*>(first) - reinterpret_cast<const char*>(draft.record);
     return {static_cast<uint64_t>(offset), count * sizeof(double)};
   };
-  draft.record->payload[segment::kTensorReductions] = place(draft.reductions, segment::kTensorReductionCount);
-  draft.record->payload[segment::kTensorOptimizer] = place(draft.optimizer, segment::kOptimizerNumbers);
-  draft.record->bytes = tensor->needs = round_up(end, segment::kTensorAlign);
-  tensor->next_rest = 0;
+  draft.record->payload[segment::kTensorReductions] =
+      payload(draft.reductions, segment::kTensorReductionCount);
+  draft.record->payload[segment::kTensorOptimizer] = payload(draft.optimizer, segment::kOptimizerNumbers);
+  draft.record->bytes = tensor->record_bytes = round_up(end, segment::kTensorAlign);
+  tensor->last_skip = 0;
   ++tensor->snapshots;
   writer_.publish_snapshot(draft.record);
 }
@@ -426,22 +428,23 @@ void WeightSampler::measure_on_host(const foreshock_weight_state& state, int64_t
   const auto type = static_cast<DType>(values.dtype);
   const uint64_t bytes = tensor.elements * size_of(type);
   Draft draft;
-  if (!open(tensor, &draft)) return write_checksum(state, step);
+  if (!begin_record(tensor, &draft)) return write_checksum(state, step);
   TensorRecord* record = draft.record;
   describe(tensor, state.number, type, step, record);
   bytes_measured_ += bytes;
   // Packing comes first, because it may fail.
   const size_t packed = packer_.pack(values.data, type, tensor.elements, draft.histogram,
-                                     draft.room - draft.histogram_at, &record->form);
+                                     draft.room - draft.histogram_offset, &record->form);
   if (packed == kPackFailed) {
-    rest(&tensor, draft.room);
+    skip_next_turns(&tensor, draft.room);
     return write_checksum(state, step);
   }
-  record->payload[segment::kTensorHistogram] = {draft.histogram_at, packed};
+  record->payload[segment::kTensorHistogram] = {draft.histogram_offset, packed};
   record->checksum = checksum(values.data, bytes);
   reduce(tensor, values, type, step, draft.reductions);
   optimizer_numbers(optimizer_of(state), draft.optimizer);
-  close(&tensor, draft, add_heads(tensor, values, round_up(draft.histogram_at + packed, 8), draft));
+  publish_record(&tensor, draft,
+                 add_heads(tensor, values, round_up(draft.histogram_offset + packed, 8), draft));
   ++host_records_;
   host_step_ = step;
 }
@@ -516,7 +519,7 @@ bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
       return;  // the memory of the results is not released, since a slow device may still store into it
     }
     const WeightResults head = head_of(results);
-    // From the begin of the first kernel to the end of the last; not if unsigned arithmetic would wrap.
+    // The time from the begin of the first kernel to the end of the last. Invalid times are ignored.
     if (head.first[0] <= head.last[1]) spent->device_ns += head.last[1] - head.first[0];
     spent->before_ns += pending->launch_ns;
     bytes_measured_ += pending->work.count * size_of(pending->work.type);
@@ -528,7 +531,7 @@ bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
 
 // Packs the histogram from `payload`: the device's counters (is_counted), or the values that it has copied.
 size_t WeightSampler::pack(const PendingWeight& pending, char* payload, const Draft& draft) {
-  const uint64_t room = draft.room - draft.histogram_at;
+  const uint64_t room = draft.room - draft.histogram_offset;
   if (pending.work.is_counted)
     return HistogramPacker::pack_counted(payload, pending.work.type, draft.histogram, room,
                                          &draft.record->form);
@@ -546,14 +549,14 @@ void WeightSampler::write_device_record(const PendingWeight& pending, char* resu
   char* payload = results + WeightWork::kPayload;
   Weight& tensor = *weight(pending.number);
   Draft draft;
-  if (!open(tensor, &draft)) return;
+  if (!begin_record(tensor, &draft)) return;
   segment::TensorRecord* record = draft.record;
   describe(tensor, pending.number, work.type, pending.step, record);
   record->time_ns = pending.time_ns;
   record->interval = pending.interval;
   const size_t packed = pack(pending, payload, draft);
-  if (packed == kPackFailed) return rest(&tensor, draft.room);
-  record->payload[segment::kTensorHistogram] = {draft.histogram_at, packed};
+  if (packed == kPackFailed) return skip_next_turns(&tensor, draft.room);
+  record->payload[segment::kTensorHistogram] = {draft.histogram_offset, packed};
   record->checksum = work.is_counted ? head.checksum : checksum(payload, work.count * size_of(work.type));
   constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
   std::fill_n(draft.reductions, segment::kTensorReductionCount, kUnknown);
@@ -568,7 +571,8 @@ void WeightSampler::write_device_record(const PendingWeight& pending, char* resu
                           has_moment ? &moment : nullptr, draft.optimizer);
   foreshock_tensor values = pending.values;
   values.data = work.is_counted ? nullptr : payload;
-  close(&tensor, draft, add_heads(tensor, values, round_up(draft.histogram_at + packed, 8), draft));
+  publish_record(&tensor, draft,
+                 add_heads(tensor, values, round_up(draft.histogram_offset + packed, 8), draft));
 }
 
 }  // namespace foreshock

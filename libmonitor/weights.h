@@ -1,7 +1,7 @@
 // Measures the model's weight tensors, on the host or on a device, after optimizer steps. Each tensor is due
 // in one step of every interval (its turn), and is measured if the budget pays for it (sampling.h). The
-// result, a snapshot, is a record in a ring of the segment: histogram, checksum, sums, and of projections of
-// queries and keys the rows of some attention heads.
+// result, a snapshot, is a record in a ring of the segment. It has a histogram, a checksum, sums, and, for
+// projections of queries and keys, the rows of some attention heads.
 #ifndef FORESHOCK_LIBMONITOR_WEIGHTS_H_
 #define FORESHOCK_LIBMONITOR_WEIGHTS_H_
 
@@ -22,7 +22,7 @@ namespace foreshock {
 
 class DeviceSampler;
 
-// A measurement that was sent to a device, with the host's information about the tensor at that time.
+// A measurement that was sent to a device, with what the host knew of the tensor at that time.
 struct PendingWeight {
   WeightWork work;           // what the device computes
   SentWork sent;             // where its results arrive
@@ -35,7 +35,7 @@ struct PendingWeight {
   uint64_t launch_ns;     // host time for the launch
   uint64_t ended_steps;   // number of ended steps at the time of sending
   uint64_t host_records;  // host_records_ at the time of sending; a change may mean a record of a later step
-  bool is_forgotten;      // the tensors were named again since; already counted as skipped
+  bool is_forgotten;      // tensors were named again after sending; the measurement was counted as skipped
 };
 
 // The measurements whose results have not arrived yet, in the order in which they were sent. Records must be
@@ -50,7 +50,7 @@ class PendingWeights {
   void push() { ++count_; }
 
   PendingWeight* oldest() { return count_ == 0 ? nullptr : &at(0); }
-  void pop() {
+  void pop() {  // removes the oldest
     first_ = (first_ + 1) % kMost;
     --count_;
   }
@@ -89,7 +89,7 @@ class WeightSampler {
   }
 
   // Implements foreshock_name_weights. Set-up: may map memory.
-  int name(const foreshock_weight* weights, size_t count);
+  int name_tensors(const foreshock_weight* weights, size_t count);
 
   // Sets the numbers of heads of the sampled attention calls, by which the rows of query and key projections
   // are assigned to heads. All zero: the calls have different numbers. `is_sampled`: a call was sampled. Some
@@ -102,10 +102,10 @@ class WeightSampler {
   // Gets the numbers of at most `room` tensors due in the `steps` steps from `step` on, which the trainer
   // reports as one step. Returns how many; 0 if the budget cannot pay for them, since passing a tensor takes
   // time. With replicas, the tensors with the fewest snapshots come first, since the ring may fill up.
-  size_t due(int64_t step, int64_t steps, uint32_t* numbers, size_t room);
+  size_t find_due(int64_t step, int64_t steps, uint32_t* numbers, size_t room);
   int64_t next_due() const { return turns_.next_due(); }     // see WeightSchedule::next_due()
   uint64_t interval() const { return cadence_.interval(); }  // in steps
-  // Counts the tensors of `step`, in which due() could not be called, as lost.
+  // Counts the tensors of `step`, in which find_due() could not be called, as lost.
   void count_missed(int64_t step, int64_t steps);
 
   // The trainer passes the due tensors before and after the optimizer's work. before_step() copies host
@@ -118,7 +118,7 @@ class WeightSampler {
 
   struct Spent {
     uint64_t host_ns = 0;    // host time of this call
-    uint64_t before_ns = 0;  // host time for launching the work whose results have arrived now
+    uint64_t before_ns = 0;  // earlier host time, for launching the work whose results have arrived
     uint64_t device_ns = 0;  // time of that work on the trainer's stream
   };
   // Writes the records of results that have arrived from devices since the last call.
@@ -141,11 +141,11 @@ class WeightSampler {
     uint32_t dims;
     uint64_t elements;       // in this rank's part; 0: never measured
     uint64_t snapshots;      // number of snapshots so far
-    uint64_t needs;          // ring bytes to reserve for the next record
+    uint64_t record_bytes;   // ring bytes to reserve for the next record
     uint64_t element_bytes;  // size of an element when the tensor was last passed
-    uint32_t rest;           // turns that are still skipped because a record did not fit
-    uint32_t next_rest;      // turns that were skipped the last time
-    UpdateSnapshots::Copy copy;
+    uint32_t turns_to_skip;  // turns that are still skipped because a record did not fit
+    uint32_t last_skip;      // turns_to_skip after the last record that did not fit; 0: a record fit since
+    CopiesBeforeStep::Copy copy;
   };
 
   // A record under construction in the ring: first the parts of fixed size, then the histogram.
@@ -153,7 +153,7 @@ class WeightSampler {
     segment::TensorRecord* record;
     double *reductions, *optimizer;
     char* histogram;
-    uint64_t histogram_at, room;  // offset of the histogram; bytes available to the record
+    uint64_t histogram_offset, room;  // offset of the histogram; bytes available to the record
   };
   // Adds the rows of some attention heads, at offset `begin` of the record. Returns the end of the record.
   uint64_t add_heads(const Weight& weight, const foreshock_tensor& data, uint64_t begin, const Draft& draft);
@@ -165,11 +165,12 @@ class WeightSampler {
   void measure(const foreshock_weight_state& state, int64_t step);  // on host or device; else counts why not
   void measure_on_host(const foreshock_weight_state& state, int64_t step);
 
-  // open() begins a record in the ring, close() publishes it. checksum_room(): bytes kept free for checksums.
-  bool open(const Weight& weight, Draft* draft);
+  // begin_record() begins a record in the ring, publish_record() completes it. checksum_room(): bytes kept
+  // free for checksums.
+  bool begin_record(const Weight& weight, Draft* draft);
   void write_checksum(const foreshock_weight_state& state, int64_t step);
   uint64_t checksum_room() const;
-  void close(Weight* weight, const Draft& draft, uint64_t end);
+  void publish_record(Weight* weight, const Draft& draft, uint64_t end);
 
   // For device tensors. settle() ends a measurement that was sent; false: its results may still arrive.
   void send(const foreshock_weight_state& state, int64_t step);
@@ -183,14 +184,14 @@ class WeightSampler {
   }
   void reduce(const Weight& weight, const foreshock_tensor& values, DType type, int64_t step,
               double* reductions) const;
-  // A tensor rests (skips turns) after its record did not fit into the ring.
+  // A tensor skips turns after its record did not fit into the ring.
   bool skips_turn(Weight* weight);
-  void rest(Weight* weight, uint64_t room);
+  void skip_next_turns(Weight* weight, uint64_t room);
 
   segment::TensorWriter writer_;
   WeightCadence cadence_;
   WeightSchedule turns_;
-  UpdateSnapshots copies_;
+  CopiesBeforeStep copies_;
   HistogramPacker packer_;
   HeadGeometry heads_;         // numbers of heads of the model
   bool knows_heads_ = false;   // an attention call was sampled

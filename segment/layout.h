@@ -28,12 +28,12 @@ inline std::string hexadecimal(uint64_t hash) {
   return text;
 }
 
-// Estimates by how much the step number grows from one reported step to the next, since a trainer may report
-// only every tenth step. The estimate depends only on the step numbers, so it is the same in the agent and on
-// all ranks that report the same steps. One caller at a time.
+// Estimates by how much the step number grows from one reported step to the next. It may be more than 1,
+// since a trainer may report only every tenth step. The estimate depends only on the step numbers, so it is
+// the same in the agent and on all ranks that report the same steps. One caller at a time.
 class StepStride {
  public:
-  // Adds the number of a reported step, which the trainer chooses: any number is allowed; negative: unknown.
+  // Adds the number of a reported step. The trainer chooses it, so any number is allowed; negative: unknown.
   void add(int64_t step) {
     const int64_t difference = last_ < 0 || step < 0 ? 1 : step - last_;
     stride_ = std::max<int64_t>(1, std::min(difference, difference_));
@@ -45,7 +45,8 @@ class StepStride {
   int64_t steps() const { return stride_; }
 
  private:
-  int64_t last_ = -1, difference_ = 1, stride_ = 1;  // last step number (-1: none), last difference, steps()
+  int64_t last_ = -1, difference_ = 1;  // the last step number (negative: none); the last difference
+  int64_t stride_ = 1;                  // the result of steps()
 };
 
 }  // namespace foreshock
@@ -74,8 +75,9 @@ inline constexpr const char* kSkipReasonNames[kSkipReasons] = {
     "budget", "ring_full", "dropout", "capture", "nested", "fp8",           "mask",
     "layout", "too_large", "off",     "unknown", "device", "device_memory", "set_up"};
 
-// Reasons why a slice in a slot was not judged. kTorn: the trainer died while writing it. kAgentAbsent: not
-// in use. kRefused: the parser rejected it. kUnsupported: the reference cannot compute it.
+// Reasons why a slice in a slot was not judged. kTorn: the trainer died while writing the slice.
+// kAgentAbsent: this reason is not in use. kRefused: the parser rejected the slice. kUnsupported: the
+// reference cannot compute it.
 enum class Lost : uint32_t { kTorn, kAgentAbsent, kRefused, kUnsupported };
 inline constexpr const char* kLostReasonNames[kLostReasons] = {"torn", "agent_absent", "refused",
                                                                "unsupported"};
@@ -149,7 +151,7 @@ struct Op {
 // the first cache line has all that the end of each step reads.
 struct alignas(64) ThreadBlock {
   uint64_t claimed;    // 1: a thread counts here, or did so before it ended
-  uint64_t all_calls;  // the sum of `calls`
+  uint64_t all_calls;  // the sum over `calls`
   uint64_t unsampled[kPasses];
   uint64_t sampled[kPasses];
   uint64_t hook_ns;         // the monitor's time in sampled calls
@@ -159,7 +161,8 @@ struct alignas(64) ThreadBlock {
 };
 static_assert(sizeof(ThreadBlock) == 832 && offsetof(ThreadBlock, calls) == 64);
 
-// Bit of StepRecord::given: skipped_steps is unknown, since a gradient scaler on a device decides on skips.
+// Bit of StepRecord::given: skipped_steps is unknown, since a gradient scaler on a device decides whether an
+// optimizer step is skipped.
 inline constexpr uint32_t kSkipsUnseen = uint32_t{1} << 31;
 
 // Bit of StepRecord::given: the step belongs to the first look (libmonitor/sampling.h), the first sampled
@@ -293,11 +296,11 @@ enum PayloadId : uint32_t {
   kGradQuery,
   kGradKey,
   kGradValue,
-  kKeySums,  // sums of dK and dV over all keys of the call, one for each column (kernels/key_sums.h)
+  kKeySums,  // sums over all keys for each column of dK and dV, then one for dQ (kernels/key_sums.h)
   kPayloads = 12
 };
 
-inline constexpr uint64_t kKeySumBytes = 24;  // a sum and a sum of squares in fp64, and a count
+inline constexpr uint64_t kKeySumBytes = 24;  // a sum and a sum of squared ulps in fp64, and a count
 
 // Limits of one slice, so that one user's slice cannot take all memory and time of an agent that serves other
 // users too. A million keys fit if key and value have 128 dimensions of two bytes each; with fewer
@@ -318,8 +321,8 @@ struct SequenceTold {
   uint32_t position[kRowsPerSlice];  // the sampled query positions, from the start of the sequence
 };
 
-// Values of Slot::packed. kNotPacked: a slice of an ordinary batch. Others: a slice of a packed batch, with
-// the FORESHOCK_CAUSAL_... of its call (0 none, 1 top left, 2 bottom right) encoded by packed_word().
+// Values of Slot::packed. kNotPacked: a slice of an ordinary batch. All others: a slice of a packed batch.
+// packed_word() encodes its causal mask, FORESHOCK_CAUSAL_... (0 none, 1 top left, 2 bottom right).
 inline constexpr uint32_t kNotPacked = 0;
 constexpr uint32_t packed_word(int32_t causal) { return 1 + static_cast<uint32_t>(causal); }
 inline constexpr uint32_t kPackedTopLeft = 2, kPackedBottomRight = 3;
@@ -441,8 +444,8 @@ enum : uint32_t {
   kGivenLearningRate = 2,
   kGivenGradientNorm = 4,
   kGivenBatchId = 8,
-  kGivenUpTensors = 16,  // tensors are no longer reported, since reporting them was too expensive or failed
-  kGivenUpFailed = 32,   // with kGivenUpTensors: reporting them failed
+  kGivenUpTensors = 16,     // tensors are not reported any more; reporting them was too expensive or failed
+  kGivenUpFailed = 32,      // with kGivenUpTensors: reporting them failed
   kGivenOtherTraining = 64  // first step of another optimizer; the earlier optimizer was destroyed
 };
 
@@ -521,7 +524,7 @@ enum TensorHeadSkip : uint32_t {
   kHeadsRingFull,  // the free piece of the ring had no room for the rows
   kHeadsShape,     // the shape does not fit the tensor's name and the sampled attention calls
   kHeadsTooLarge,  // the record with the rows is larger than the ring
-  kHeadsDevice,    // on a device, and too large to copy its values
+  kHeadsDevice,    // the tensor is on a device, and too large to copy its values
   kHeadsUnknown,   // no attention call was sampled before, so the heads are unknown
   kTensorHeadSkips
 };
@@ -539,7 +542,8 @@ struct TensorRing {
   uint64_t snapshots_taken;    // since the segment was created
   uint64_t skipped[kTensorSkips];
   uint64_t heads_skipped[kTensorHeadSkips];
-  uint64_t due;  // tensors whose turn has come: snapshots_taken + skipped + awaited + those of this step
+  // Tensors whose turn has come: snapshots_taken + skipped + awaited + those still to come in this step.
+  uint64_t due;
   uint64_t unfollowed[kTensorUnfollowed];  // by reason: tensors of the trainer's latest list of names
   uint64_t awaited;                        // due tensors whose results are still on a device
   uint64_t reserved[2];
@@ -558,7 +562,9 @@ enum class HistogramForm : uint32_t {
   kNone = 0,
   kValues = 1,    // the values of a small tensor, in the order of memory
   kPatterns = 2,  // 16-bit formats: for each bit pattern that occurs, distance from the previous one, count
-  kBins = 3,      // fp32: for each bin that is not empty, the same two and the sum of its values' lowest bits
+  // fp32: for each bin that is not empty, distance from the previous one, count, sum of the values' lowest
+  // bits
+  kBins = 3,
 };
 
 enum TensorPayloadId : uint32_t {

@@ -1,6 +1,6 @@
-// The parsing functions of reader.h. They check every field that a trainer has written, before the agent uses
-// it. Functions that return const char* return null on success, else the error. A slot holds a slice (a
-// copied part of an attention call) or one of its parts. Pass 0 is forward, pass 1 backward.
+// Parses the bytes of a segment (functions of reader.h). Checks every field that a trainer has written before
+// the agent uses it. Functions that return const char* return null on success, else the error. A slot holds a
+// slice (a copied part of an attention call) or one of its parts. Pass 0 is forward, pass 1 backward.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,8 +11,8 @@
 namespace foreshock::segment {
 namespace {
 
-// For each region of a segment, the size of its records and the bounds of their number. Records of kSlots,
-// and the single record of kTensors (the whole ring of tensor records), may be larger than record_size.
+// What the header must say of a region: the size of its records and the bounds of their number. Records of
+// kSlots, and the single record of kTensors (the ring of all tensor records), may be larger than record_size.
 struct Expected {
   RegionId id;
   uint64_t record_size;
@@ -250,6 +250,7 @@ void payload_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]) {
     sizes[kLogSumExp] = keys * element_bytes(slot.lse_dtype);
     sizes[kKey] = sizes[kGradKey] = rows * slot.head_dim * element;
     sizes[kValue] = sizes[kGradValue] = rows * slot.value_dim * element;
+    // A sum for each column of dK and of dV, and one for dQ.
     if (slot.part == 0) sizes[kKeySums] = (slot.head_dim + slot.value_dim + 1) * kKeySumBytes;
     return;
   }
@@ -320,13 +321,14 @@ const char* parse_tensor(Bytes bytes, TensorView* view) {
 
 namespace {
 
-// The payloads that are split among the slots if a slice takes several: those with data for each key, or for
-// each query row if the slice is one of key positions (kSplitColumns). Part 0 has all other payloads.
-constexpr PayloadId kSplit[] = {kKey, kValue, kMask}, kSplitColumns[] = {kQuery, kOut, kLogSumExp, kGradOut};
+// The payloads that are split among the slots if a slice takes several: those with data for each key, or, in
+// a slice of key positions (a column slice), for each query row. Part 0 has all other payloads.
+constexpr PayloadId kRowSliceSplit[] = {kKey, kValue, kMask},
+                    kColumnSliceSplit[] = {kQuery, kOut, kLogSumExp, kGradOut};
 
 std::span<const PayloadId> split_payloads(const Slot& slot) {
-  if (slot.columns == 1) return kSplitColumns;
-  return kSplit;
+  if (slot.columns == 1) return kColumnSliceSplit;
+  return kRowSliceSplit;
 }
 
 constexpr uint64_t round_up(uint64_t bytes) { return (bytes + 63) / 64 * 64; }  // aligns the payloads
@@ -348,8 +350,8 @@ bool are_of_one_slice(const Slot& a, const Slot& b) {
 const char* JoinedSlice::begin(const SlotView& first, uint64_t most_bytes) {
   if (first.header.part != 0) return "a slice that does not begin with its first part";
   whole_ = first;
-  next_ = 0;
-  keys_ = 0;
+  next_part_ = 0;
+  joined_keys_ = 0;
   // A split payload has equal bytes for each key, so its size here gives its size for all keys of the slice.
   const uint64_t part_keys = first.header.part_keys, keys = first.header.keys;
   uint64_t offsets[kPayloads], sizes[kPayloads], end = 0;
@@ -373,9 +375,9 @@ const char* JoinedSlice::begin(const SlotView& first, uint64_t most_bytes) {
 
 const char* JoinedSlice::add(const SlotView& part) {
   const Slot& slot = part.header;
-  if (slot.part != next_ || is_whole() || !are_of_one_slice(slot, whole_.header))
+  if (slot.part != next_part_ || is_whole() || !are_of_one_slice(slot, whole_.header))
     return "parts of several slices";
-  if (slot.first_key != keys_ || slot.part_keys > slot.keys - keys_)
+  if (slot.first_key != joined_keys_ || slot.part_keys > slot.keys - joined_keys_)
     return "parts that overlap or leave a gap";
   for (PayloadId id : split_payloads(slot)) {
     if (part.payload[id].empty()) continue;
@@ -383,13 +385,14 @@ const char* JoinedSlice::add(const SlotView& part) {
     // row of the slice, and the part has some columns of each line. Other payloads count as a single line.
     const uint64_t lines = id == kMask ? slot.rows : 1;
     const uint64_t from_bytes = part.payload[id].size() / lines, to_bytes = whole_.payload[id].size() / lines;
-    const uint64_t done_bytes = from_bytes / slot.part_keys * keys_;  // of a line, from the earlier parts
+    // The bytes of a line that came from the earlier parts.
+    const uint64_t done_bytes = from_bytes / slot.part_keys * joined_keys_;
     std::byte* to = bytes_.data() + (whole_.payload[id].data() - bytes_.data()) + done_bytes;
     for (uint64_t line = 0; line < lines; ++line)
       std::memcpy(to + line * to_bytes, part.payload[id].data() + line * from_bytes, from_bytes);
   }
-  keys_ += slot.part_keys;
-  if (++next_ == slot.parts && keys_ != slot.keys) return "parts that do not make up the slice";
+  joined_keys_ += slot.part_keys;
+  if (++next_part_ == slot.parts && joined_keys_ != slot.keys) return "parts that do not make up the slice";
   return nullptr;
 }
 
@@ -467,8 +470,8 @@ const char* settle_packed(SlotView* view) {
   return nullptr;
 }
 
-// The payload has a header, the ascending numbers of some kv-heads, and the rows of these heads in a weight
-// tensor: of the query projection, the key projection or both (the sides).
+// The payload has a header, the ascending numbers of some kv-heads, and the rows of these heads in the weight
+// tensor of a query projection, a key projection or both (the sides).
 const char* parse_tensor_heads(std::span<const std::byte> payload, uint64_t element_bytes,
                                TensorHeadsView* view) {
   *view = {};
@@ -480,14 +483,14 @@ const char* parse_tensor_heads(std::span<const std::byte> payload, uint64_t elem
   if (head.count == 0 || head.count > head.kv_heads || head.head_dim == 0 || head.width == 0)
     return "heads of an impossible number";
   // Each factor is bounded before it is used, so that no product overflows.
-  const uint64_t room = payload.size();
-  if (head.count > room / sizeof(uint32_t) || values_offset(head.count) > room)
+  const uint64_t bytes = payload.size();
+  if (head.count > bytes / sizeof(uint32_t) || values_offset(head.count) > bytes)
     return "more heads than bytes";
-  const uint64_t values = uint64_t{head.head_dim} * head.width;
-  if (values > room || values * head.count > room) return "more values of heads than bytes";
+  const uint64_t values = uint64_t{head.head_dim} * head.width;  // of one head
+  if (values > bytes || values * head.count > bytes) return "more values of heads than bytes";
   const uint64_t side_bytes = values * head.count * element_bytes;
   const uint64_t sides = head.sides == (kQuerySide | kKeySide) ? 2 : 1;
-  if (values_offset(head.count) + sides * side_bytes != room) return "heads of another size";
+  if (values_offset(head.count) + sides * side_bytes != bytes) return "heads of another size";
   view->numbers.resize(head.count);
   std::memcpy(view->numbers.data(), payload.data() + sizeof head, head.count * sizeof(uint32_t));
   for (uint32_t n = 0; n < head.count; ++n)

@@ -104,7 +104,7 @@ class JoinedSlice {
     if (bytes_.capacity() > bytes) bytes_ = {};
   }
 
-  bool is_whole() const { return next_ == whole_.header.parts; }
+  bool is_whole() const { return next_part_ == whole_.header.parts; }
 
   // Returns the joined slice; its `parts` is 0, as in one slot. Its payloads are lost with the next begin().
   SlotView take();
@@ -112,8 +112,8 @@ class JoinedSlice {
  private:
   std::vector<std::byte> bytes_;
   SlotView whole_;
-  uint32_t next_ = 0;  // number of the next part
-  uint64_t keys_ = 0;  // keys copied so far; of a slice of key positions, query rows
+  uint32_t next_part_ = 0;    // number of the next part
+  uint64_t joined_keys_ = 0;  // keys copied so far; of a slice of key positions, query rows
 };
 
 // Converts a slice of a packed batch, which concatenates sequences, into the slice that a call with only the

@@ -120,43 +120,43 @@ constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + uni
 // Computes the offsets of all regions, each at a page boundary. Returns the size of the file.
 uint64_t lay_out(Region* regions, uint32_t slots, uint64_t slot_bytes, uint64_t tensor_bytes) {
   uint64_t end = kPage;  // the header takes the first page
-  const auto place = [&](RegionId id, uint64_t record_size, uint64_t count) {
+  const auto add_region = [&](RegionId id, uint64_t record_size, uint64_t count) {
     regions[id] = {end, record_size, count};
     end = round_up(end + record_size * count, kPage);
   };
-  place(kIdentity, sizeof(Identity), 1);
-  place(kOps, sizeof(Op), kMaxOps);
-  place(kThreads, sizeof(ThreadBlock), kThreadBlocks);
-  place(kSteps, sizeof(StepRecord), kStepRecords);
-  place(kLayers, sizeof(Layer), kMaxLayers);
-  place(kProgress, sizeof(Progress), 1);
-  place(kScalarNames, sizeof(ScalarName), kMaxScalars);
-  place(kUnseenNames, sizeof(UnseenName), kMaxUnseen);
-  place(kCoverage, sizeof(Coverage), 1);
-  if (tensor_bytes > 0) place(kTensors, round_up(tensor_bytes, 64), 1);
-  place(kSlots, round_up(slot_bytes, 64), slots);
+  add_region(kIdentity, sizeof(Identity), 1);
+  add_region(kOps, sizeof(Op), kMaxOps);
+  add_region(kThreads, sizeof(ThreadBlock), kThreadBlocks);
+  add_region(kSteps, sizeof(StepRecord), kStepRecords);
+  add_region(kLayers, sizeof(Layer), kMaxLayers);
+  add_region(kProgress, sizeof(Progress), 1);
+  add_region(kScalarNames, sizeof(ScalarName), kMaxScalars);
+  add_region(kUnseenNames, sizeof(UnseenName), kMaxUnseen);
+  add_region(kCoverage, sizeof(Coverage), 1);
+  if (tensor_bytes > 0) add_region(kTensors, round_up(tensor_bytes, 64), 1);
+  add_region(kSlots, round_up(slot_bytes, 64), slots);
   return end;
 }
 
 // Paths of a file. It is created under the temporary one, which the agent ignores, and renamed when complete.
-struct Names {
-  char final_name[512];
-  char temporary[512];
+struct FilePaths {
+  char final_path[512];
+  char temporary_path[512];
 };
 
-bool make_names(const SegmentRequest& request, const char* suffix, Names* names) {
+bool make_paths(const SegmentRequest& request, const char* suffix, FilePaths* paths) {
   const int final_length =
-      std::snprintf(names->final_name, sizeof names->final_name, "%s/%d-%016llx.%s", request.directory,
+      std::snprintf(paths->final_path, sizeof paths->final_path, "%s/%d-%016llx.%s", request.directory,
                     request.rank, static_cast<unsigned long long>(request.nonce), suffix);
   const int temporary_length =
-      std::snprintf(names->temporary, sizeof names->temporary, "%s/.%d-%016llx.%s.new", request.directory,
-                    request.rank, static_cast<unsigned long long>(request.nonce), suffix);
-  return final_length > 0 && final_length < static_cast<int>(sizeof names->final_name) &&
-         temporary_length > 0 && temporary_length < static_cast<int>(sizeof names->temporary);
+      std::snprintf(paths->temporary_path, sizeof paths->temporary_path, "%s/.%d-%016llx.%s.new",
+                    request.directory, request.rank, static_cast<unsigned long long>(request.nonce), suffix);
+  return final_length > 0 && final_length < static_cast<int>(sizeof paths->final_path) &&
+         temporary_length > 0 && temporary_length < static_cast<int>(sizeof paths->temporary_path);
 }
 
-// Reserves `size` bytes for a file. Returns false and sets errno on failure. Reserves in parts: on tmpfs
-// before Linux 6.18 a signal ends fallocate, which then frees all that the call had reserved. While a
+// Reserves `size` bytes for a file. Returns false and sets errno on failure. Reserves in parts, since on
+// tmpfs before Linux 6.18 a signal ends fallocate, which then frees all that the call had reserved. While a
 // profiler's timer sends signals, one call for a large file would never succeed.
 bool reserve(int fd, uint64_t size) {
   constexpr uint64_t kPart = uint64_t{1} << 20;
@@ -217,18 +217,18 @@ int create_above_streams(const char* path) {
 }
 
 // Creates a file of `size` reserved bytes under its temporary name. Returns -1 and sets errno on failure.
-int create_reserved(const Names& names, uint64_t size) {
+int create_reserved(const FilePaths& paths, uint64_t size) {
   if (is_beyond_limit(size)) {
     errno = EFBIG;
     return -1;
   }
-  const int fd = create_above_streams(names.temporary);
+  const int fd = create_above_streams(paths.temporary_path);
   if (fd < 0) return -1;
   // Reserved, not only resized: a store into a hole raises SIGBUS if the tmpfs is full.
   if (reserve(fd, size)) return fd;
   const int error = errno;
   close(fd);
-  unlink(names.temporary);
+  unlink(paths.temporary_path);
   errno = error;
   return -1;
 }
@@ -242,7 +242,7 @@ bool is_shared_with_group(const char* directory) {
 }
 
 // The first content of the control file. Later only the agent and the command `foreshock pause` write it.
-Control fresh_control(uint64_t nonce) {
+Control first_control(uint64_t nonce) {
   Control control = {};
   std::memcpy(control.magic, kControlMagic, sizeof control.magic);
   control.layout_version = kLayoutVersion;
@@ -260,9 +260,9 @@ uint64_t segment_bytes(uint32_t slots, uint64_t slot_bytes, uint64_t tensor_byte
 }
 
 const char* SegmentWriter::create(const SegmentRequest& request) {
-  Names segment, control;
-  if (request.slots > kMaxSlots || !make_names(request, "seg", &segment) ||
-      !make_names(request, "ctl", &control))
+  FilePaths segment, control;
+  if (request.slots > kMaxSlots || !make_paths(request, "seg", &segment) ||
+      !make_paths(request, "ctl", &control))
     return "no_directory";
   if (access(request.directory, W_OK | X_OK) != 0) return "no_directory";
   RankLock rank;  // taken first, so that an agent never sees two live segments of one rank
@@ -285,8 +285,9 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
     // A mapping keeps the memory of an unlinked file, so both are unmapped.
     if (control_map != MAP_FAILED) munmap(control_map, kControlBytes);
     if (segment_map != MAP_FAILED) munmap(segment_map, header.file_size);
-    for (const char* name : {segment.temporary, segment.final_name, control.temporary, control.final_name})
-      unlink(name);
+    for (const char* path :
+         {segment.temporary_path, segment.final_path, control.temporary_path, control.final_path})
+      unlink(path);
     return reason;
   };
   if (segment_fd < 0) return undo(reason_of(errno));
@@ -295,7 +296,7 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
     fchmod(control_fd, 0660);
     fchmod(segment_fd, 0660);
   }
-  const Control first = fresh_control(request.nonce);
+  const Control first = first_control(request.nonce);
   if (pwrite(control_fd, &first, sizeof first, 0) != sizeof first) return undo("no_space");
   control_map = mmap(nullptr, kControlBytes, PROT_READ, MAP_SHARED, control_fd, 0);
   segment_map = mmap(nullptr, header.file_size, PROT_READ | PROT_WRITE, MAP_SHARED, segment_fd, 0);
@@ -306,8 +307,8 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
                 sizeof(Identity));
 
   // The agent looks for .seg files. When it finds this one, the file is locked and its .ctl file exists.
-  if (!lock_whole(segment_fd) || rename(control.temporary, control.final_name) != 0 ||
-      rename(segment.temporary, segment.final_name) != 0)
+  if (!lock_whole(segment_fd) || rename(control.temporary_path, control.final_path) != 0 ||
+      rename(segment.temporary_path, segment.final_path) != 0)
     return undo(reason_of(errno));
 
   close(control_fd);  // the lock is on the segment; its descriptor stays open for the life of the process
@@ -405,7 +406,7 @@ void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count)
 uint64_t SegmentWriter::steps_ahead() const {
   const uint64_t written = steps_written_.load(std::memory_order_relaxed);
   const uint64_t cursor = word(control_->step_cursor).load(std::memory_order_relaxed);
-  return written - std::min(cursor, written);  // counts an invalid cursor, beyond `written`, as 0 ahead
+  return written - std::min(cursor, written);  // 0 if the cursor is invalid, i.e. beyond `written`
 }
 
 StepRecord* SegmentWriter::step(uint64_t number) const {
@@ -480,14 +481,14 @@ TensorRecord* TensorWriter::begin(uint64_t least, uint64_t* bytes) {
 
 void TensorWriter::publish_snapshot(const TensorRecord* record) {
   store(ring_->snapshots_taken, ring_->snapshots_taken + 1);
-  publish_without_histogram(record);
+  publish_uncounted(record);
 }
 
-// Publishes the record, whether or not it has a histogram, and counts no snapshot.
-void TensorWriter::publish_without_histogram(const TensorRecord* record) {
+void TensorWriter::publish_uncounted(const TensorRecord* record) {
   const uint64_t written = ring_->written;
   if (filler_ > 0) {
-    auto* filler = reinterpret_cast<TensorRecord*>(at(written));  // only its first 16 bytes are sure to fit
+    // Only the first 16 bytes of this record are stored, since no more may fit.
+    auto* filler = reinterpret_cast<TensorRecord*>(at(written));
     filler->bytes = filler_;
     filler->kind = TensorKind::kFiller;
   }

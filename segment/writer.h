@@ -108,10 +108,12 @@ class TensorWriter {
   // *bytes to its length. Returns null if the agent must consume records first.
   TensorRecord* begin(uint64_t least, uint64_t* bytes);
 
-  // Makes the record built in the range of begin() visible; record->bytes must be set. Counts a snapshot.
+  // Makes the record visible that was built in the range of begin(), and counts a snapshot. record->bytes
+  // must be set.
   void publish_snapshot(const TensorRecord* record);
-  // Publishes a record without histogram. Counts no snapshot, since the caller counted its tensor as skipped.
-  void publish_without_histogram(const TensorRecord* record);
+  // Does the same without counting a snapshot. For a record without a histogram, whose tensor the caller has
+  // counted as skipped.
+  void publish_uncounted(const TensorRecord* record);
 
   // These change the counters of the same names in TensorRing (layout.h).
   void count_due(uint64_t tensors);

@@ -8,14 +8,14 @@
 namespace foreshock {
 namespace {
 
-constexpr uint64_t kFloats = UpdateSnapshots::kPiece / sizeof(float);
+constexpr uint64_t kFloats = CopiesBeforeStep::kPiece / sizeof(float);
 
-TEST(UpdateSnapshots, OfALargeTensorPiecesAreKeptFromAllOverIt) {
-  UpdateSnapshots copies;
-  copies.reserve(4 * UpdateSnapshots::kPiece);
+TEST(CopiesBeforeStep, OfALargeTensorPiecesAreKeptFromAllOverIt) {
+  CopiesBeforeStep copies;
+  copies.reserve(4 * CopiesBeforeStep::kPiece);
   std::vector<float> values(10 * kFloats + 5);
   const auto copy =
-      copies.keep(values.data(), values.size() * sizeof(float), DType::kFp32, 4 * UpdateSnapshots::kPiece);
+      copies.keep(values.data(), values.size() * sizeof(float), DType::kFp32, 4 * CopiesBeforeStep::kPiece);
   // Piece p changes by 2^p: the sum tells which ones were kept. 11 of them, 4 kept: 0, 2, 5, 8.
   for (size_t n = 0; n < values.size(); ++n) values[n] += static_cast<float>(1 << n / kFloats);
   uint64_t elements = 0;
@@ -25,9 +25,9 @@ TEST(UpdateSnapshots, OfALargeTensorPiecesAreKeptFromAllOverIt) {
   EXPECT_EQ(update.max_magnitude, 256);
 }
 
-TEST(UpdateSnapshots, OneThatFitsIsKeptWhole) {
-  UpdateSnapshots copies;
-  copies.reserve(4 * UpdateSnapshots::kPiece);
+TEST(CopiesBeforeStep, OneThatFitsIsKeptWhole) {
+  CopiesBeforeStep copies;
+  copies.reserve(4 * CopiesBeforeStep::kPiece);
   std::vector<float> values(kFloats + 7, 1);
   const auto copy = copies.keep(values.data(), values.size() * sizeof(float), DType::kFp32, ~uint64_t{0});
   values.back() = 3;
@@ -38,14 +38,14 @@ TEST(UpdateSnapshots, OneThatFitsIsKeptWhole) {
 }
 
 // A step that was left out is tried again under the same number.
-TEST(UpdateSnapshots, ACopyIsRenewedInItsPlace) {
-  UpdateSnapshots copies;
-  copies.reserve(2 * UpdateSnapshots::kPiece);
+TEST(CopiesBeforeStep, ACopyIsRenewedInItsPlace) {
+  CopiesBeforeStep copies;
+  copies.reserve(2 * CopiesBeforeStep::kPiece);
   std::vector<float> values(3 * kFloats);
   const auto copy = copies.keep(values.data(), values.size() * sizeof(float), DType::kFp32, ~uint64_t{0});
   ASSERT_TRUE(copies.holds(copy));
   for (float& value : values) value = 1;
-  copies.renew(copy, values.data());
+  copies.overwrite(copy, values.data());
   for (float& value : values) value = 3;
   uint64_t elements = 0;
   EXPECT_EQ(copies.update(copy, values.data(), &elements).sum_magnitude, 2.0 * 2 * kFloats);
@@ -54,21 +54,21 @@ TEST(UpdateSnapshots, ACopyIsRenewedInItsPlace) {
   EXPECT_FALSE(copies.holds(copy));
 }
 
-TEST(UpdateSnapshots, WithoutRoomThereIsNone) {
-  UpdateSnapshots copies;
-  copies.reserve(UpdateSnapshots::kPiece);
+TEST(CopiesBeforeStep, WithoutRoomThereIsNone) {
+  CopiesBeforeStep copies;
+  copies.reserve(CopiesBeforeStep::kPiece);
   const std::vector<float> values(kFloats);
   EXPECT_EQ(copies.keep(values.data(), 100, DType::kFp32, 64).bytes, 0u) << "beyond its share";
-  EXPECT_EQ(copies.keep(values.data(), UpdateSnapshots::kPiece, DType::kFp32, ~uint64_t{0}).bytes,
-            UpdateSnapshots::kPiece);
+  EXPECT_EQ(copies.keep(values.data(), CopiesBeforeStep::kPiece, DType::kFp32, ~uint64_t{0}).bytes,
+            CopiesBeforeStep::kPiece);
   EXPECT_EQ(copies.keep(values.data(), 4, DType::kFp32, ~uint64_t{0}).bytes, 0u) << "the room is taken";
   copies.forget();
   EXPECT_EQ(copies.keep(values.data(), 4, DType::kFp32, ~uint64_t{0}).bytes, 4u);
 }
 
-TEST(UpdateSnapshots, SharesFillTheRoomAndNeverMore) {
+TEST(CopiesBeforeStep, SharesFillTheRoomAndNeverMore) {
   const auto share_of = [](uint64_t room, const std::vector<uint64_t>& bytes) {
-    return UpdateSnapshots::share(room, bytes.size(), [&](uint64_t n) { return bytes[n]; });
+    return CopiesBeforeStep::share_per_tensor(room, bytes.size(), [&](uint64_t n) { return bytes[n]; });
   };
   EXPECT_EQ(share_of(100, {10, 10, 500}), 80u);
   EXPECT_GE(share_of(100, {10, 20, 30}), 30u) << "all of them fit";

@@ -25,11 +25,11 @@ TEST(WeightRing, TurnsFollowFromTheWholeTensorsAlone) {
                     interval, 1 << 20);
     std::vector<foreshock_weight> weights(40, named("w", 100, 7));
     for (auto& weight : weights) weight.part[0] = part;
-    EXPECT_EQ(follower.name(weights.data(), weights.size()), 40);
+    EXPECT_EQ(follower.name_tensors(weights.data(), weights.size()), 40);
     std::set<std::pair<int64_t, uint32_t>> found;
     for (int64_t step = 0; step < 64; ++step) {
       uint32_t numbers[64];
-      const size_t count = follower.due(step, 1, numbers, 64);
+      const size_t count = follower.find_due(step, 1, numbers, 64);
       EXPECT_LE(count, 40 / interval + 1) << "spread evenly";
       for (size_t n = 0; n < count; ++n) found.emplace(step, numbers[n]);
     }
@@ -50,7 +50,7 @@ TEST(WeightRing, ATensorThatDoesNotFitBeforeTheEndBeginsAtTheFront) {
     segment::Control control = {};
     WeightSampler follower;
     follower.attach(ring, sizeof(segment::TensorRing) + bytes, &control, 1, 1, 1 << 20);
-    EXPECT_EQ(follower.name(&weight, 1), 1);
+    EXPECT_EQ(follower.name_tensors(&weight, 1), 1);
     const foreshock_weight_state state = state_of(0, values.data(), 64, 64);
     for (int64_t step = 1; step <= steps; ++step) {
       follower.after_step(&state, 1, step);
@@ -70,12 +70,12 @@ TEST(WeightRing, OfATensorLargerThanTheRoomForCopiesAPartIsCompared) {
   auto* ring = reinterpret_cast<segment::TensorRing*>(memory);
   segment::Control control = {};
   WeightSampler follower;
-  follower.attach(ring, sizeof memory, &control, 1, 1, 4 * UpdateSnapshots::kPiece);
+  follower.attach(ring, sizeof memory, &control, 1, 1, 4 * CopiesBeforeStep::kPiece);
   const foreshock_weight weights[] = {named("large", 400, 100), named("small", 10, 10)};
-  ASSERT_EQ(follower.name(weights, 2), 2);
+  ASSERT_EQ(follower.name_tensors(weights, 2), 2);
   std::vector<float> large(40000, 1), small(100, 1);
   uint32_t due[2];
-  ASSERT_EQ(follower.due(5, 1, due, 2), 2u);
+  ASSERT_EQ(follower.find_due(5, 1, due, 2), 2u);
   const foreshock_weight_state states[] = {state_of(0, large.data(), 400, 100),
                                            state_of(1, small.data(), 10, 10)};
   follower.before_step(states, 2, 5);
@@ -90,7 +90,7 @@ TEST(WeightRing, OfATensorLargerThanTheRoomForCopiesAPartIsCompared) {
   };
   const double* of_large = reductions_at(0);
   const double compared =
-      3 * UpdateSnapshots::kPiece / sizeof(float);  // the small one has its own piece of room
+      3 * CopiesBeforeStep::kPiece / sizeof(float);  // the small one has its own piece of room
   EXPECT_EQ(of_large[segment::kUpdateElements], compared);
   EXPECT_EQ(of_large[segment::kUpdateSumMagnitude], 0.5 * compared);
   EXPECT_EQ(of_large[segment::kUpdatedSumOfSquares], 2.25 * compared);
@@ -110,7 +110,7 @@ TEST(WeightRing, ARecordThatIsTooLargeIsNotTriedAtEveryTurn) {
   WeightSampler follower;
   follower.attach(ring, sizeof memory, &control, 1, 1, 1 << 20);
   const foreshock_weight weight = named("w", 200, 200);
-  ASSERT_EQ(follower.name(&weight, 1), 1);
+  ASSERT_EQ(follower.name_tensors(&weight, 1), 1);
   std::vector<float> values(40000);
   for (size_t n = 0; n < values.size(); ++n) values[n] = 1e-30f * std::exp2(static_cast<float>(n) / 300);
   const foreshock_weight_state state = state_of(0, values.data(), 200, 200);
@@ -138,11 +138,11 @@ TEST(WeightRing, WhatIsNotFollowedIsCountedWithItsReason) {
     segment::Control control = {};
     WeightSampler follower;
     follower.attach(ring, bytes, &control, 1, 1, 1 << 20, is_off);
-    const int followed = follower.name(weights.data(), weights.size());
+    const int followed = follower.name_tensors(weights.data(), weights.size());
     EXPECT_EQ(ring->tensors, bytes == sizeof memory ? 1 : 0u);
     EXPECT_EQ(followed > 0, bytes == sizeof memory);
     uint32_t due[8];
-    EXPECT_EQ(follower.due(1, 1, due, 8), ring->tensors) << "the others have no turn";
+    EXPECT_EQ(follower.find_due(1, 1, due, 8), ring->tensors) << "the others have no turn";
     return std::vector<uint64_t>(ring->unfollowed, ring->unfollowed + segment::kTensorUnfollowed);
   };
   std::vector<foreshock_weight> weights(4, named("w", 10, 10));
@@ -160,7 +160,7 @@ TEST(WeightRing, TensorsBeyondTheTableAreCounted) {
   WeightSampler follower;
   follower.attach(ring, sizeof memory, &control, 1, 1, 1 << 20);
   const std::vector<foreshock_weight> weights((1 << 16) + 3, named("w", 1, 1));
-  EXPECT_EQ(follower.name(weights.data(), weights.size()), 1 << 16);
+  EXPECT_EQ(follower.name_tensors(weights.data(), weights.size()), 1 << 16);
   EXPECT_EQ(ring->unfollowed[segment::kUnfollowedTooMany], 3u);
 }
 
