@@ -1,5 +1,7 @@
-"""Builds adapters for packages: libraries that connect libforeshock.so with one release of torch. build_adapter.py
-builds and tests an adapter once and keeps it in a cache; packages reuse it until a source changes."""
+"""Builds adapters for packages: libraries, each of which connects libforeshock.so with one release of torch.
+
+build_adapter.py builds and tests an adapter once and keeps it in a cache. Packages reuse it until a source changes.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,14 @@ def build(python: Path, library: Path, cache: Path = CACHE) -> Path:
     return Path(answer["path"]).parent
 
 
-def ship(built: Path, folder: Path) -> Path:
-    """Copies an adapter into `folder` under the name by which build_adapter.py finds it on the user's machine."""
+def copy_into(built: Path, folder: Path) -> Path:
+    """Copies an adapter into a new folder below `folder`. The new folder, which is returned, has the name that
+    build_adapter.py searches for on the user's machine."""
     stamp = json.loads((built / "stamp.json").read_text())
-    version, _, git = built.name.removeprefix("torch-").rpartition("-")  # torch-VERSION-COMMIT
+    version, _, commit = built.name.removeprefix("torch-").rpartition("-")  # torch-VERSION-COMMIT
     if newer := elf.too_new(built / "adapter.so"):
         raise AdapterError(f"torch {version}: the adapter needs {' '.join(newer)}, which Debian 11 lacks")
-    target = folder / f"torch-{version.partition('+')[0]}-{git}-abi{stamp['abi']}"
+    target = folder / f"torch-{version.partition('+')[0]}-{commit}-abi{stamp['abi']}"
     target.mkdir(parents=True)
     shutil.copy(built / "adapter.so", target)
     shutil.copy(built / "stamp.json", target)

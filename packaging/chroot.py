@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CHROOTS = ROOT / "build" / "chroots"
 USER = "newcomer"  # an unprivileged user in the chroot, with uid 1000
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ChrootError(Exception):
@@ -45,8 +45,11 @@ def check_tools() -> None:
 
 
 class Chroot:
-    """A Debian release (`suite`) with `packages`, in the folder `name` (by default `suite`). The constructor makes it
-    unless it exists. The file "ready" in the folder marks the chroot as complete and lists its packages."""
+    """A chroot with a Debian release (`suite`) and `packages`, in the folder `name` (by default `suite`).
+
+    The constructor makes the chroot unless it exists. The file "ready" in the folder marks the chroot as complete and
+    lists its packages.
+    """
 
     def __init__(self, suite: str, name: str = "", packages: Sequence[str] = ()) -> None:
         self.suite = suite
@@ -87,7 +90,8 @@ class Chroot:
         )
         if done.returncode != 0:
             raise ChrootError(f"debootstrap {self.suite} failed: {(done.stderr or done.stdout).strip()[-300:]}")
-        # The mirror may be frozen, with a Release file past its Valid-Until date. Signatures are still checked.
+        # The mirror may be a copy of an old state, whose Release file is past its Valid-Until date. Signatures are
+        # checked in any case.
         setting = 'Acquire::Check-Valid-Until "false";\n'
         (self.path / "etc" / "apt" / "apt.conf.d" / "99frozen").write_text(setting)
         self.check("useradd", "--create-home", "--uid", "1000", USER)
@@ -109,7 +113,7 @@ class Chroot:
         """Runs `command` in the chroot as `user`, with `binds` (path outside: path inside) mounted. The environment is
         only PATH, HOME, LANG, DEBIAN_FRONTEND and `env`. `run_options`: further arguments of subprocess.run()."""
         home = "/root" if user == "root" else f"/home/{user}"
-        variables = {"PATH": PATHS, "HOME": home, "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+        variables = {"PATH": SEARCH_PATH, "HOME": home, "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
         variables |= env or {}
         shutil.copy("/etc/resolv.conf", self.path / "etc" / "resolv.conf")
         root = shlex.quote(str(self.path))

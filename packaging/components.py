@@ -56,8 +56,8 @@ def version_of(component: Component) -> str:
 
 
 def statement_of(component: Component) -> str:
-    """The copyright file of the component's Debian package. For Boost only the licence in this file: the copyright
-    statements have 2 MB, and the licence does not require them with binaries."""
+    """The copyright file of the component's Debian package. For Boost, only the licence text in that file. Its
+    copyright statements have 2 MB, and the licence does not require them with binaries."""
     package = package_of(component.file)
     text = (Path("/usr/share/doc") / package / "copyright").read_text()
     if component.name != "Boost":
@@ -66,20 +66,21 @@ def statement_of(component: Component) -> str:
     return "\n".join(line.strip().removeprefix(".") for line in max(stanzas, key=len).splitlines()) + "\n"
 
 
-def referred(text: str) -> set[str]:
-    """The names of files of /usr/share/common-licenses to which a statement refers."""
+def referred_licenses(text: str) -> set[str]:
+    """The names of the files in /usr/share/common-licenses to which a statement refers."""
     return set(re.findall(r"common-licenses/([\w.+-]*[\w+])", text))
 
 
 def copy_licenses(folder: Path, torch_license: Path | None) -> None:
-    """Writes to `folder` the statement of each component, of torch if given, and the texts in COMMON that they name."""
+    """Writes to `folder` the statement of each component, the licence of torch if given, and the texts in COMMON that
+    these name."""
     folder.mkdir(parents=True)
     texts = {component: statement_of(component) for component in COMPONENTS}
     if torch_license is not None:
         texts[TORCH] = torch_license.read_text()
     for component, text in texts.items():
         declared = {name.removesuffix("-or-later") for name in re.findall(r"[\w.-]+", component.license)}
-        for name in referred(text) | declared:
+        for name in referred_licenses(text) | declared:
             if (COMMON / name).is_file():  # other licences have their text in the statement
                 (folder / "common-licenses").mkdir(exist_ok=True)
                 shutil.copyfile(COMMON / name, folder / "common-licenses" / name)

@@ -22,12 +22,12 @@ LIBRARIES = {
     "prometheus-cpp-dev": ["ENABLE_PULL=OFF", "ENABLE_PUSH=OFF", "ENABLE_COMPRESSION=OFF", "ENABLE_TESTING=OFF"],
 }
 
-# {distribution: its release with glibc 2.31}. Addresses of archives contain the name of the distribution.
-BASELINE = {"debian": "bullseye", "ubuntu": "focal"}
+# By distribution: its release with glibc 2.31. Addresses of archives contain the name of the distribution.
+GLIBC_2_31_RELEASES = {"debian": "bullseye", "ubuntu": "focal"}
 
 
 class DependencyError(Exception):
-    """Its text, for the user, says what failed; for a command it has the end of the output."""
+    """The text, for the user, says what failed. If a command failed, the text has the end of its output."""
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
@@ -47,7 +47,7 @@ def source_of(package: str) -> str:
 def archives() -> list[str]:
     """The Debian and Ubuntu archives in apt's configuration, such as "http://deb.debian.org/debian/ bookworm main"."""
     query = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"]
-    lines = sorted({line for line in run(*query).splitlines() if any(name in line for name in BASELINE)})
+    lines = sorted({line for line in run(*query).splitlines() if any(name in line for name in GLIBC_2_31_RELEASES)})
     if not lines:
         raise DependencyError("apt knows no Debian or Ubuntu archive to take sources from")
     return lines
@@ -69,7 +69,7 @@ def unpack(source: str, work: Path) -> Path:
     options = apt_options([f"deb-src {line}" for line in archives()], work)
     run("apt-get", *options, "update", "-q")
     run("apt-get", *options, "source", "-q", source, cwd=work)
-    upstream = (version.partition(":")[2] or version).rpartition("-")[0]  # of EPOCH:UPSTREAM-REVISION
+    upstream = (version.partition(":")[2] or version).rpartition("-")[0]  # version: [EPOCH:]UPSTREAM-REVISION
     return work / f"{name}-{upstream}"
 
 
@@ -87,7 +87,7 @@ def build_one(package: str, settings: list[str], prefix: Path, work: Path) -> No
     tree = unpack(source, folder)
     common = ["CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF", "CMAKE_POSITION_INDEPENDENT_CODE=ON"]
     common += [f"CMAKE_INSTALL_PREFIX={prefix}", "CMAKE_INSTALL_LIBDIR=lib"]
-    # Removes the path of the build from assertions, so that the same sources give the same libraries on every machine.
+    # Removes the folder's path from the texts of assertions, so that every machine builds the same libraries.
     common += [f"CMAKE_CXX_FLAGS=-ffile-prefix-map={folder}=."]
     flags = [f"-D{setting}" for setting in (*common, *settings)]
     run("cmake", "-G", "Ninja", "-S", tree, "-B", folder / "build", *flags)
@@ -96,7 +96,7 @@ def build_one(package: str, settings: list[str], prefix: Path, work: Path) -> No
 
 
 @contextlib.contextmanager
-def alone_in(work: Path) -> Iterator[None]:
+def locked(work: Path) -> Iterator[None]:
     """Locks the folder `work` during the `with` block, since two processes may fill the folder at the same time."""
     work.mkdir(parents=True, exist_ok=True)
     with (work / "lock").open("w") as lock:
@@ -106,7 +106,7 @@ def alone_in(work: Path) -> Iterator[None]:
 
 def old_glibc(work: Path) -> Path:
     """Returns a directory with glibc 2.31 and its headers, for the compiler's --sysroot. Fills it at the first call."""
-    with alone_in(work):
+    with locked(work):
         return unpack_old_glibc(work)
 
 
@@ -116,15 +116,16 @@ def unpack_old_glibc(work: Path) -> Path:
     if (root / "ready").exists():
         return root
     print("package: downloading glibc 2.31 to link with", flush=True)
-    name = next(name for name in BASELINE if any(name in line for line in archives()))
-    address = next(line.split()[0] for line in archives() if name in line and "security" not in line)
+    distribution = next(name for name in GLIBC_2_31_RELEASES if any(name in line for line in archives()))
+    release = GLIBC_2_31_RELEASES[distribution]
+    address = next(line.split()[0] for line in archives() if distribution in line and "security" not in line)
     folder = work / "glibc-packages"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.rmtree(root, ignore_errors=True)
     folder.mkdir(parents=True)
-    options = apt_options([f"deb {address} {BASELINE[name]} main"], folder)
+    options = apt_options([f"deb {address} {release} main"], folder)
     run("apt-get", *options, "update", "-q")
-    packages = [f"{package}/{BASELINE[name]}" for package in ("libc6", "libc6-dev")]
+    packages = [f"{package}/{release}" for package in ("libc6", "libc6-dev")]
     run("apt-get", *options, "download", "-q", *packages, cwd=folder)
     for package in sorted(folder.glob("*.deb")):
         run("dpkg-deb", "-x", package, root)
@@ -140,7 +141,7 @@ def unpack_old_glibc(work: Path) -> Path:
 def build_all(work: Path) -> Path:
     """Builds the static libraries. Returns their folder, which must precede the system's in CMAKE_PREFIX_PATH."""
     prefix = work / "prefix"
-    with alone_in(work):
+    with locked(work):
         for package, settings in LIBRARIES.items():
             build_one(package, settings, prefix, work)
     return prefix

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 # The highest symbol versions of Debian 11, the oldest supported system: glibc 2.31 and the C++ runtime of GCC 10.
-OLDEST = {"GLIBC": (2, 31), "GLIBCXX": (3, 4, 28), "CXXABI": (1, 3, 12)}
+DEBIAN_11 = {"GLIBC": (2, 31), "GLIBCXX": (3, 4, 28), "CXXABI": (1, 3, 12)}
 
 
 def is_elf(path: Path) -> bool:
@@ -38,16 +38,17 @@ def problems(path: Path) -> list[str]:
 
 
 def versions(path: Path) -> dict[str, tuple[int, ...]]:
-    """The highest symbol version that a binary requires, for each kind in OLDEST: {"GLIBC": (2, 31)}, for example."""
+    """The highest symbol version of each kind that a binary requires: {"GLIBC": (2, 31)}, for example."""
     text = subprocess.run(["readelf", "-VW", path], capture_output=True, text=True, check=True).stdout
     required = text.partition("Version needs")[2]  # before this heading are the versions that the binary defines
     highest: dict[str, tuple[int, ...]] = {}
     for kind, number in re.findall(r"Name: (\w+)_([\d.]+)", required):
-        if kind in OLDEST:
+        if kind in DEBIAN_11:
             highest[kind] = max(highest.get(kind, ()), tuple(map(int, number.split("."))))
     return highest
 
 
 def too_new(path: Path) -> list[str]:
     """The required symbol versions that Debian 11 does not have, such as "GLIBC_2.34"."""
-    return [f"{kind}_{'.'.join(map(str, number))}" for kind, number in versions(path).items() if number > OLDEST[kind]]
+    required = versions(path).items()
+    return [f"{kind}_{'.'.join(map(str, number))}" for kind, number in required if number > DEBIAN_11[kind]]

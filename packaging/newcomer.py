@@ -5,7 +5,7 @@
 Runs on Python 3.9 or later. Installs foreshock's wheel and its tarball, which are in the folder PACKAGES, and runs
 trainings under each. The trainings use torch RELEASE, which pip installs from the folder WHEELS. Prints a line for each
 group of checks that passes. The first failed check ends the program with the reason. Parameters of the functions below:
-`plain` is facts_of() of the training without foreshock, `python` the interpreter of the environment with torch.
+`plain` is facts_of() of the training without foreshock, `python` is the interpreter of the environment with torch.
 """
 
 import json
@@ -43,7 +43,7 @@ def call(*command, status=0, **variables):
 
 
 def facts_of(output):
-    """The line of JSON that newcomer_training.py prints among warnings of torch: losses, and a hash of all results."""
+    """What newcomer_training.py prints: a line of JSON, among warnings of torch, with losses and a hash of results."""
     return json.loads(next(line for line in output.splitlines() if line.startswith("{")))
 
 
@@ -80,7 +80,7 @@ def train_under(foreshock, python, plain, cache):
     for line in process.stderr:
         errors.append(line)
         if "page at" in line:
-            # Scrapes during the run: the agent ends with it.
+            # Scrapes during the run, since the agent ends with the run.
             while process.poll() is None and "foreshock_attention_judged_total{" not in metrics:
                 metrics = scrape(line.strip())
     output = process.stdout.read()
@@ -140,7 +140,8 @@ def try_wheel(packages, python, plain):
 
 
 def try_tarball(packages, python, plain):
-    """Uses the unpacked tarball: as it is, as a service, after a move, without adapters, in a path with a blank."""
+    """Uses the unpacked tarball: as it is, as a service, after the folder was moved, without adapters, and in a path
+    with a blank."""
     (tarball,) = packages.glob("foreshock-*.tar.gz")
     first, with_blank = HOME / "first", HOME / "second place"
     for folder in (first, with_blank):
@@ -185,7 +186,7 @@ def wait_until(holds, text, seconds=60):
 
 
 def task_environment(tree, base):
-    """The variables that slurmd sets in a Slurm task, because the task prolog prints them as "export NAME=value"."""
+    """The variables of a Slurm task that slurmd sets because the task prolog prints them as "export NAME=value"."""
     slurm = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_JOB_USER": "newcomer"}
     slurm.update(FORESHOCK_PREFIX=str(tree), FORESHOCK_TREE=str(base))
     script = tree / "share" / "foreshock" / "deploy" / "slurm" / "task_prolog.sh"

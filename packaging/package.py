@@ -49,8 +49,8 @@ class PackageError(Exception):
     """A failure; its text is shown to the user as it is."""
 
 
-def run(*command: str | Path, **more: object) -> None:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **more)
+def run(*command: str | Path, **run_options: object) -> None:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **run_options)
     if done.returncode != 0:
         raise PackageError(f"{' '.join(map(str, command[:4]))} ... failed:\n{(done.stdout + done.stderr)[-3000:]}")
 
@@ -70,14 +70,14 @@ def commit_time() -> str:
 
 def configure() -> None:
     """Builds the libraries that foreshock is linked with, then configures its build. Must be called within
-    dependencies.alone_in(BUILD), since two calls at the same time would overwrite each other's files."""
+    dependencies.locked(BUILD), since two calls at the same time would overwrite each other's files."""
     settings = [f"-DCMAKE_PREFIX_PATH={dependencies.build_all(DEPENDENCIES)}"]
     settings.append(f"-DFORESHOCK_GLIBC={dependencies.old_glibc(DEPENDENCIES)}")
     run("cmake", "--preset", "package", *settings, cwd=ROOT)
 
 
 def compile_all() -> None:
-    with dependencies.alone_in(BUILD):  # several `./dev test-torch` commands may call this at the same time
+    with dependencies.locked(BUILD):  # several `./dev test-torch` commands may call this at the same time
         configure()
         print("package: building foreshock", flush=True)
         run("cmake", "--build", "--preset", "package", "--parallel", str(os.cpu_count() or 1), cwd=ROOT)
@@ -100,8 +100,8 @@ def fill(tree: Path, releases: list[str], cache: Path) -> None:
     shutil.copytree(ROOT / "docs", documents / "docs")
     for release in releases:
         built = adapters.build(python_of(release), tree / "lib" / "libforeshock.so", cache)
-        place = adapters.ship(built, tree / "share" / "foreshock" / "adapters")
-        print(f"package: adapter {place.name}", flush=True)
+        copied = adapters.copy_into(built, tree / "share" / "foreshock" / "adapters")
+        print(f"package: adapter {copied.name}", flush=True)
     for path in tree.rglob("*"):  # permissions must not depend on the umask
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)

@@ -10,26 +10,27 @@ from pathlib import Path
 
 from components import COMPONENTS, TORCH, version_of
 
-NOTHING = "NOASSERTION"  # SPDX's word for unknown
+UNKNOWN = "NOASSERTION"  # SPDX's word for it
 
 
 def identifier(name: str) -> str:
+    """The SPDX identifier of a package."""
     return "SPDXRef-Package-" + "".join(c if c.isalnum() or c in ".-" else "-" for c in name)
 
 
-def package(name: str, version: str, license: str, homepage: str, **more: object) -> dict:
-    """An entry of "packages" in the document. `more`: further fields."""
+def package(name: str, version: str, license: str, homepage: str, **fields: object) -> dict:
+    """An entry of "packages" in the document. `fields`: further fields, or other values of those below."""
     return {
         "SPDXID": identifier(name),
         "name": name,
         "versionInfo": version,
         "licenseDeclared": license,
         "licenseConcluded": license,
-        "copyrightText": NOTHING,
-        "downloadLocation": NOTHING,
-        "homepage": homepage or NOTHING,
+        "copyrightText": UNKNOWN,
+        "downloadLocation": UNKNOWN,
+        "homepage": homepage or UNKNOWN,
         "filesAnalyzed": False,
-    } | more
+    } | fields
 
 
 def document(version: str, seconds: int, torch: list[str], tree: Path) -> str:

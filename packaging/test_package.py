@@ -1,6 +1,7 @@
 """./dev test-package: the newcomer's path with the packages of build/packages on Debian 11, 12 and testing.
 
-For each system, newcomer.py installs the packages and trains with them in a bare chroot, without root or a compiler.
+For each system, newcomer.py does what a new user does (the newcomer): it installs the packages and trains with them in
+a bare chroot, without root or a compiler.
 Chroots need root, missing downloads need a network, and the disk needs 25 GB. build/packages must contain the adapters
 (libraries for one release of torch) for the releases in SYSTEMS: `./dev package --torch 2.8.0,2.13.0,2.15.0`, or all.
 """
@@ -43,7 +44,7 @@ def wheels_for(chroot: Chroot, release: str) -> Path:
     print(f"package: downloading torch {release} for Python {python}", flush=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), f"torch=={release}"]
     command += ["--only-binary=:all:", "--python-version", python, "--implementation", "cp"]
-    if python == "3.9":  # pip omits this requirement, since it evaluates the condition for its own, newer Python
+    if python == "3.9":  # pip omits this requirement of Python 3.9, since it looks at its own, newer Python
         command.append("importlib-metadata")
     for policy in ("2014", *(f"_2_{minor}" for minor in range(17, 32))):  # for glibc 2.17 to 2.31, that of Debian 11
         command += ["--platform", f"manylinux{policy}_x86_64"]

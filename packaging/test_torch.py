@@ -2,7 +2,7 @@
 
 For VERSION 2.6 or 2.14, torch is Debian's build, in a chroot of Debian trixie or testing, which needs root. For a
 release of torch_versions.py, such as 2.8.0, torch is a wheel in a virtual environment. First runs
-packaging/newcomer_training.py with and without the packaged build of foreshock: both must give the same bits, and
+packaging/newcomer_training.py with and without the packaged build of foreshock. Both must give the same bits, and
 samples must be judged. Then runs tests/integrations, the tests of the adapter (which connects foreshock and torch).
 """
 
@@ -55,7 +55,7 @@ def in_chroot(version: str, tree: Path) -> tuple[str, Runner]:
     home = f"/home/{USER}"
 
     def run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
-        # Debian's torch has no libuv.
+        # Debian's torch is built without libuv, which torch.distributed would use.
         variables = environment | {"USE_LIBUV": "0", "PYTHONDONTWRITEBYTECODE": "1"}
         words = ["env", f"--chdir={tree}", *(word.replace("@HOME@", home) for word in command)]
         variables = {key: value.replace("@HOME@", home) for key, value in variables.items()}
@@ -67,7 +67,7 @@ def in_chroot(version: str, tree: Path) -> tuple[str, Runner]:
 
 
 def in_environment(release: str, tree: Path) -> tuple[str, Runner]:
-    """Like in_chroot(), with the virtual environment of a release."""
+    """The Python of the virtual environment of a release, and the function that runs commands with it, in `tree`."""
     python = torch_versions.python_with(release)
     home = str(ROOT / "build" / "test-torch-home")
 

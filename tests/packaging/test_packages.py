@@ -100,7 +100,7 @@ def test_parts_licences_and_list_of_parts(packages, tmp_path):
             text = (folder / file).read_text()
             assert len(text) > 500, file
             assert "/usr/share" not in text, "a folder that other systems do not have"
-            for referred in components.referred(text):
+            for referred in components.referred_licenses(text):
                 assert (folder / "common-licenses" / referred).stat().st_size > 1000
         assert any(name.startswith(component.name) for name in listed)
         assert f"- {component.name}" in notice
