@@ -25,7 +25,8 @@ inline constexpr double kLn2Low = 1.90821492927058770002e-10;
 inline constexpr double kExpCoefficient[13] = {
     1,          1,           1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,      1.0 / 720,
     1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600};
-// Replaces every smaller x. exp(-746) is less than half of the smallest subnormal, so the result is +0.
+// Every smaller x is replaced by it. exp(-746) is less than half of the smallest subnormal, so the result is
+// +0.
 inline constexpr double kExpArgumentMin = -746.0;
 // Adding this number to x / ln 2 rounds x / ln 2 to a whole number n, and leaves n + 1023 + 512, the biased
 // exponent of 2^(n + 512), in the low bits of the sum. 2^(n + 512) is a normal number for every n in use, so

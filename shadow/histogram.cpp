@@ -312,7 +312,8 @@ void put(uint64_t number, std::string* bytes) {
 
 // Reads a bin of a stored histogram. *index: index of the last bin read, plus 1; 0 before the first bin.
 // *left: number of values not yet read. Both are updated. Returns false if the bin is not one of finite
-// values ([kFirst, kEnd)), if its count exceeds *left, or if its residual is too large for its count.
+// values ([kFirst, kEnd)), if its count exceeds *left, or if its residual is too large for its count. The
+// first and the last 0x800 bins are those of NaN and infinity.
 bool get_bin(Bytes* bytes, uint64_t* index, uint64_t* left, HistogramBin* bin) {
   constexpr uint64_t kMost = (1u << kBinResidualBits) - 1, kFirst = 0x800, kEnd = kBins - kFirst;
   uint64_t distance = 0;
@@ -422,10 +423,10 @@ double excess(Wide area, Wide mass, Wide level) {
   return mass > level ? to_double(area) * (to_double(mass - level) / to_double(mass)) : 0;
 }
 
-// Returns an upper bound of the integral of |F - G| over the bin, the least of three (raised to the lower
-// bound |integral of F - G| if rounding puts it below). by_range: the largest |F - G| that the masses allow.
-// by_start and by_end use |x| = x + 2 max(0, -x): if `start` is not negative, -(F - G) is at most the mass of
-// b below x minus `start` (by_end: the mass of a above x minus `end`).
+// Returns an upper bound of the integral of |F - G| over the bin: the least of three bounds, raised to the
+// lower bound |integral of F - G| if rounding has put it below. by_range is the largest |F - G| that the
+// masses allow. by_start and by_end use |y| = y + 2 max(0, -y) with y = F - G. If `start` is not negative, -y
+// is at most the mass of b below x minus `start`; if `end` is not, at most the mass of a above x minus `end`.
 double upper_bound(const Inside& in) {
   const Wide rest_a = in.mass_a - in.area_a, rest_b = in.mass_b - in.area_b, end = in.end();
   const double integral = to_double(in.integral());

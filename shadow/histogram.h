@@ -1,7 +1,8 @@
 // Histograms of a tensor's values: reading, adding, storing, and their Wasserstein distance. There are 2^20
-// bins (sign, exponent and 11 bits of the fraction of an fp32). A bin holds the count of its values and their
-// `residual`, which gives their sum, so the mean is exact. Values of 16-bit formats are on the edges of bins,
-// so their distribution is kept exactly. Histograms of shards, ranks, tensors and layers can be added.
+// bins (sign, exponent and 11 bits of the fraction of an fp32). A bin holds the count of its values and a
+// `residual`, from which their sum follows, so the mean is exact. Values of 16-bit formats are on the edges
+// of bins, so their distribution is kept exactly. Histograms of shards, ranks, tensors and layers can be
+// added.
 #ifndef FORESHOCK_SHADOW_HISTOGRAM_H_
 #define FORESHOCK_SHADOW_HISTOGRAM_H_
 
@@ -49,8 +50,9 @@ void merge(const Histogram& other, Histogram* histogram);
 double mean_magnitude(const Histogram& histogram);
 
 // Makes histograms from the bytes that a trainer sends: the values of a small tensor, or the packed counters
-// of a large one. The bytes may be invalid: both functions return false if the bytes are not exactly
-// `elements` values of `type` (fp32, bf16 or fp16). An object is reused for many tensors. Thread-compatible.
+// of a large one. Both functions return false if the bytes are not exactly `elements` values of `type` (fp32,
+// bf16 or fp16); read_values() also if there are more than kMostBinned (kernels/histogram.h). An object is
+// reused for many tensors. Thread-compatible.
 class HistogramReader {
  public:
   bool read_values(std::span<const std::byte> bytes, DType type, uint64_t elements, Histogram* histogram);

@@ -72,9 +72,10 @@ void load_columns(const KeyColumns& c, T factor, const ColumnArrays<T>& a) {
   }
 }
 
-// Computes delta = grad_out . out of each row. Floors sum in reverse (`from_last`): if a key has all weight,
-// out is its value, so in equal order delta would equal grad_out . value exactly, unlike in a kernel. Eight
-// rows are interleaved, because each multiply-add waits for the previous one of its row.
+// Computes delta = grad_out . out of each row. The noise floors sum from the last element to the first
+// (`from_last`). If one key has all weight, out is its value; summed in the same order, delta would then
+// equal grad_out . value exactly, unlike in a kernel. Eight rows are interleaved, because each multiply-add
+// waits for the previous one of its row.
 template <class T>
 HWY_INLINE void compute_deltas(const ColumnArrays<T>& a, int count, int width, bool from_last) {
   constexpr int kAtOnce = 8;
@@ -167,7 +168,7 @@ void exact_lanes(const KeyColumns& c, ColumnReference* result) {
                  *weight = exp_of_any_sign(hn::Sub(score, log_sum_exp));
                  *grad_score = hn::Mul(*weight, hn::Sub(grad_weight, delta));
                });
-    // Adds the tile's terms to dV and dK.
+    // Adds the tile's terms to dV and dK. The members of the product are in the order of load_rows_tile().
     multiply<double>({a.weight, a.stride, a.grad_out, value, 1, count, true}, c.value_dim, a.grad_value[0]);
     multiply<double>({a.grad_score, a.stride, a.query, head, 1, count, true}, c.head_dim, a.grad_key[0]);
   }

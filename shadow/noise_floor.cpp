@@ -26,7 +26,8 @@ constexpr int kFloorTile = 48;  // keys of a tile
 // `plain` and `fused` have the scores, later the weights of all keys: an unfused kernel stores the whole
 // matrix, and the maximum of a row must be known before its first weight. `rounded`, grad_weight and
 // grad_score have the keys of a tile; `partial` is the product of a tile. plain_delta and given_delta are the
-// sums of grad_out * out, with the out of plain and with that of the trainer.
+// sums of grad_out * out, with the out of plain and with that of the trainer. exponentiate() sets sum and
+// factor, one number for each row.
 template <class T>
 struct FloorArrays {
   int stride;
@@ -128,8 +129,8 @@ HWY_INLINE void for_rows(const FloorArrays<T>& a, int keys, const T* of_row, T* 
   }
 }
 
-// Sets a.plain to the rounded weights. They sum to 1 over the slice's keys; in rows whose given log_sum_exp
-// covers more keys (Reference::partial), to the part of all weight that the slice's keys have (share).
+// Sets a.plain to the rounded weights. They sum to 1 over the slice's keys. In rows whose given log_sum_exp
+// covers more keys (Reference::partial), they sum to `share`, the part of all weight that these keys have.
 template <class T>
 void plain_weights(const AttentionSlice& slice, const Reference& reference, const FloorArrays<T>& a) {
   exponentiate(slice, a, a.plain);

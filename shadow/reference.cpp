@@ -332,7 +332,7 @@ void finish_row(const RowSums& sums, int row, Reference* result) {
 
 // Whether `given` exceeds the computed log_sum_exp by more than rounding: it then covers more keys.
 bool is_above(double given, double log_sum_exp, double logit_abs_max) {
-  constexpr double kSummedInFp32 = 0x1p-15;  // error of sums of thousands of terms
+  constexpr double kSummedInFp32 = 0x1p-15;  // relative error of sums of thousands of terms
   return given - log_sum_exp > kSummedInFp32 * std::max(1.0, logit_abs_max) && given < kInfinity;
 }
 

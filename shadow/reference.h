@@ -15,8 +15,9 @@ namespace foreshock {
 
 // The reference is computed from the stored inputs by tiles of 48 keys (online softmax). A backward slice
 // takes a second pass. Every sum is a chain of fused multiply-adds in the order of the keys (or of the
-// elements of a head), except the sum of the weights, which has plain additions. Sums over the keys are
-// divided by it at the end; gradients are then multiplied by the scale (given_grad_query by `share` too).
+// elements of a head), except the sum of the weights, which has plain additions. At the end, sums over the
+// keys are divided by the sum of the weights. Gradients are then multiplied by the scale, and
+// given_grad_query by `share` too.
 //
 // All instruction sets give the same bits (all NaN count as one value): reference_scalar.cpp defines them,
 // reference.cpp is fast. The relative error of a row of out and of log_sum_exp is below 1e-13 (tests/shadow).
@@ -42,11 +43,12 @@ struct Reference {
   // log_sum_exp). A backward kernel must compute this gradient. With context parallelism it differs from
   // grad_query, since the given values then also cover keys that the slice lacks (other ranks have them).
   std::vector<double> given_grad_query;  // [rows][head_dim]
-  // [rows], sum of exp(score - given log_sum_exp) over the slice's keys: 1 if it covers no other keys.
+  // [rows], sum of exp(score - given log_sum_exp) over the slice's keys; 1 if the given log_sum_exp covers no
+  // other keys.
   std::vector<double> share;
   std::vector<double> given_delta;  // [rows], sum of grad_out * given out
   std::vector<double> key_mean;     // [rows][head_dim], mean of the keys, weighted by the attention weights
-  std::vector<uint8_t> partial;     // [rows], 1: the given log_sum_exp covers more keys (is_above())
+  std::vector<uint8_t> partial;     // [rows], 1: the given log_sum_exp covers other keys too (is_above())
 
   std::vector<double> scratch;
 };

@@ -42,7 +42,8 @@ constexpr int padded_rows(int rows) {
   return (rows + lanes_of<T>() - 1) / lanes_of<T>() * lanes_of<T>();
 }
 
-// Converts `count` elements from `first` on: whole vectors, then the rest. Storage: the 16-bit type or float.
+// Converts `count` elements from `first` on: whole vectors, then the rest. `Storage` is the type in memory, a
+// 16-bit type or float.
 template <class T, class Storage>
 HWY_INLINE void widen(const void* from, size_t first, size_t count, T* HWY_RESTRICT to) {
   const LanesTag<T> d;
@@ -231,7 +232,9 @@ HWY_INLINE V round_lanes(DType type, V x) {
 template <class T>
 class ArraysIn {
  public:
-  // Reserves room for `arrays` arrays with `total` elements in all, and for the alignment of each.
+  // Reserves room for `arrays` arrays with `total` elements in all. For the alignment to 64 bytes (8
+  // doubles), adds 8 doubles for each array and 8 for the first address; 1 more, since the division rounds
+  // down.
   ArraysIn(std::vector<double>* scratch, size_t total, size_t arrays) {
     resize_up(scratch, total * sizeof(T) / sizeof(double) + 8 * arrays + 9);
     next_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch->data()) + 63) & ~uintptr_t{63});

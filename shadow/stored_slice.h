@@ -30,8 +30,8 @@ using StoredArrays = std::map<std::string, StoredArray, std::less<>>;
 // fp64 are those of `reference`. Borrows from both arguments.
 StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference);
 
-// Makes *slice of these arrays and borrows their data, which must be aligned to 8 bytes. The arrays may be
-// invalid: returns an error text, or "" if *slice is valid (judgement.h).
+// Fills *slice from arrays with these names and borrows their data, which must be aligned to 8 bytes. The
+// arrays may be invalid: returns an error text, or "" if *slice is valid (judgement.h).
 std::string slice_from(const StoredArrays& arrays, double scale, AttentionSlice* slice);
 
 // Returns the arrays of a slice of key positions: k and dk [columns, head_dim], v and dv [columns,
