@@ -225,11 +225,12 @@ void CostModel::observe_device(uint32_t slices, double seconds) {
 
 void CostModel::observe_step(bool sampled, double seconds) {
   if (sampled)
-    last_sampled_[sampled_++ % kLastSampled] = seconds;
-  else if (bare_ == 0 || kSurprise * seconds < bare_)
-    bare_ = seconds;  // the first value, or one far below bare_, which the set-up in the first step raised
+    last_sampled_[sampled_steps_++ % kLastSampled] = seconds;
+  else if (bare_seconds_ == 0 || kSurprise * seconds < bare_seconds_)
+    bare_seconds_ = seconds;  // the first value, or one far below bare_seconds_, which the set-up in the
+                              // first step raised
   else
-    bare_ += kNewCost * (std::min(seconds, kSurprise * bare_) - bare_);
+    bare_seconds_ += kNewCost * (std::min(seconds, kSurprise * bare_seconds_) - bare_seconds_);
 }
 
 double CostModel::slice_seconds(bool first_use_of_slot) const {
@@ -238,10 +239,10 @@ double CostModel::slice_seconds(bool first_use_of_slot) const {
 
 double CostModel::sampled_step_extra_seconds() const {
   double sorted[kLastSampled];
-  const uint32_t count = std::min(sampled_, kLastSampled);
+  const uint32_t count = std::min(sampled_steps_, kLastSampled);
   std::copy_n(last_sampled_, count, sorted);
   std::sort(sorted, sorted + count);
-  return count == 0 ? 0 : std::max(sorted[count / 2] - bare_, 0.0);
+  return count == 0 ? 0 : std::max(sorted[count / 2] - bare_seconds_, 0.0);
 }
 
 uint32_t CostModel::slices_within(double seconds, bool first_use_of_slot, double agent_seconds) const {
@@ -253,7 +254,7 @@ uint32_t CostModel::slices_within(double seconds, bool first_use_of_slot, double
 bool WeightSchedule::reserve(uint32_t count) {
   count_ = 0;
   step_ = -1;
-  open_ = 0;
+  due_not_shown_ = 0;
   next_due_ = 0;
   return turns_.reserve(count * sizeof(uint32_t)) && states_.reserve(count * sizeof(State));
 }
@@ -296,7 +297,7 @@ size_t WeightSchedule::find_due(int64_t step, int64_t steps, uint64_t interval, 
   size_t found = 0;
   const uint64_t next = for_each_due(step, steps, interval, [&](uint32_t number, State* state) {
     if (state->end_round == round_) return;  // shown or skipped in this step
-    if (state->due_round != round_) ++open_, ++count->due;
+    if (state->due_round != round_) ++due_not_shown_, ++count->due;
     state->due_round = round_;
     if (found < room) numbers[found++] = number;
   });
@@ -316,12 +317,12 @@ uint64_t WeightSchedule::mark_done(uint32_t number, int64_t step) {
   if (step != step_) return 1;  // find_due() was not called in this step
   State& state = states()[number];
   const bool is_open = state.due_round == round_ && state.end_round != round_;
-  open_ -= is_open;
+  due_not_shown_ -= is_open;
   state.end_round = round_;
   return !is_open;
 }
 
-uint64_t WeightSchedule::forget_due() { return std::exchange(open_, 0); }
+uint64_t WeightSchedule::forget_due() { return std::exchange(due_not_shown_, 0); }
 
 void WeightCadence::start(double max_slowdown, uint64_t fixed) {
   *this = {};

@@ -73,11 +73,11 @@ uint32_t choose_packed_position(uint64_t seed, int64_t step, uint64_t call, int 
 
 // Infers the ordinal (a layer's number) of calls without a layer name from their order: a model calls its
 // layers in turn, and backward in reverse. A run is a sequence of calls in one direction. The n-th call of a
-// forward run gets the ordinal n, from 0; the backward calls after it get its ordinals in reverse. The period
-// is the usual length of a forward run, i.e. the number of layers. Ordinals are known once two runs in a row
-// had the same period. They become unknown for the rest of the process if the period changes later, or if a
-// step contains a shorter run, perhaps an unmarked recomputation. next() must be called for every call of the
-// sampled steps, in order.
+// forward run gets the ordinal n, from 0; the backward calls after the run get these ordinals in reverse. The
+// period is the usual length of a forward run, i.e. the number of layers. Ordinals are known once two runs in
+// a row had the same period. They become unknown for the rest of the process if the period changes later, or
+// if a step contains a shorter run, perhaps an unmarked recomputation. next() must be called for every call
+// of the sampled steps, in order.
 class OrdinalFollower {
  public:
   // Called at the start of a sampled step.
@@ -227,7 +227,7 @@ class CostModel {
   // A step has ended; `seconds` is the monitor's time in it, without slices and weights.
   void observe_step(bool sampled, double seconds);
   // The usual cost of a step without samples and without weights; 0: none seen yet.
-  double bare_seconds() const { return bare_; }
+  double bare_seconds() const { return bare_seconds_; }
 
   // The expected cost of the next slice, and the expected extra cost of a sampled step without slices.
   double slice_seconds(bool first_use_of_slot) const;
@@ -254,10 +254,10 @@ class CostModel {
   // sampling for hours.
   static constexpr uint32_t kLastSampled = 5;
   double last_sampled_[kLastSampled] = {};  // costs of the last sampled steps
-  uint32_t sampled_ = 0;                    // number of sampled steps so far
-  // Usual cost of steps that were not sampled: a running mean in which a stall counts little, and which the
-  // set-up in the first step does not raise for long.
-  double bare_ = 0;
+  uint32_t sampled_steps_ = 0;              // number of sampled steps so far
+  // Usual cost of steps that were not sampled: a running mean. A stall changes it little, and the set-up in
+  // the first step raises it only for a short time.
+  double bare_seconds_ = 0;
 };
 
 // Decides which weight tensors are due, i.e. to be measured, in a step. A tensor is due once per interval, in
@@ -311,7 +311,7 @@ class WeightSchedule {
   uint64_t round_ = 1;  // incremented at each new step in find_due(), as step numbers may go back or repeat
   int64_t step_ = -1;
   int64_t next_due_ = 0;
-  uint64_t open_ = 0;  // due tensors of this round that were not shown
+  uint64_t due_not_shown_ = 0;  // number of due tensors of this round that were neither shown nor skipped
 };
 
 // Chooses the interval (steps) between two measurements of a weight tensor. The limit is max_slowdown times
