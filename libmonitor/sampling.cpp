@@ -227,8 +227,7 @@ void CostModel::observe_step(bool sampled, double seconds) {
   if (sampled)
     last_sampled_[sampled_steps_++ % kLastSampled] = seconds;
   else if (bare_seconds_ == 0 || kSurprise * seconds < bare_seconds_)
-    bare_seconds_ = seconds;  // the first value, or one far below bare_seconds_, which the set-up in the
-                              // first step raised
+    bare_seconds_ = seconds;  // the first value, or one far below a mean that the set-up has raised
   else
     bare_seconds_ += kNewCost * (std::min(seconds, kSurprise * bare_seconds_) - bare_seconds_);
 }
@@ -316,10 +315,10 @@ WeightSchedule::DueCount WeightSchedule::count_missed(int64_t step, int64_t step
 uint64_t WeightSchedule::mark_done(uint32_t number, int64_t step) {
   if (step != step_) return 1;  // find_due() was not called in this step
   State& state = states()[number];
-  const bool is_open = state.due_round == round_ && state.end_round != round_;
-  due_not_shown_ -= is_open;
+  const bool was_due = state.due_round == round_ && state.end_round != round_;
+  due_not_shown_ -= was_due;
   state.end_round = round_;
-  return !is_open;
+  return !was_due;
 }
 
 uint64_t WeightSchedule::forget_due() { return std::exchange(due_not_shown_, 0); }
