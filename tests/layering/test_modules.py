@@ -59,6 +59,7 @@ OF_THE_ADAPTER = "the adapter is compiled as one file, so that it takes a user's
 LONELY = {  # headers that only one module includes, or none
     "integrations/torch/interpreter.h": OF_THE_ADAPTER,
     "integrations/torch/older_runtime.h": OF_THE_ADAPTER,
+    "integrations/torch/quiet_functions.h": OF_THE_ADAPTER,
     "integrations/torch/quiet_steps.h": OF_THE_ADAPTER,
     "integrations/torch/weight_report.h": OF_THE_ADAPTER,
     "lab/claims.h": "what the literature says, apart from what is measured",

@@ -73,9 +73,9 @@ class Arrays:
 
 
 class QuietSteps(NamedTuple):
-    """Functions of quiet_steps.h in the adapter. They handle the optimizer hooks of quiet steps: those that are not
+    """Functions of quiet_functions.h in the adapter. They handle the optimizer hooks of quiet steps: those that are not
     sampled, while all optimizers are known and their tensors have names. They create no Python frame, so no signal
-    handler runs in them. The order of the fields is that in quiet_steps.h."""
+    handler runs in them. The order of the fields is that in quiet_functions.h."""
 
     prepare: Callable[..., Any]  # must be called first; keeps objects of Python and torch that the others need
     begins: Callable[..., int]  # the hook before a step; returns how many weights are due; negative: not a quiet step
@@ -86,13 +86,14 @@ class QuietSteps(NamedTuple):
     disarm: Callable[..., Any]
     run_next_end_in_python: Callable[[], Any]  # the end of the next step will not be quiet
     take: Callable[[], tuple[int, int, int, int, int, int, int, int]]  # number and times of quiet steps since last call
+    replace_hooks: Callable[..., int]  # see Core.optimizer_hooks()
 
 
 def _return_zero(*given: Any) -> int:
     return 0
 
 
-NO_QUIET_STEPS = QuietSteps(*[_return_zero] * 9)._replace(begins=lambda *given: -1, take=lambda: (0,) * 8)
+NO_QUIET_STEPS = QuietSteps(*[_return_zero] * 10)._replace(begins=lambda *given: -1, take=lambda: (0,) * 8)
 
 
 class Core:
@@ -179,6 +180,15 @@ class Core:
         quiet.prepare(sys.getprofile, tensor, tensor.__basicsize__, vars(self._torch.compiler))
         self.logs.after_call = quiet.run_next_end_in_python
         return quiet
+
+    def optimizer_hooks(self, before: Any, after: Any, before_other: Any, after_other: Any) -> tuple[Any, Any]:
+        """Returns hooks for torch that do the same as the Python functions `before` and `after`, but run no Python code
+        in quiet steps. In other steps they call `before_other` with one more argument, the result of quiet.begins, and
+        `after_other`. Dynamo still traces the code of `before` and `after`."""
+        if not self.quiet.replace_hooks(before, after, before_other, after_other, type(before).__basicsize__):
+            return before, after
+        # Python 3.11 calls a function itself, past the replaced C entry. It does not do that through a partial.
+        return partial(before), partial(after)
 
     def look(self, clock: Any, others: list[tuple[Any, int]]) -> bool:
         """Passes the optimizers to quiet_steps.h. Returns whether quiet steps can follow the step that step_begins()

@@ -67,15 +67,33 @@ def takes_closure(args: Any, kwargs: Any) -> bool:
     return (len(args) > 1 or bool(kwargs)) and any(map(callable, (*args[1:], *kwargs.values())))
 
 
-# When Dynamo (the tracer of torch.compile) traces a hook, it replaces is_dynamo_compiling() by True, so it does not
-# trace the code after the return. is_compiling() is also true while torch.export runs a hook on tensors without data.
+# In quiet steps the adapter does the work of the next two functions, which are the hooks (Core.optimizer_hooks). Their
+# Python code runs while Dynamo (the tracer of torch.compile) traces it, or if the adapter cannot replace it. Dynamo
+# replaces is_dynamo_compiling() by True, so it does not trace the code after the return.
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if is_dynamo_compiling():
         return
     weights_due = begins_quietly(optimizer, args, kwargs)
-    if weights_due == 0 or is_compiling():
+    if weights_due != 0:
+        _before_other_step(optimizer, args, kwargs, weights_due)
+
+
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if is_dynamo_compiling():
+        step_traced(optimizer)
+        return
+    if not ends_quietly(optimizer):
+        _after_other_step(optimizer, args, kwargs)
+
+
+# For steps that are not quiet. is_compiling() is also true while torch.export runs a hook on tensors without data.
+
+
+def _before_other_step(optimizer: Any, args: Any, kwargs: Any, weights_due: int) -> None:
+    """`weights_due`: the result of begins_quietly()."""
+    if is_compiling():
         return
     if weights_due > 0:
         guarded("weights_are_due", optimizer, weights_due)
@@ -83,12 +101,7 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     guarded("before_closure" if takes_closure(args, kwargs) else "before_step", optimizer)
 
 
-def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if is_dynamo_compiling():
-        step_traced(optimizer)
-        return
-    if ends_quietly(optimizer):
-        return
+def _after_other_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if is_compiling():
         step_traced(optimizer)
         return
@@ -187,9 +200,10 @@ def enter(load: bool = False) -> None:
     begins_quietly, ends_quietly = core.quiet.begins, core.quiet.ends
     _watch = Watch(torch, _compiled_step, core.call_back)
     optimizers, modules = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
+    before, after = core.optimizer_hooks(_before_step, _after_step, _before_other_step, _after_other_step)
     with _negative_hook_numbers():
-        optimizers.register_optimizer_step_pre_hook(_before_step)
-        optimizers.register_optimizer_step_post_hook(_after_step)
+        optimizers.register_optimizer_step_pre_hook(before)
+        optimizers.register_optimizer_step_post_hook(after)
         modules.register_module_parameter_registration_hook(_on_module_change)
         modules.register_module_module_registration_hook(_on_submodule)
     _wrap_setstate(modules)
