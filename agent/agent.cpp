@@ -104,10 +104,10 @@ int Agent::run() {
   publish();  // before the server starts, so that its first reply has a state
   if (!server_.start(options_.bind, options_.port, &error, options_.token_file, options_.last_port))
     return fail(error);
-  if (server_.port() != 0) alerts_.set_url("http://" + server_.place() + "/");
+  if (server_.port() != 0) alerts_.set_url("http://" + server_.endpoint() + "/");
   publish();  // again, because the file of targets needs the address
   if (is_service())
-    spdlog::info("serving {} at {}", options_.tree, server_.place());
+    spdlog::info("serving {} at {}", options_.tree, server_.endpoint());
   else if (!write_address(*runs_[0].run))
     return fail("cannot write to " + options_.directory + ": " + std::strerror(errno));
   if (!options_.file_sd.empty()) target_file_.remove_abandoned();
@@ -151,7 +151,7 @@ bool Agent::write_address(const Run& run) {
       {"port", server_.port()},    {"port_taken", moved ? options_.port : 0}, {"run", run.label()},
       {"record", options_.record}, {"save_flagged", options_.save_flagged},   {"service", is_service()},
       {"problem", target_problem_}};
-  spdlog::info("run {} at {}", run.label(), server_.place());
+  spdlog::info("run {} at {}", run.label(), server_.endpoint());
   // A path may have bytes that are not valid UTF-8.
   const std::string text = address.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return run.directory().write("agent.json", text + "\n");
@@ -312,7 +312,7 @@ nlohmann::json Agent::state_of_agent() const {
           {"ranks", nlohmann::json::array()},
           {"runs", runs},
           {"version", FORESHOCK_VERSION},
-          {"address", server_.place()},
+          {"address", server_.endpoint()},
           {"thresholds", thresholds_json()},
           {"grafana", text_or_null(options_.grafana)},
           {"agent",

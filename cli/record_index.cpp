@@ -153,7 +153,7 @@ std::string RecordIndex::add(const std::string& path, const Visitor& visit) {
     if (lines_.size() >= most_in_memory_)
       if (problem = write_piece(); !problem.empty()) return problem;
   }
-  if (count_ == before) return reader->why_nothing(path);
+  if (count_ == before) return reader->no_valid_line_error(path);
   if (reader->ends_torn()) torn_ += (torn_.empty() ? "" : ", ") + path;
   if (reader->bad_lines() > 0 && bad_lines_ == 0) first_problem_ = path + ", " + reader->first_problem();
   bad_lines_ += reader->bad_lines();

@@ -96,7 +96,7 @@ int copy_record(const std::string& record, const std::string& folder) {
     problem = files.add(*line);
     ++taken;
   }
-  if (problem.empty() && taken == 0) problem = reader->why_nothing(record);
+  if (problem.empty() && taken == 0) problem = reader->no_valid_line_error(record);
   if (problem.empty()) problem = files.finish();
   if (problem.empty() && files.empty())
     problem = record + ": no line has a value of a step to draw; --csv takes every line";
@@ -233,7 +233,7 @@ int detect(const Arguments& arguments) {
   if (problem.empty() && !table.empty()) problem = scores.open(table);
   if (problem.empty()) {
     detect_in(*reader, table.empty() ? nullptr : &scores, &detected);
-    if (detected.lines == 0) problem = reader->why_nothing(record);
+    if (detected.lines == 0) problem = reader->no_valid_line_error(record);
   }
   if (problem.empty() && !table.empty()) problem = scores.finish();
   if (!problem.empty()) {

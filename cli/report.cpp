@@ -363,7 +363,7 @@ std::string read(const std::string& path, ReportBuilder* builder, std::vector<st
     if (problem = builder->take(*line); !problem.empty()) return path + ": " + problem;
   }
   const std::string name = fs::path(path).filename().string();
-  if (lines == 0) return reader->why_nothing(path);
+  if (lines == 0) return reader->no_valid_line_error(path);
   if (reader->bad_lines() > 0)
     notes->push_back(std::to_string(reader->bad_lines()) + " lines of " + name + " could not be read (" +
                      reader->first_problem() + ").");

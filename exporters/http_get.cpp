@@ -21,33 +21,34 @@ constexpr size_t kMaxResponseBytes = 64 << 20;
 
 class Socket {
  public:
-  explicit Socket(int family) : file_(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {}
+  explicit Socket(int family) : fd_(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {}
   ~Socket() {
-    if (file_ >= 0) close(file_);
+    if (fd_ >= 0) close(fd_);
   }
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;
-  int file() const { return file_; }
+  int fd() const { return fd_; }
 
  private:
-  int file_;
+  int fd_;
 };
 
 using Clock = std::chrono::steady_clock;
 
-// Waits until `file` is ready for `events` (POLLIN, POLLOUT). Returns false at the deadline or on an error.
-bool wait_for(int file, short events, Clock::time_point deadline) {
+// Waits until `fd` is ready for `events` (POLLIN, POLLOUT). Returns false at the deadline or on an error.
+bool wait_for(int fd, short events, Clock::time_point deadline) {
   for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    if (left <= 0) return false;
-    pollfd wanted{file, events, 0};
-    const int ready = poll(&wanted, 1, static_cast<int>(left));
+    const auto left_ms = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    if (left_ms <= 0) return false;
+    pollfd wanted{fd, events, 0};
+    const int ready = poll(&wanted, 1, static_cast<int>(left_ms));
     if (ready > 0) return true;
     if (ready < 0 && errno != EINTR) return false;
   }
 }
 
-// Parses `text`, a numeric address or unix:PATH, to a socket address of *length bytes. False: invalid.
+// Parses `text`, a numeric address or unix:PATH, to a socket address of *length bytes in *storage. Returns
+// false if the address or the port is invalid.
 bool parse_address(const std::string& text, int port, sockaddr_storage* storage, socklen_t* length) {
   auto* v4 = reinterpret_cast<sockaddr_in*>(storage);
   auto* v6 = reinterpret_cast<sockaddr_in6*>(storage);
@@ -74,41 +75,41 @@ bool parse_address(const std::string& text, int port, sockaddr_storage* storage,
   return inet_pton(AF_INET6, text.c_str(), &v6->sin6_addr) == 1;
 }
 
-// On failure returns false and sets errno.
-bool connect_to(int file, const sockaddr_storage& storage, socklen_t length, Clock::time_point deadline) {
-  if (connect(file, reinterpret_cast<const sockaddr*>(&storage), length) == 0) return true;
+// Connects the socket `fd`. On failure returns false and sets errno.
+bool connect_to(int fd, const sockaddr_storage& storage, socklen_t length, Clock::time_point deadline) {
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&storage), length) == 0) return true;
   if (errno != EINPROGRESS) return false;
-  if (!wait_for(file, POLLOUT, deadline)) {
+  if (!wait_for(fd, POLLOUT, deadline)) {
     errno = ETIMEDOUT;
     return false;
   }
   int connect_error = 0;
   socklen_t size = sizeof connect_error;
-  getsockopt(file, SOL_SOCKET, SO_ERROR, &connect_error, &size);
+  getsockopt(fd, SOL_SOCKET, SO_ERROR, &connect_error, &size);
   errno = connect_error;
   return connect_error == 0;
 }
 
-bool send_all(int file, const std::string& text, Clock::time_point deadline) {
+bool send_all(int fd, const std::string& text, Clock::time_point deadline) {
   for (size_t sent = 0; sent < text.size();) {
-    const ssize_t n = send(file, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
+    const ssize_t n = send(fd, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
     if (n > 0) sent += static_cast<size_t>(n);
     if (n >= 0 || errno == EINTR) continue;
-    if (errno != EAGAIN || !wait_for(file, POLLOUT, deadline)) return false;
+    if (errno != EAGAIN || !wait_for(fd, POLLOUT, deadline)) return false;
   }
   return true;
 }
 
 // Reads until the server closes the connection. Returns false at the deadline, on an error, or if the
 // response has more than kMaxResponseBytes.
-bool receive_all(int file, std::string* text, Clock::time_point deadline) {
+bool receive_all(int fd, std::string* text, Clock::time_point deadline) {
   char piece[65536];
   while (text->size() <= kMaxResponseBytes) {
-    const ssize_t n = recv(file, piece, sizeof piece, 0);
+    const ssize_t n = recv(fd, piece, sizeof piece, 0);
     if (n == 0) return true;
     if (n > 0) {
       text->append(piece, static_cast<size_t>(n));
-    } else if (errno != EINTR && (errno != EAGAIN || !wait_for(file, POLLIN, deadline))) {
+    } else if (errno != EINTR && (errno != EAGAIN || !wait_for(fd, POLLIN, deadline))) {
       return false;
     }
   }
@@ -134,16 +135,16 @@ bool http_get(const std::string& address, int port, const std::string& path, int
     return fail("not a path");
 
   const Socket socket(storage.ss_family);
-  if (socket.file() < 0 || !connect_to(socket.file(), storage, length, deadline))
+  if (socket.fd() < 0 || !connect_to(socket.fd(), storage, length, deadline))
     return fail(std::strerror(errno));
-  // HTTP/1.0 excludes chunked responses, and "Connection: close" makes the server close the connection after
-  // the response, on which receive_all() relies.
+  // A server does not send chunked responses to HTTP/1.0 requests, and "Connection: close" makes the server
+  // close the connection after the response, on which receive_all() relies.
   const std::string authorization = token.empty() ? "" : "Authorization: Bearer " + token + "\r\n";
   const std::string request =
       "GET " + path + " HTTP/1.0\r\nHost: localhost\r\n" + authorization + "Connection: close\r\n\r\n";
-  if (!send_all(socket.file(), request, deadline)) return fail("the request could not be sent in time");
+  if (!send_all(socket.fd(), request, deadline)) return fail("the request could not be sent in time");
   std::string response;
-  if (!receive_all(socket.file(), &response, deadline)) return fail("no complete answer in time");
+  if (!receive_all(socket.fd(), &response, deadline)) return fail("no complete answer in time");
 
   const size_t head_end = response.find("\r\n\r\n");
   if (!response.starts_with("HTTP/1.") || response.size() < 12 || head_end == std::string::npos)
@@ -161,12 +162,13 @@ bool http_get(const std::string& address, int port, const std::string& path, int
 }
 
 std::string percent_encoded(std::string_view text) {
-  constexpr std::string_view kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
+  constexpr std::string_view kUnreserved =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
   constexpr std::string_view kHex = "0123456789ABCDEF";
   std::string encoded;
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
-    if (kPlain.find(c) != kPlain.npos)
+    if (kUnreserved.find(c) != kUnreserved.npos)
       encoded += c;
     else
       (encoded += '%') += {kHex[byte >> 4], kHex[byte & 15]};

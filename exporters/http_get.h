@@ -9,8 +9,9 @@ namespace foreshock {
 
 // Sends GET http://address:port<path>, where `path` begins with "/" and may have a query. `address` is
 // numeric, or unix:PATH (then `port` is ignored); 0.0.0.0 and :: mean this machine. `token`, if not "", is
-// sent as a bearer token. The exchange ends after about `timeout_ms`. If the status is 200, returns true and
-// sets *body; otherwise, or beyond 64 MiB, returns false and sets *error to one line. Thread-safe.
+// sent as a bearer token. The call returns after about `timeout_ms` at the latest. If the status is 200,
+// returns true and sets *body. Otherwise, or if the response has more than 64 MiB, returns false and sets
+// *error to one line. Thread-safe.
 bool http_get(const std::string& address, int port, const std::string& path, int timeout_ms,
               std::string* body, std::string* error, const std::string& token = "");
 

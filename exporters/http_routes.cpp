@@ -224,7 +224,8 @@ HttpReply HttpRoutes::history(const HttpRequest& request, const Published& publi
 }
 
 // Whether the request may come from a foreign web page. A page that reaches this server through a domain name
-// that resolves to 127.0.0.1 (DNS rebinding) sends that name as Host. A foreign page does not have the token.
+// that resolves to 127.0.0.1 (DNS rebinding) sends that name as Host. With a token no check is needed, since
+// a foreign page does not have the token.
 bool HttpRoutes::is_foreign(std::string_view host) const {
   return token_ == nullptr && !allows_any_host_ && !is_loopback_host(host);
 }
@@ -237,7 +238,7 @@ HttpReply HttpRoutes::answer(const HttpRequest& request, const std::shared_ptr<c
   if (!request.target.starts_with('/')) return refusal(400, "the target must be a path");
 
   const std::string_view path = request.target.substr(0, request.target.find('?'));
-  if (path == "/healthz") return health(*published);  // before the token, which health probes do not have
+  if (path == "/healthz") return health(*published);  // needs no token, since health probes have none
   if (token_ != nullptr && !token_->admits(request.authorization))
     return refusal(401, "show the token: Authorization: Bearer TOKEN");
   if (path == "/metrics") return metrics(*published);
@@ -255,8 +256,9 @@ HttpReply HttpRoutes::answer(const HttpRequest& request, const std::shared_ptr<c
 
 namespace {
 
-// Appends `value` with five digits, which are enough for a chart. nlohmann's JSON library would write up to
-// nine and take three times as long, which matters for a history of hundreds of thousands of numbers.
+// Appends `value` with five significant digits, which are enough for a chart. nlohmann's JSON library would
+// write up to nine and take three times as long, which matters for a history of hundreds of thousands of
+// numbers.
 void append_number(float value, std::string* text) {
   if (!std::isfinite(value)) return void(*text += "null");  // JSON has neither NaN nor infinity
   char buffer[32];

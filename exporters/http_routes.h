@@ -1,6 +1,7 @@
-// Makes the replies of the agent's HTTP server from the published state. http_server.h passes each request as
-// a struct and sends the reply. The paths are /metrics (for Prometheus), /api/v1/state, /api/v1/history,
-// /api/v1/targets, /healthz and the files of the status page, a web page of the agent's runs.
+// Makes the replies of the HTTP server of the agent, the process that follows the trainers. http_server.h
+// passes each request as a struct and sends the reply. The paths are /metrics (for Prometheus),
+// /api/v1/state, /api/v1/history, /api/v1/targets, /healthz and the files of the status page, a web page of
+// the agent's runs.
 #ifndef FORESHOCK_EXPORTERS_HTTP_ROUTES_H_
 #define FORESHOCK_EXPORTERS_HTTP_ROUTES_H_
 
@@ -30,8 +31,8 @@ struct HistoryTable {
 };
 
 // {"schema": 1, "tables": [{"run", "rank", "layer", "first_step", "steps_per_point", "columns": {name:
-// [...]}}]} with the tables of `run` ("": all tables). Unknown values are null, numbers have five digits, and
-// columns without a known value are left out.
+// [...]}}]} with the tables of `run` ("": all tables). Unknown values are null, numbers have five significant
+// digits, and columns without a known value are left out.
 std::string history_json(const std::vector<HistoryTable>& tables, std::string_view run = "");
 
 // The state that the server serves. The agent publishes a new one every second. Immutable once published.

@@ -70,7 +70,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   }
   ~HttpSession() { shared_->sessions.erase(list_entry_); }
 
-  void wait() {
+  void wait_for_request() {
     if (buffer_.size() > 0) return read_head();  // the client sent the next request without waiting
     stream_.expires_after(kIdleTime);
     // Waits by a read instead of socket().async_wait(), which would not obey the timeout of the stream.
@@ -128,7 +128,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
     body_ = reply.body;
     response_.emplace();
     response_->result(static_cast<unsigned>(reply.status));
-    response_->version(11);
+    response_->version(11);  // HTTP/1.1
     response_->keep_alive(keep_alive);
     response_->set(http::field::content_type,
                    beast::string_view(reply.content_type.data(), reply.content_type.size()));
@@ -147,7 +147,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
     http::async_write(stream_, *response_,
                       [self = shared_from_this(), keep_alive](beast::error_code error, size_t) {
                         if (error) return;
-                        keep_alive ? self->wait() : self->finish();
+                        keep_alive ? self->wait_for_request() : self->finish();
                       });
   }
 
@@ -189,14 +189,15 @@ using std::chrono::milliseconds;
 constexpr size_t kMaxConnections = 256;
 constexpr milliseconds kAcceptPause(100);  // after a failed accept, e.g. no file descriptor left
 
-constexpr std::string_view kUnix = "unix:";
+constexpr std::string_view kUnixPrefix = "unix:";
 
-bool is_socket_path(const std::string& address) { return address.starts_with(kUnix); }
+bool is_unix_address(const std::string& address) { return address.starts_with(kUnixPrefix); }
 
 // Why the server must not listen on this address; "" if it may.
 std::string refusal_of(const std::string& address, bool has_token) {
-  if (is_socket_path(address))
-    return address.size() - kUnix.size() < sizeof(sockaddr_un::sun_path) && address.size() > kUnix.size()
+  if (is_unix_address(address))
+    return address.size() - kUnixPrefix.size() < sizeof(sockaddr_un::sun_path) &&
+                   address.size() > kUnixPrefix.size()
                ? ""
                : "the path of a socket has 1 to 107 bytes";
   beast::error_code error;
@@ -215,24 +216,24 @@ struct HttpServer::Impl {
   std::unique_ptr<asio::io_context> context;
   std::optional<tcp::acceptor> acceptor;  // only one of the two acceptors is set
   std::optional<asio::local::stream_protocol::acceptor> socket_acceptor;
-  struct stat socket_file = {};             // status of the socket file that listen_at() created
+  struct stat socket_file = {};             // status of the socket file that listen_unix() created
   std::optional<asio::steady_timer> pause;  // between a failed accept and the next one
   std::thread thread;
   std::string address;
   int port = 0;
 
-  beast::error_code listen(const std::string& wanted_address, int wanted_port);
-  beast::error_code listen_at(const std::string& path);
-  beast::error_code bind(int first_port, int last_port);
+  beast::error_code listen_tcp(const std::string& wanted_address, int wanted_port);
+  beast::error_code listen_unix(const std::string& path);
+  beast::error_code listen(int first_port, int last_port);
   void accept();
   template <class Socket>
   void on_accept(beast::error_code error, Socket socket);
-  void forget_socket();
+  void close_unix_socket();
   void close_oldest();
   void serve();
 };
 
-beast::error_code HttpServer::Impl::listen(const std::string& wanted_address, int wanted_port) {
+beast::error_code HttpServer::Impl::listen_tcp(const std::string& wanted_address, int wanted_port) {
   beast::error_code error;
   const tcp::endpoint endpoint(asio::ip::make_address(wanted_address), static_cast<uint16_t>(wanted_port));
   acceptor.emplace(*context);
@@ -246,7 +247,7 @@ beast::error_code HttpServer::Impl::listen(const std::string& wanted_address, in
 
 // Listens on a Unix socket. A socket file that no server listens on is left over from a killed agent and is
 // replaced. If a server answers, another agent uses the file, and the result is address_in_use.
-beast::error_code HttpServer::Impl::listen_at(const std::string& path) {
+beast::error_code HttpServer::Impl::listen_unix(const std::string& path) {
   using local = asio::local::stream_protocol;
   beast::error_code error;
   struct stat existing = {};
@@ -270,21 +271,21 @@ beast::error_code HttpServer::Impl::listen_at(const std::string& path) {
 }
 
 // Listens on the Unix socket, or on the first free port from `first_port` to `last_port`.
-beast::error_code HttpServer::Impl::bind(int first_port, int last_port) {
-  if (is_socket_path(address)) return listen_at(address.substr(kUnix.size()));
+beast::error_code HttpServer::Impl::listen(int first_port, int last_port) {
+  if (is_unix_address(address)) return listen_unix(address.substr(kUnixPrefix.size()));
   beast::error_code failure;
   int port_to_try = first_port;
   do {
-    failure = listen(address, port_to_try);
+    failure = listen_tcp(address, port_to_try);
   } while (failure == asio::error::address_in_use && ++port_to_try <= last_port);
   return failure;
 }
 
 // Closes the Unix socket and removes its file, unless another agent has replaced the file.
-void HttpServer::Impl::forget_socket() {
+void HttpServer::Impl::close_unix_socket() {
   if (!socket_acceptor) return;
   socket_acceptor.reset();
-  const std::string path = address.substr(kUnix.size());
+  const std::string path = address.substr(kUnixPrefix.size());
   struct stat now = {};
   if (lstat(path.c_str(), &now) == 0 && now.st_dev == socket_file.st_dev && now.st_ino == socket_file.st_ino)
     unlink(path.c_str());
@@ -309,7 +310,7 @@ void HttpServer::Impl::on_accept(beast::error_code error, Socket socket) {
   }
   accept();  // comes first: the rest allocates memory and may throw
   if (shared.sessions.size() >= kMaxConnections) close_oldest();
-  std::make_shared<HttpSession>(StreamProtocol::socket(std::move(socket)), &shared)->wait();
+  std::make_shared<HttpSession>(StreamProtocol::socket(std::move(socket)), &shared)->wait_for_request();
 }
 
 void HttpServer::Impl::close_oldest() {
@@ -349,14 +350,14 @@ bool HttpServer::start(const std::string& wanted_address, int port, std::string*
   std::unique_ptr<BearerToken> token;
   if (!token_file.empty() && (token = BearerToken::open(token_file, error)) == nullptr) return false;
   impl_->shared.routes.require(std::move(token));
-  impl_->shared.routes.allow_any_host(is_socket_path(address));
+  impl_->shared.routes.allow_any_host(is_unix_address(address));
   impl_->context = std::make_unique<asio::io_context>(1);
   impl_->pause.emplace(*impl_->context);
   impl_->address = address;
   impl_->port = 0;
-  if (const beast::error_code failure = impl_->bind(port, last_port)) {
+  if (const beast::error_code failure = impl_->listen(port, last_port)) {
     stop();
-    return fail((is_socket_path(address) ? "" : "port " + std::to_string(port) + ": ") + failure.message());
+    return fail((is_unix_address(address) ? "" : "port " + std::to_string(port) + ": ") + failure.message());
   }
   impl_->accept();
 
@@ -372,8 +373,8 @@ bool HttpServer::start(const std::string& wanted_address, int port, std::string*
 const std::string& HttpServer::address() const { return impl_->address; }
 int HttpServer::port() const { return impl_->port; }
 
-std::string HttpServer::place() const {
-  if (is_socket_path(impl_->address)) return impl_->address;
+std::string HttpServer::endpoint() const {
+  if (is_unix_address(impl_->address)) return impl_->address;
   const bool is_v6 = impl_->address.find(':') != std::string::npos;
   return (is_v6 ? "[" + impl_->address + "]" : impl_->address) + ":" + std::to_string(impl_->port);
 }
@@ -388,7 +389,7 @@ void HttpServer::stop() {
   if (impl_->context) impl_->context->stop();
   if (impl_->thread.joinable()) impl_->thread.join();
   impl_->acceptor.reset();
-  impl_->forget_socket();
+  impl_->close_unix_socket();
   impl_->pause.reset();
   impl_->context.reset();
 }

@@ -14,7 +14,7 @@ namespace foreshock {
 // 256 connections, the one that has been silent longest is closed. Only GET and HEAD are served.
 //
 // Without a token, a request to a loopback address whose Host header is not a loopback name is answered with
-// 403. Otherwise a foreign web page could read the state by a domain name that resolves to 127.0.0.1.
+// 403. Otherwise a foreign web page could read the state through a domain name that resolves to 127.0.0.1.
 class HttpServer {
  public:
   HttpServer();
@@ -32,9 +32,9 @@ class HttpServer {
   const std::string& address() const;  // as bound: numeric, or unix:PATH
   int port() const;                    // 0 for a socket
   // Address and port as a client writes them: 127.0.0.1:9847, [::1]:9847 or unix:PATH.
-  std::string place() const;
+  std::string endpoint() const;
 
-  // Replaces the metrics and documents to serve. Any thread, also before start(). Never waits for a client.
+  // Replaces the state to serve. Any thread, also before start(). Never waits for a client.
   void publish(std::shared_ptr<const Published> published);
 
   // Closes every connection and ends the thread. May be called repeatedly.

@@ -157,8 +157,9 @@ bool starts_like_a_record(int file, off_t size) {
          std::memcmp(head, kFirstRecordBytes.data(), length) == 0;
 }
 
-// Returns the number of bytes up to the last newline, or `size` if the file cannot be read: cuts nothing off.
-off_t whole_lines(int file, off_t size) {
+// Returns the number of bytes up to the last newline. If the file cannot be read, returns `size`, so that
+// prepare_to_append() cuts nothing off.
+off_t bytes_of_whole_lines(int file, off_t size) {
   char block[4096];  // the file is searched backwards, in blocks
   for (off_t end = size; end > 0;) {
     const off_t begin = std::max<off_t>(0, end - static_cast<off_t>(sizeof block));
@@ -172,12 +173,12 @@ off_t whole_lines(int file, off_t size) {
 
 // Prepares a regular file of *size bytes for appending: locks it, removes an incomplete last line and sets
 // *size to the new size. Returns "", or the reason why the file must not be written.
-std::string prepare(int file, off_t* size) {
+std::string prepare_to_append(int file, off_t* size) {
   if (flock(file, LOCK_EX | LOCK_NB) != 0) return "another writer holds it";
   if (*size == 0) return "";
   if (!starts_like_a_record(file, *size))
     return "exists and is not a record of foreshock; choose another file";
-  *size = whole_lines(file, *size);
+  *size = bytes_of_whole_lines(file, *size);
   return ftruncate(file, *size) == 0 ? "" : std::strerror(errno);
 }
 
@@ -195,7 +196,7 @@ std::unique_ptr<RecordFile> RecordFile::open(const std::string& path, std::strin
   }
   const bool is_regular = S_ISREG(status.st_mode);
   off_t size = is_regular ? status.st_size : 0;
-  const std::string refusal = is_regular ? prepare(file, &size) : "";
+  const std::string refusal = is_regular ? prepare_to_append(file, &size) : "";
   if (!refusal.empty()) {
     *error = "record " + path + ": " + refusal;
     close(file);
@@ -250,11 +251,11 @@ RecordFile::Appended RecordFile::append(std::string_view lines) {
     if (n < 0 && errno != EINTR) result.error = errno;
     if (n == 0) result.error = ENOSPC;  // a device that accepts nothing would keep this loop running forever
   }
-  const size_t whole = written == 0 ? 0 : lines.rfind('\n', written - 1) + 1;
-  size_ += whole;
-  if (whole != written && is_regular_ && ftruncate(file_, static_cast<off_t>(size_)) != 0)
+  const size_t whole_bytes = written == 0 ? 0 : lines.rfind('\n', written - 1) + 1;  // of whole lines
+  size_ += whole_bytes;
+  if (whole_bytes != written && is_regular_ && ftruncate(file_, static_cast<off_t>(size_)) != 0)
     result.error = errno;
-  result.bytes = is_regular_ ? whole : written;
+  result.bytes = is_regular_ ? whole_bytes : written;
   return result;
 }
 
@@ -493,16 +494,16 @@ namespace {
 constexpr char kHeading[] = "foreshock spool %016" PRIx64 " %016" PRIx64 "\n";
 constexpr size_t kHeadingBytes = sizeof "foreshock spool 0123456789abcdef 0123456789abcdef\n" - 1;
 
-std::string heading_of(const RecordPlace& place) {
+std::string heading_of(const RecordPosition& position) {
   char text[kHeadingBytes + 1];
-  std::snprintf(text, sizeof text, kHeading, place.inode, place.offset);
+  std::snprintf(text, sizeof text, kHeading, position.inode, position.offset);
   return text;
 }
 
-bool read_heading(const std::string& text, RecordPlace* place) {
-  return std::sscanf(text.c_str(), "foreshock spool %16" SCNx64 " %16" SCNx64, &place->inode,
-                     &place->offset) == 2 &&
-         text.starts_with(heading_of(*place));
+bool read_heading(const std::string& text, RecordPosition* position) {
+  return std::sscanf(text.c_str(), "foreshock spool %16" SCNx64 " %16" SCNx64, &position->inode,
+                     &position->offset) == 2 &&
+         text.starts_with(heading_of(*position));
 }
 
 size_t size_of(int file) {
@@ -519,21 +520,21 @@ RecordSpool::~RecordSpool() {
 }
 
 // Returns the lines of the spool that the record lacks. `end`: the record's inode and its size.
-std::string RecordSpool::missing(const RecordPlace& end) const {
+std::string RecordSpool::missing(const RecordPosition& end) const {
   std::string bytes(std::min(size_, kMostBytes), '\0');
   const ssize_t got = bytes.empty() ? 0 : pread(file_, bytes.data(), bytes.size(), 0);
   bytes.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
   bytes.resize(bytes.rfind('\n') + 1);  // the last line may be incomplete; without a newline nothing is left
-  RecordPlace begin;
+  RecordPosition begin;
   if (!read_heading(bytes, &begin)) return "";
   std::string lines = bytes.substr(kHeadingBytes);
   if (begin.inode == end.inode && begin.offset <= end.offset) lines.erase(0, end.offset - begin.offset);
   return lines;
 }
 
-bool RecordSpool::add(std::string_view lines, const RecordPlace& place) {
+bool RecordSpool::add(std::string_view lines, const RecordPosition& position) {
   if (!is_whole_) return false;
-  const std::string bytes = (size_ == 0 ? heading_of(place) : "") + std::string(lines);
+  const std::string bytes = (size_ == 0 ? heading_of(position) : "") + std::string(lines);
   is_whole_ = size_ + bytes.size() <= kMostBytes &&
               write(file_, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size());
   if (is_whole_) size_ += bytes.size();

@@ -422,8 +422,9 @@ class RecordFile {
   ~RecordFile();
   RecordFile(const RecordFile&) = delete;
   RecordFile& operator=(const RecordFile&) = delete;
-  // A partly written line is removed from a regular file, so that a later call can write the whole line. In a
-  // pipe or device its written part stays and is counted in `bytes`; the later call must pass the rest.
+  // The result of append(). If a line could be written only in part, the part is removed from a regular file,
+  // so that a later call can write the whole line. In a pipe or device the part stays and is counted in
+  // `bytes`; the later call must pass the rest.
   struct Appended {
     size_t bytes = 0;  // the first bytes of `lines`, which are in the file
     int error = 0;     // errno if bytes are missing, else 0
@@ -507,7 +508,7 @@ class RecordWriter {
 };
 
 // A position in a record: the file, by its inode, and a byte offset in the file.
-struct RecordPlace {
+struct RecordPosition {
   uint64_t inode = 0;
   uint64_t offset = 0;
 };
@@ -527,11 +528,11 @@ class RecordSpool {
   // Returns the lines of an earlier agent that are not in the record, whose end is at `end`. Returns all
   // lines of the spool if they belong to another file or begin after `end`. Call clear() before the first
   // add(): under the heading of the earlier agent, new lines would have a wrong position.
-  std::string missing(const RecordPlace& end) const;
+  std::string missing(const RecordPosition& end) const;
 
-  // Adds lines. `place`: the position of the first of them in the record, directly after the lines added
-  // before. Returns false on failure; later calls then also fail until the next clear().
-  bool add(std::string_view lines, const RecordPlace& place);
+  // Adds lines. `position`: that of the first of them in the record, directly after the lines added before.
+  // Returns false on failure; later calls then also fail until the next clear().
+  bool add(std::string_view lines, const RecordPosition& position);
 
   // Empties the spool. Must be called only if all its lines are in the record or will be added again.
   void clear();

@@ -142,7 +142,8 @@ bool has_older_part(const std::string& path) {  // only a file that begins like 
   return file.read(head.data(), static_cast<std::streamsize>(head.size())) && head == kFirstRecordBytes;
 }
 
-// The buffer has one byte more than the longest line and its 0 byte need; getline() stores no newline.
+// The buffer holds the longest line, the 0 byte that getline() appends, and one spare byte. getline() does
+// not store the newline.
 RecordReader::RecordReader(std::ifstream file, std::ifstream newer_part)
     : file_(std::move(file)), newer_part_(std::move(newer_part)), buffer_(kLongestLine + 2) {}
 
@@ -169,7 +170,7 @@ bool RecordReader::seek(uint64_t offset) {
   const std::streamoff size = file_.tellg();
   if (size < 0 || offset > static_cast<uint64_t>(size)) return false;
   file_.seekg(static_cast<std::streamoff>(offset));
-  read_ = offset;
+  next_offset_ = offset;
   return file_.good();
 }
 
@@ -179,8 +180,8 @@ bool RecordReader::read_line(std::string_view* text, bool* whole) {
   file_.getline(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
   const auto read = static_cast<size_t>(file_.gcount());
   *whole = !file_.eof();
-  offset_ = read_;  // where the line begins; read_: bytes read so far, of both parts
-  read_ += read;
+  offset_ = next_offset_;  // counted over both parts
+  next_offset_ += read;
   if (read == 0 && !*whole) {  // the file has ended; if it was the older part, the newer part follows
     if (!newer_part_.is_open()) return false;
     file_ = std::move(newer_part_);
@@ -190,7 +191,7 @@ bool RecordReader::read_line(std::string_view* text, bool* whole) {
   if (file_.fail() && *whole) {  // the line is longer than the buffer: skip its rest
     file_.clear();
     file_.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-    read_ += static_cast<uint64_t>(file_.gcount());
+    next_offset_ += static_cast<uint64_t>(file_.gcount());
     *text = {};
     return true;
   }
@@ -203,7 +204,7 @@ void RecordReader::note_bad(const std::string& why) {
   if (bad_lines_++ == 0) first_problem_ = "line " + std::to_string(lines_) + ": " + why;
 }
 
-std::string RecordReader::why_nothing(const std::string& path) const {
+std::string RecordReader::no_valid_line_error(const std::string& path) const {
   const std::string& why = bad_lines_ > 0 ? first_problem_ : torn_problem_;
   return path + ": no line of it is a record's" + (why.empty() ? "" : " (" + why + ")");
 }

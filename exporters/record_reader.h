@@ -53,7 +53,7 @@ class RecordReader {
   // "line 7: not JSON" for the first bad line; "" if there was none.
   const std::string& first_problem() const { return first_problem_; }
   // Returns a one-line error message about the file `path` in which next() has found no valid line.
-  std::string why_nothing(const std::string& path) const;
+  std::string no_valid_line_error(const std::string& path) const;
 
  private:
   RecordReader(std::ifstream file, std::ifstream newer_part);
@@ -63,7 +63,7 @@ class RecordReader {
   std::ifstream file_, newer_part_;  // newer_part_ is open while file_ is the older part
   std::vector<char> buffer_;
   uint64_t offset_ = 0, bytes_ = 0;  // see offset() and bytes()
-  uint64_t read_ = 0;                // offset of the next line
+  uint64_t next_offset_ = 0;         // offset of the next line; of both parts together
   uint64_t lines_ = 0, bad_lines_ = 0;
   bool ends_torn_ = false;
   std::string first_problem_, torn_problem_;  // of the first bad line; of an incomplete last line

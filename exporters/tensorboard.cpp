@@ -38,6 +38,7 @@ std::string bytes_field(uint32_t field, std::string_view bytes) {
 // Summary and Summary.Value (tensorboard/compat/proto/event.proto, summary.proto).
 std::string wall_time_field(double wall_time) { return field_key(1, kFixed64) + bytes_of(wall_time); }
 
+// A template only because RecordScalars::Mean is private.
 template <class Mean>
 void add(Mean* mean, const std::optional<double>& value) {
   if (!value) return;

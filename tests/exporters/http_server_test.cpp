@@ -290,7 +290,7 @@ TEST_F(ServerWithSecret, DoesNotStartWithATokenThatIsNone) {
 TEST_F(ServerWithSecret, ASocketIsOursAlone) {
   const std::string place = "unix:" + directory_ + "/agent.sock";
   ASSERT_TRUE(server_.start(place, 9847, &error_)) << error_;
-  EXPECT_EQ(server_.place(), place);
+  EXPECT_EQ(server_.endpoint(), place);
   EXPECT_EQ(server_.port(), 0);
   struct stat status = {};
   ASSERT_EQ(stat((directory_ + "/agent.sock").c_str(), &status), 0);
