@@ -1,10 +1,11 @@
 // Makes the rows of the status page's table of loss events, with the signals of detectors before each event, and a
-// sentence on an event. A signal is a rise of a detector's level to watch or warn; its lead is the number of steps to
-// the onset, the first step of the loss event. `ranks` are the states of process ranks in the agent's JSON. Helpers
-// that format values are defined in format.js and tables.js; by("lead") returns (x) => x.lead.
+// sentence on an incident (loss events close together). A signal is a rise of a detector's level to watch or warn; its
+// lead is the number of steps to the onset, the first step of the loss event. `ranks` are the states of process ranks in
+// the agent's JSON. Helpers that format values are defined in format.js and tables.js; by("lead") returns
+// (x) => x.lead.
 
 const LOSS_EVENTS = { loss_spike: "spike", divergence: "divergence", loss_rise: "slow rise" };
-const SEVERITY = ["slow rise", "spike", "divergence"]; // the mildest first
+const SEVERITY = ["slow rise", "spike", "divergence"]; // in ascending order
 const INCIDENT_STEPS = 8; // a divergence is often detected as a spike first, some steps earlier
 
 // Merges events with onsets at most INCIDENT_STEPS after the first one's, on any ranks, into one incident of the
@@ -70,24 +71,24 @@ const measuredOf = (ranks, detector) => ranks.flatMap((rank) => rank.precursors?
 
 // Returns the rows of the table, a row for each signal, the newest incident first. Only the first row of an incident
 // has the cells that describe the incident itself. The bar of a lead is relative to the incident's longest lead.
-function beforeRows(ranks) {
-  const many = ranks.length > 1;
-  return lossEvents(ranks).reverse().flatMap((event) => {
-    const signals = earliestSignals(event), longest = Math.max(1, ...signals.map(by("lead")));
-    const rankText = many ? span(event.ranks.map(({ rank }) => rank.rank)) : String(ranks[0].rank);
-    const eventCells = [{ text: event.what, alarm: true }, count(event.step), timeOf(event.ranks[0].rank, event.step), count(event.declared), rankText];
+function lossEventRows(ranks) {
+  const hasSeveralRanks = ranks.length > 1;
+  return lossEvents(ranks).reverse().flatMap((incident) => {
+    const signals = earliestSignals(incident), longest = Math.max(1, ...signals.map(by("lead")));
+    const rankText = hasSeveralRanks ? span(incident.ranks.map(({ rank }) => rank.rank)) : String(ranks[0].rank);
+    const incidentCells = [{ text: incident.what, alarm: true }, count(incident.step), timeOf(incident.ranks[0].rank, incident.step), count(incident.declared), rankText];
     const rows = signals.map((s) => [detectorCell(s.detector, measuredOf(ranks, s.detector)), levelCell(s.level), known(s.layer) ? layerText(s.rank, s.layer) : "",
       count(s.since), { text: leadText(s.lead), bar: Math.max(0, s.lead) / longest }]);
     if (rows.length === 0) rows.push(["no detector warned before it", "", "", "", ""]);
-    return rows.map((row, i) => Object.assign([...(i === 0 ? eventCells : eventCells.map(() => ({ text: "" }))), ...row], { isFirst: i === 0 }));
+    return rows.map((row, i) => Object.assign([...(i === 0 ? incidentCells : incidentCells.map(() => ({ text: "" }))), ...row], { isFirst: i === 0 }));
   });
 }
 
-// Returns one sentence on an incident for the head of the page. `many`: the run has several ranks.
-function eventSentence(event, many) {
-  const signals = earliestSignals(event).filter((s) => s.lead > 0);
+// Returns one sentence on an incident for the head of the page. `hasSeveralRanks`: of the run.
+function incidentSentence(incident, hasSeveralRanks) {
+  const signals = earliestSignals(incident).filter((s) => s.lead > 0);
   const before = signals.slice(0, 3).map((s) => `${s.detector}${known(s.layer) ? " in " + s.layer : ""} (${count(s.lead)} steps)`).join(", ");
-  const time = timeOf(event.ranks[0].rank, event.step);
-  return `Loss: ${event.what} at step ${count(event.step)}${time && ` (${time})`}${many ? " on rank " + span(event.ranks.map(({ rank }) => rank.rank)) : ""}; ` +
+  const time = timeOf(incident.ranks[0].rank, incident.step);
+  return `Loss: ${incident.what} at step ${count(incident.step)}${time && ` (${time})`}${hasSeveralRanks ? " on rank " + span(incident.ranks.map(({ rank }) => rank.rank)) : ""}; ` +
     (before ? "before it " + before : "no detector warned before it");
 }

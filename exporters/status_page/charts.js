@@ -3,8 +3,8 @@
 // the detector's events (lanes.js). The arrow keys move a cursor in the loss chart (reader.js). Functions that are not
 // defined here are in the page's other scripts.
 
-// Places each label [text, x, width] right of its x (left of its x if it would pass `end`), in the first row that has
-// room. Returns text, left edge and row of each label.
+// Places each label [text, x, width] 4 pixels right of its x (left of its x if it would pass `end`), in the first row
+// where no other label is nearer than 4 pixels. Returns text, left edge and row of each label.
 function placedLabels(labels, end) {
   const rows = [];
   return labels.map(([text, x, width]) => {
@@ -156,7 +156,8 @@ class StepChart {
   }
 
   // `tables`: the histories of the shown ranks. `index` of a table is the position of its rank among all ranks, which
-  // determines the colour. `limits`: limits of alarms, and the budget. `lanes`: from lanesOf(). `logarithmic`: checked.
+  // determines the colour. `limits`: limits of alarms, and the budget. `lanes`: from lanesOf(). `logarithmic`: whether the
+  // checkbox is checked. `cursor`: the step selected with the keyboard, or null.
   update(tables, { limits, lanes, lossEvents, logarithmic, cursor }) {
     this.lanes = lanes;
     const sets = tables.flatMap((table) => this.datasets(table, tables.length === 1));
@@ -179,7 +180,7 @@ class StepChart {
   makeRoomForLanes(lanes) {
     this.chart.options.plugins.laneMarks = { lanes };
     this.chart.options.layout = { padding: { bottom: LANE * lanes.length + (lanes.length ? 4 : 0) } };
-    const height = `${230 + LANE * lanes.length}px`; // 230: without lanes
+    const height = `${230 + LANE * lanes.length}px`; // 230: the height without lanes
     if (this.frame.style.height !== height) {
       this.frame.style.height = height;
       this.chart.resize();

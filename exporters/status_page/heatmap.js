@@ -33,16 +33,17 @@ function striped(back, front, period, slant) {
 }
 
 // `column`: the column of the history tables that has the values. `limit`: name of the alarm threshold, at which the
-// colours end (null: they end at the largest value). A cell above the limit is striped; an alarm needs several such
-// slices. `isPooled`: the limit applies only to layers with enough slices for a z (mean bias / its standard error).
-// `turns`: the layers are measured in turns, each once per weight interval. Below, `kind` is an entry of SIGNALS.
+// colours end (null: they end at the largest value). A cell above the limit is striped; an alarm needs several slices
+// above the limit. `isPooled`: the limit applies only to layers with enough slices for a z (mean bias / its standard
+// error). `inTurns`: the layers are measured in turns, each once per weight interval. Below, `kind` is an entry of
+// SIGNALS.
 const SIGNALS = [
   { name: "deviation ratio, forward, largest", column: "deviation_ratio_forward", limit: "deviation_ratio_forward", text: (v) => fixed(v, 2) },
   { name: "deviation ratio, backward, largest", column: "deviation_ratio_backward", limit: "deviation_ratio_backward", text: (v) => fixed(v, 2) },
   { name: "bias, ulp, magnitude", column: "bias_ulp", limit: "bias_ulp", isPooled: true, text: (v) => signed(v, 4) },
   { name: "gradient norm", column: "gradient_norm", limit: null, logarithmic: true, text: (v) => number(v, 3) },
-  { name: "weights, W1 in an interval, worst tensor", column: "weight_wasserstein", limit: null, logarithmic: true, turns: true, text: (v) => number(v, 3) },
-  { name: "effective rank of updates of attention scores", column: "update_effective_rank", limit: null, turns: true, text: (v) => fixed(v, 2) },
+  { name: "weights, W1 in an interval, worst tensor", column: "weight_wasserstein", limit: null, logarithmic: true, inTurns: true, text: (v) => number(v, 3) },
+  { name: "effective rank of updates of attention scores", column: "update_effective_rank", limit: null, inTurns: true, text: (v) => fixed(v, 2) },
 ];
 
 class HeatMap {
@@ -89,10 +90,10 @@ class HeatMap {
   }
 
   // Steps per column of the map, a multiple of the largest steps_per_point. It is at least the weight interval if the
-  // signal has `turns`, else the smallest distance of two points with a value, so that most cells have a value.
+  // signal has `inTurns`, else the smallest distance of two points with a value, so that most cells have a value.
   columnWidth(kind) {
     const width = Math.max(...this.tables.map((t) => t.steps_per_point)), filled = new Set();
-    if (kind.turns && finite(this.interval)) return width * Math.ceil(this.interval / width);
+    if (kind.inTurns && finite(this.interval)) return width * Math.ceil(this.interval / width);
     for (const table of this.tables) {
       (table.columns[kind.column] || []).forEach((value, i) => {
         if (finite(value)) filled.add(Math.floor((table.first_step + i * table.steps_per_point) / width));
@@ -129,9 +130,9 @@ class HeatMap {
     if (!this.tables?.length || this.canvas.offsetParent === null) return; // without offsetParent: not visible
     const kind = SIGNALS[this.signal.value], map = (this.map = this.build(kind));
     const values = map.labels.flatMap((label) => [...map.rows.get(label).values()].map((cell) => Math.abs(cell.value)));
-    // this.top, this.bottom: the values at the two ends of the colours. Rows share 640 pixels and have 6 to 26 each.
-    this.top = kind.limit ? this.limits[kind.limit] ?? largest(values) : largest(values);
-    this.bottom = kind.logarithmic ? smallest(values.filter((v) => v > 0)) : 0;
+    // scaleMax, scaleMin: the values at the two ends of the colours. Rows share 640 pixels and have 6 to 26 each.
+    this.scaleMax = kind.limit ? this.limits[kind.limit] ?? largest(values) : largest(values);
+    this.scaleMin = kind.logarithmic ? smallest(values.filter((v) => v > 0)) : 0;
     const height = Math.min(Math.max(640 / Math.max(map.labels.length, 1), 6), 26);
     const ratio = window.devicePixelRatio || 1, wide = this.canvas.clientWidth;
     this.left = LEFT;
@@ -151,18 +152,19 @@ class HeatMap {
   }
 
   isBeyond(kind, label, { value, rank }) {
-    return kind.limit !== null && Math.abs(value) > this.top && (!kind.isPooled || this.pooled.has(`${rank} ${label}`));
+    return kind.limit !== null && Math.abs(value) > this.scaleMax && (!kind.isPooled || this.pooled.has(`${rank} ${label}`));
   }
 
   fillOf(kind, label, cell) {
     const size = Math.abs(cell.value);
     if (this.isBeyond(kind, label, cell)) return this.fills.beyond;
-    if (!kind.logarithmic) return shade(size / this.top);
-    return shade(this.top > this.bottom ? Math.log(size / this.bottom) / Math.log(this.top / this.bottom) : 0.5);
+    if (!kind.logarithmic) return shade(size / this.scaleMax);
+    return shade(this.scaleMax > this.scaleMin ? Math.log(size / this.scaleMin) / Math.log(this.scaleMax / this.scaleMin) : 0.5);
   }
 
   // Paints cells and names of layers. If rows are lower than a name (13 pixels), only every `rowsPerName`-th row has a
-  // name. A layer with a cell beyond the limit always has its name. Layers without such a cell have no name near it.
+  // name. A layer with a cell beyond the limit always has its name; names of other layers that would overlap it are left
+  // out. A name is cut to its last 9 characters.
   paint(ctx, kind) {
     const { map, cell, left } = this, rowsPerName = Math.ceil(13 / cell.height), gap = cell.height > 8 ? 1 : 0.5;
     map.labels.forEach((label, row) => {
@@ -239,7 +241,7 @@ class HeatMap {
     }
     const beyond = kind.limit ? [this.swatch(this.fills.beyond), element("span", "alarm", "beyond the limit")] : [];
     const event = this.lossEvents.length ? [element("span", "", "\u25B2 loss event")] : [];
-    parent.replaceChildren(short(this.bottom ?? 0), bar, short(this.top ?? 0), ...beyond, this.swatch(this.fills.missing), "not sampled", ...event);
+    parent.replaceChildren(short(this.scaleMin ?? 0), bar, short(this.scaleMax ?? 0), ...beyond, this.swatch(this.fills.missing), "not sampled", ...event);
   }
 
   select(row, column) {

@@ -5,9 +5,9 @@
 const POLL_MS = 2000;
 // rank: the rank selected in the legend, null for all. run: the selected run, null for the agent's choice. view: run
 // and rank of the last show(). state, history: the last replies. historyRun, historySteps: run and steps of `history`.
-// polls: number of times that `history` was out of date. start() adds heat (the heat map of layers), tables and reader
-// (the cursor on a step); scaleChosen: the user has selected the axis of the loss.
-const ui = { charts: [], rank: null, run: runOfAddress(), view: null, state: null, history: null, historyRun: null, historySteps: null, polls: 0 };
+// outdatedPolls: number of polls at which `history` was out of date. start() adds heat (the heat map of layers), tables
+// and reader (the cursor on a step). scaleChosen: the user has changed the checkbox "logarithmic".
+const ui = { charts: [], rank: null, run: runOfAddress(), view: null, state: null, history: null, historyRun: null, historySteps: null, outdatedPolls: 0 };
 
 // The fragment of the page's URL, #run=ID, selects the run.
 function runOfAddress() {
@@ -19,11 +19,11 @@ function layerText(rank, label) {
   return label + (layer && known(layer.name) ? ` (${layer.name})` : "");
 }
 
-// A sentence on the alarm of a layer. alarm.of: the limit that is exceeded. `many`: the run has several ranks.
-function alarmText({ rank, alarm }, many) {
+// A sentence on the alarm of a layer. alarm.of: the limit that is exceeded. `hasSeveralRanks`: of the run.
+function alarmText({ rank, alarm }, hasSeveralRanks) {
   const layer = known(alarm.layer) ? `layer ${layerText(rank, alarm.layer)}` : "calls without a layer";
   const what = { grad_key: "dK", grad_value: "dV" }[alarm.tensor] || alarm.pass;
-  const where = `${many ? `rank ${rank.rank} ` : ""}${layer} ${what}`;
+  const where = `${hasSeveralRanks ? `rank ${rank.rank} ` : ""}${layer} ${what}`;
   if (alarm.of === "bias") return `${where} is biased by ${signed(alarm.value, 2)} ulp`;
   if (alarm.of === "nonfinite") return `${where} gives NaN or Inf where the reference does not`;
   return `${where} has an error up to ${fixed(alarm.value, 1)} times what its precision explains`;
@@ -67,8 +67,8 @@ function trainingFault(ranks) {
     const where = ranks.length > 1 ? " on rank " + span(incident.ranks.map(({ rank }) => rank.rank)) : "";
     return `LOSS ${incident.what.toUpperCase()} at step ${count(incident.step)}${lossChange(incident)}${where}`;
   }
-  const odd = ranks.filter((rank) => rank.weights?.mismatches > 0).map((rank) => rank.rank);
-  if (odd.length) return `WEIGHTS DIFFER from their replicas on rank ${span(odd)}`;
+  const differing = ranks.filter((rank) => rank.weights?.mismatches > 0).map((rank) => rank.rank);
+  if (differing.length) return `WEIGHTS DIFFER from their replicas on rank ${span(differing)}`;
   const failed = ranks.filter((rank) => rank.state === "failed").map((rank) => rank.rank);
   return failed.length ? `RUN FAILED on rank ${span(failed)}` : null;
 }
@@ -108,7 +108,7 @@ function attentionVerdict(ranks, limits) {
 function notes(ranks) {
   const onRank = (rank) => (ranks.length > 1 ? ` on rank ${rank.rank}` : ""), lines = [];
   const warn = (text) => lines.push({ text, alarm: true });
-  for (const event of lossEvents(ranks).slice(-3).reverse()) warn(eventSentence(event, ranks.length > 1));
+  for (const incident of lossEvents(ranks).slice(-3).reverse()) warn(incidentSentence(incident, ranks.length > 1));
   for (const rank of ranks) {
     const broken = rank.gradient?.nonfinite_layers || [];
     if (broken.length) warn(`NaN or Inf in the gradient of ${broken.slice(0, 8).join(", ")}${onRank(rank)}`);
@@ -207,7 +207,7 @@ function showHeat(shown) {
 }
 
 function showTables(ranks, shown) {
-  ui.tables.before.fill(beforeRows(shown), "Newest first. Steps before: from the signal of a detector to the onset of the event; the earliest of its layers.");
+  ui.tables.before.fill(lossEventRows(shown), "Newest first. Steps before: from the signal of a detector to the onset of the event; the earliest of its layers.");
   ui.tables.ranks.fill(ranks.length > 1 ? ranks.map(rankRow) : []);
   const layers = layerRows(shown);
   ui.tables.layers.fill(layers, shown.length > 1 ? "Of each layer the rank with the largest ratio; layers with an alarm first." : "");
@@ -276,8 +276,8 @@ async function read(path) {
 // Reads another run's history at once, the same run's at every second poll with new steps or judged backward slices.
 async function readHistory(state) {
   const steps = JSON.stringify((state.ranks || []).map((rank) => [rank.rank, rank.steps, rank.attention?.backward?.judged]));
-  const isOther = ui.historyRun !== state.run;
-  if (!isOther && (steps === ui.historySteps || ui.polls++ % 2 !== 0)) return;
+  const isOtherRun = ui.historyRun !== state.run;
+  if (!isOtherRun && (steps === ui.historySteps || ui.outdatedPolls++ % 2 !== 0)) return;
   const history = await read("/api/v1/history" + (known(state.run) ? "?run=" + encodeURIComponent(state.run) : ""));
   Object.assign(ui, { history, historyRun: state.run, historySteps: steps });
 }
