@@ -1,9 +1,10 @@
 /* A trainer in C99 without any framework: attention forward and backward in plain loops, plain gradient
  * descent. It reports its attention calls and steps with the functions of <foreshock/annotate.h>, which
- * do nothing unless it is started by `foreshock run -- c_trainer`. It is not linked with the monitor.
+ * do nothing unless the trainer was started by `foreshock run -- c_trainer`. The monitor is not linked.
  *   c_trainer [STEPS [DUMP_FILE]]
  * The task: two layers of causal attention with residuals learn to output, at each position, the mean of the
- * inputs up to this position. The dump has every loss and the final weights, to compare runs bit by bit. */
+ * inputs up to this position. The dump has every loss and the final weights, to compare runs bit by bit. The
+ * exit status is 0 if the loss has fallen. */
 #include <foreshock/annotate.h>
 #include <math.h>
 #include <stdio.h>
@@ -28,6 +29,7 @@ static int32_t forward_op, backward_op;
 
 static const double scale = 0.35355339059327379; /* 1 / sqrt(WIDTH) */
 
+/* From -0.5 to 0.5, by the linear congruential generator of Knuth's MMIX. */
 static float next_random(void) {
   random_state = random_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
   return (float)((double)(random_state >> 40) / (1 << 24) - 0.5);
@@ -117,7 +119,7 @@ static void attend_back(struct layer* layer, rows grad_out) {
 /* Replaces the input `x` by the output. */
 static void forward(struct layer* layer, rows x) {
   char name[8];
-  int p, i, a, b, wanted; /* wanted: the monitor samples this call */
+  int p, i, a, b, is_sampled; /* is_sampled: the monitor samples this call */
   memcpy(layer->input, x, sizeof(rows));
   for (p = 0; p < PROJECTIONS; ++p)
     for (i = 0; i < LENGTH; ++i)
@@ -126,9 +128,9 @@ static void forward(struct layer* layer, rows x) {
         for (a = 0; a < WIDTH; ++a) sum += x[i][a] * layer->weight[p][a][b];
         layer->projected[p][i][b] = sum;
       }
-  wanted = foreshock_annotate_enter(forward_op, FORESHOCK_NEEDS_GRADIENT);
+  is_sampled = foreshock_annotate_enter(forward_op, FORESHOCK_NEEDS_GRADIENT);
   attend(layer);
-  if (wanted) {
+  if (is_sampled) {
     const foreshock_attention_call call = describe(forward_op, layer, name);
     foreshock_annotate_leave(&call);
   }
@@ -136,14 +138,14 @@ static void forward(struct layer* layer, rows x) {
     for (a = 0; a < WIDTH; ++a) x[i][a] += layer->attended[i][a];
 }
 
-/* Replaces the gradient `grad` of the output by that of the input, and adds to the gradients of the weights.
- */
+/* Replaces the gradient `grad` of the output by that of the input. Adds to the weights' gradients. */
 static void backward(struct layer* layer, rows grad) {
   char name[8];
   int p, i, a, b;
-  const int wanted = foreshock_annotate_enter(backward_op, FORESHOCK_NEEDS_GRADIENT | FORESHOCK_IN_BACKWARD);
+  const int is_sampled =
+      foreshock_annotate_enter(backward_op, FORESHOCK_NEEDS_GRADIENT | FORESHOCK_IN_BACKWARD);
   attend_back(layer, grad);
-  if (wanted) {
+  if (is_sampled) {
     foreshock_attention_call call = describe(backward_op, layer, name);
     call.grad_out = view(grad, WIDTH);
     call.grad_query = view(layer->grad_projected[0], WIDTH);
@@ -173,7 +175,7 @@ static double loss_of(rows x, rows input) {
   return loss;
 }
 
-/* One step of gradient descent; clears the gradients. */
+/* One step of gradient descent with learning rate 0.5. Clears the gradients. */
 static void descend(void) {
   float *weight, *gradient;
   int layer, n;

@@ -31,20 +31,20 @@ namespace {
 // (scaled_dot_product_attention itself, the math path) are not listed: they never reach BackendSelect, the
 // dispatch key of our hooks, and a hook at an autograd key removes gradients of compiled graphs. A Semantics
 // (attention.h) describes the arguments of an operation: the order of the dimensions (heads or positions
-// first), then which keys a query sees under a causal mask. kUpperLeft: heads first, query i sees keys <= i.
-// packs: it accepts packed sequences. in_function: it is called inside an autograd.Function, where gradient
-// mode is off. fills_out: the output is an argument. flat_bias: a bias of three dimensions is (batch x head,
-// query, key).
+// first), then which keys a query sees under a causal mask. kHeadsFirstTopLeft: heads first, query i sees the
+// keys up to key i. packs: it accepts packed sequences. in_function: it is called inside an
+// autograd.Function, where gradient mode is off. fills_out: the output is an argument. flat_bias: a bias of
+// three dimensions is (batch x head, query, key).
 
 // The causal mask is "lower right" according to torch/nn/attention/bias.py, which calls this operation.
 constexpr Semantics kSdpaFlash{Order::kHeadsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT};
 
 // is_causal becomes CausalFromTopLeft: aten/src/ATen/native/transformers/cuda/attention.cu.
-constexpr Semantics kSdpaEfficient = kUpperLeft;
+constexpr Semantics kSdpaEfficient = kHeadsFirstTopLeft;
 
 // aten/src/ATen/native/cudnn/MHA.cpp calls SDPA_attributes::set_causal_mask, which aligns at the top left
 // (documentation of cudnn-frontend). Packed calls are not described: their log-sum-exp has another layout.
-constexpr Semantics kCudnn = kUpperLeft;
+constexpr Semantics kCudnn = kHeadsFirstTopLeft;
 
 // For devices of other vendors. The causal mask has an unknown alignment, so it must be square.
 constexpr Semantics kOverrideable{Order::kHeadsFirst, kSquareOnly};
@@ -77,10 +77,10 @@ struct AttentionOp {
   const Semantics* semantics;
 };
 
-// The most important operations first, since the core's table of operations may become full.
+// The most important operations come first, since the core's table of operations may become full.
 constexpr AttentionOp kAttentionOps[] = {
-    {"aten", "_scaled_dot_product_flash_attention_for_cpu", "", kForward, &kUpperLeft},
-    {"aten", "_scaled_dot_product_flash_attention_for_cpu_backward", "", kBackward, &kUpperLeft},
+    {"aten", "_scaled_dot_product_flash_attention_for_cpu", "", kForward, &kHeadsFirstTopLeft},
+    {"aten", "_scaled_dot_product_flash_attention_for_cpu_backward", "", kBackward, &kHeadsFirstTopLeft},
     {"aten", "_scaled_dot_product_flash_attention", "", kForward, &kSdpaFlash},
     {"aten", "_scaled_dot_product_flash_attention", "quantized", kForward, &kSdpaFlash},
     {"aten", "_scaled_dot_product_flash_attention_backward", "", kBackward, &kSdpaFlash},
@@ -251,7 +251,7 @@ at::Tensor detach_and_hook_arrived(c10::DispatchKeySet keys, const at::Tensor& s
 void hook_math_path(torch::Library& aten) {
   const int32_t number = foreshock_register_op(kMathPath, FORESHOCK_FORWARD);
   if (number < 0 || !hook_op<SafeSoftmaxHook>(aten, "_safe_softmax", "", number)) return;
-  MathWindow::prepare(number);
+  MathPathSampler::prepare(number);
 }
 
 // Sets up the hooks of attention, and of operations that show losses, backward roots (the tensors on which
@@ -300,8 +300,8 @@ FORESHOCK_EXPORT int foreshock_adapter_start(void) {
   return hooked;
 }
 
-// Number of attention calls on real data (not fake, meta or traced tensors) that the hooks have seen, forward
-// (0) or backward (1).
+// Number of attention calls on real data (not fake, meta or traced tensors) that the hooks have seen.
+// `backward`: 0 selects the forward calls, 1 the backward calls.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_calls(int backward) {
   return foreshock::adapter::attention_calls[backward != 0].load();
 }
@@ -320,7 +320,7 @@ FORESHOCK_EXPORT int foreshock_adapter_in_backward(void) {
   return foreshock::adapter::in_backward_pass() ? 1 : 0;
 }
 
-// The Python helper calls the functions below. They wait for no lock, so it may hold the interpreter lock.
+// The Python helper calls the functions below with the interpreter lock held. They never wait for a lock.
 
 // Call it once the helper reports steps. From then on the adapter counts no steps from versions of weights.
 FORESHOCK_EXPORT void foreshock_adapter_steps_are_told(void) {
@@ -334,17 +334,17 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_backwards(void) {
 
 // Reports the gradients; call it before the optimizer's work. `parameters`: `count` TensorImpl addresses
 // (parameter._cdata) of all tensors that the optimizer steps; count 0: no gradients. `inverse_scale`: factor
-// by which the optimizer itself multiplies gradients. `copies`: how often per step the averaging over ranks
-// writes into each gradient. `may_be_written_untracked`: whether kernels that do not change a tensor's
-// version may have written gradients. Returns the nanoseconds spent inside the core, which counts them
-// itself.
+// by which the optimizer itself multiplies gradients. `averaging_writes`: how often per step the averaging
+// over ranks writes into each gradient. `may_be_written_untracked`: whether kernels that do not change a
+// tensor's version may have written gradients. Returns the nanoseconds spent inside the core, which counts
+// them itself.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* parameters, size_t count,
-                                                        double inverse_scale, uint32_t copies,
+                                                        double inverse_scale, uint32_t averaging_writes,
                                                         uint32_t may_be_written_untracked) {
   auto& gradients = foreshock::adapter::gradient_report();
   const uint64_t before = gradients.core_ns();
   try {
-    gradients.publish(parameters, count, inverse_scale, copies, may_be_written_untracked != 0);
+    gradients.publish(parameters, count, inverse_scale, averaging_writes, may_be_written_untracked != 0);
   } catch (...) {
     foreshock_off("adapter_gradients");
   }

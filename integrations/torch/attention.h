@@ -54,7 +54,7 @@ struct Semantics {
 
 // With a causal mask, query i sees key j <= i in the CPU kernel, in the math path (tril() of a queries x keys
 // matrix), and in the documentation of scaled_dot_product_attention.
-inline constexpr Semantics kUpperLeft{Order::kHeadsFirst, FORESHOCK_CAUSAL_TOP_LEFT};
+inline constexpr Semantics kHeadsFirstTopLeft{Order::kHeadsFirst, FORESHOCK_CAUSAL_TOP_LEFT};
 
 // The arguments of one call that its description needs. Copied before the operation runs, because the
 // operation removes its arguments from the stack. Absent tensors are undefined.
@@ -237,6 +237,7 @@ inline constexpr uint32_t kDescribed = FORESHOCK_SKIP_REASONS;
 inline bool view_mask(const at::Tensor& mask, const foreshock_attention_call& call, foreshock_tensor* view,
                       bool is_flat = false) {
   if (!mask.defined()) return true;  // the view stays absent
+  // batch, heads, queries, keys
   const int64_t shape[] = {call.query.shape[0], call.query.shape[1], call.query.shape[2], call.key.shape[2]};
   *view = view_of(mask);
   if (!view->data || view->dtype == FORESHOCK_DTYPE_NONE) return false;
@@ -315,7 +316,7 @@ inline foreshock_tensor without_padding(foreshock_tensor log_sum_exp, int64_t qu
 
 // Sets call->causal. The tensors and offsets must be set. Returns kDescribed or FORESHOCK_SKIP_MASK.
 inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_call* call) {
-  // For packed sequences, the upper bounds of their lengths.
+  // `queries` and `keys` of packed sequences: upper bounds of the lengths of one sequence.
   const bool is_packed = call->query_offsets != nullptr;
   const int64_t queries = is_packed ? call->longest_query : call->query.shape[2];
   const int64_t keys = is_packed ? call->longest_key : call->key.shape[2];

@@ -24,9 +24,9 @@ namespace foreshock::adapter {
 
 inline constexpr const char* kMathPath = "_scaled_dot_product_attention_math";
 
-// Counts forward passes of the math path. While MathWindow is on, MathWindow counts them instead: it has then
-// raised attention_depth (attention.h: the number of attention calls in which this thread is).
-// enter_attention() counts a call and returns whether to sample it, which this hook cannot (no query or key).
+// Counts forward passes of the math path with enter_attention(). The hook samples none of them, since it has
+// no query and no key. While MathPathSampler is on, that class counts them instead: it has then raised
+// attention_depth (attention.h), the number of attention calls in which this thread is.
 class SafeSoftmaxHook final : public c10::OperatorKernel {
  public:
   SafeSoftmaxHook(const c10::FunctionSchema& schema, int32_t number)
@@ -47,11 +47,11 @@ class SafeSoftmaxHook final : public c10::OperatorKernel {
 };
 
 // Samples the math path with RecordFunction's callbacks, which it enables during sampled steps.
-class MathWindow {
+class MathPathSampler {
  public:
   // Call it once, at set-up. Adds the callbacks if `foreshock run --math-path` is on. They are never removed,
   // only disabled, since removal is unsafe while other threads run. `number`: from foreshock_register_op.
-  // kUpperLeft: the order of the dimensions, and the alignment of a causal mask, in calls of the math path.
+  // In calls of the math path, heads come first and causal masks are aligned at the top left.
   static void prepare(int32_t number) {
     const char* setting = std::getenv("FORESHOCK_MATH_PATH");
     const bool on = setting && (!std::strcmp(setting, "on") || !std::strcmp(setting, "1") ||
@@ -59,7 +59,7 @@ class MathWindow {
     const auto found = c10::Dispatcher::singleton().findSchema({std::string("aten::") + kMathPath, ""});
     if (!on || !found) return;
     number_ = number;
-    arguments_ = new AttentionArguments(found->schema(), kUpperLeft, /*backward=*/false);
+    arguments_ = new AttentionArguments(found->schema(), kHeadsFirstTopLeft, /*backward=*/false);
     handle_ = at::addGlobalCallback(at::RecordFunctionCallback(&on_begin, &on_end)
                                         .needsInputs(true)
                                         .needsOutputs(true)
@@ -68,7 +68,7 @@ class MathWindow {
   }
 
   // Called at the end of a step. Enables the callbacks if the next step is sampled, else disables them.
-  static void follow() {
+  static void on_step_end() {
     const bool wanted = arguments_ && foreshock_step_is_sampled() != 0;
     if (is_enabled_.exchange(wanted) == wanted) return;
     wanted ? at::reenableCallback(handle_) : at::disableCallback(handle_);
@@ -85,7 +85,7 @@ class MathWindow {
   // torch calls this function before every operation and passes the result to on_end(). Null: the operation
   // is not an outermost call of the math path.
   static std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& function) noexcept try {
-    // The first comparison of names is cheap, and excludes most operations.
+    // The first comparison, of 13 characters, is cheap and excludes most operations.
     if (attention_depth != 0 || std::strncmp(function.name(), "aten::_scaled", 13) != 0 ||
         std::strcmp(function.name() + std::strlen("aten::"), kMathPath) != 0)
       return nullptr;
@@ -111,7 +111,7 @@ class MathWindow {
     try {
       if (!function.outputs().empty()) {
         call->inputs.out = tensor_or_undefined(function.outputs()[0]);
-        reason = describe_call(call->inputs, kUpperLeft, /*backward=*/false, &description);
+        reason = describe_call(call->inputs, kHeadsFirstTopLeft, /*backward=*/false, &description);
       }
     } catch (...) {  // reason stays FORESHOCK_SKIP_UNKNOWN
     }
@@ -152,7 +152,8 @@ inline const at::Tensor& tensor_of(const void* handle) {
   return handle ? *static_cast<const at::Tensor*>(handle) : *undefined;
 }
 
-// Describes a call of a CPU shim function. Returns false if its tensors are not supported.
+// Describes a call of a CPU shim function. given.number: its index in shim_rows. Returns false if its tensors
+// are not supported.
 inline bool describe_shim(const foreshock_shim_call& given, foreshock_attention_call* call) {
   const at::Tensor& query = tensor_of(given.query);
   if (query.dim() != 4) return false;

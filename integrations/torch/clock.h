@@ -81,13 +81,13 @@ class WatchedNumbers {
     Watched& oldest = watched_[next_++ % watched_.size()];
     WeakStorage storage(tensor.storage().getWeakStorageImpl());
     oldest = {std::move(storage), tensor.storage_offset(), version_of(tensor), kind, number, std::nullopt};
-    any_.store(true, std::memory_order_relaxed);
+    has_watched_.store(true, std::memory_order_relaxed);
   }
 
   // Called when the training has read `value` from any tensor on a device. If the tensor is a watched loss,
   // the value is passed to the core; if it is a watched scaler result, the value is kept for value_of().
   void on_read(const at::Tensor& tensor, double value) noexcept {
-    if (!any_.load(std::memory_order_relaxed) || !has_data(tensor)) return;
+    if (!has_watched_.load(std::memory_order_relaxed) || !has_data(tensor)) return;
     uint64_t number = 0;
     {  // releases busy_ before the core is called
       const TryGuard turn(busy_);
@@ -151,8 +151,8 @@ class WatchedNumbers {
   }
 
   std::array<Watched, 16> watched_;
-  uint32_t next_ = 0;             // number of calls of watch(); modulo 16 the entry to overwrite next
-  std::atomic<bool> any_{false};  // watch() has been called
+  uint32_t next_ = 0;                     // number of calls of watch(); modulo 16 the entry to overwrite next
+  std::atomic<bool> has_watched_{false};  // watch() has been called
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 
@@ -196,11 +196,11 @@ class SummedLoss {
   // Reports the collected sums and drops them. Returns false if nothing was reported: there were no sums, or
   // more sums than on_device_ can hold, and the mean of a part of them would be wrong.
   bool report() noexcept {
-    const bool has_room = fetched_count_ <= kMostFetched;
-    if (is_on_host_ && has_room) foreshock_observe_loss_sum(sum_, weight_);
-    for (uint32_t n = 0; n < fetched_count_ && has_room; ++n)
+    const bool all_fit = fetched_count_ <= kMostFetched;
+    if (is_on_host_ && all_fit) foreshock_observe_loss_sum(sum_, weight_);
+    for (uint32_t n = 0; n < fetched_count_ && all_fit; ++n)
       foreshock_observe_fetched_loss_sum(on_device_[n].sum, on_device_[n].weight);
-    return forget() && has_room;
+    return forget() && all_fit;
   }
 
   // Drops the collected sums. False: there were none.
@@ -258,6 +258,7 @@ class TrainingClock {
     const bool has_dropped_sums = maybe_scaled && pending_sums.forget();
     const bool has_cross_entropy = begin_backward();
     const bool is_fetched = number != 0;  // the core copies this loss already
+    // A cross-entropy replaces a scaled root. Beside dropped sums, the root may be any multiple of them.
     if (has_cross_entropy ? has_scaler_.load(std::memory_order_relaxed) : has_dropped_sums) return;
     if (!is_fetched) number = fetch_number(loss, FORESHOCK_FETCH_LOSS);
     if (number == 0) return;

@@ -26,6 +26,7 @@ namespace foreshock::adapter {
 
 using Stack = torch::jit::Stack;
 
+// The keys below BackendSelect.
 inline constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
 
 // Whether the dispatcher calls a CPU or CUDA kernel next, which reads real data. It calls another function

@@ -93,8 +93,8 @@ class GradientNorms {
   // that is not a parameter and has as many elements as one gradient, or as all gradients together.
   // `parameters` must be sorted. Call it if match() found no norm of the gradients themselves. Also true if
   // another thread holds the object.
-  bool may_be_of_copies(const std::vector<const c10::TensorImpl*>& gradients,
-                        const std::vector<StorageRange>& parameters) {
+  bool may_have_clipped_copies(const std::vector<const c10::TensorImpl*>& gradients,
+                               const std::vector<StorageRange>& parameters) {
     const TryGuard turn(busy_);
     if (!owns(turn)) return true;
     if (epoch_ != training_clock().epoch() || rows_.empty()) return false;
@@ -378,15 +378,14 @@ class ClipHook final : public c10::OperatorKernel {
 
 // Hooks clamp_ with numbers. Not boxed, because models call it often and an unboxed hook costs less.
 inline at::Tensor& hooked_clamp(c10::DispatchKeySet keys, at::Tensor& self,
-                                const std::optional<at::Scalar>& least,
-                                const std::optional<at::Scalar>& most) {
+                                const std::optional<at::Scalar>& min, const std::optional<at::Scalar>& max) {
   using Signature =
       at::Tensor&(at::Tensor&, const std::optional<at::Scalar>&, const std::optional<at::Scalar>&);
   static const auto below =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::clamp_", "").typed<Signature>();
   const c10::DispatchKeySet rest = keys & kBelow;
   if (reaches_kernel(rest)) note_clipped(self);
-  return below.redispatch(rest, self, least, most);
+  return below.redispatch(rest, self, min, max);
 }
 
 inline void hook_clipping(torch::Library& aten) {
@@ -405,10 +404,10 @@ class GradientReport {
  public:
   // Reports the norms if the training has computed all of them. If it has computed none, reports the values
   // of the gradients in a sampled step if is_untouched(). `parameters`: addresses of live TensorImpls.
-  // `inverse_scale`: the factor by which the optimizer itself multiplies gradients. `copies`: how often per
-  // step the averaging over ranks writes into each gradient. `may_be_written_untracked`: whether kernels that
-  // increment no version may have written the gradients.
-  void publish(const void* const* parameters, size_t count, double inverse_scale, uint32_t copies,
+  // `inverse_scale`: the factor by which the optimizer itself multiplies gradients. `averaging_writes`: how
+  // often per step the averaging over ranks writes into each gradient. `may_be_written_untracked`: whether
+  // kernels that increment no version may have written the gradients.
+  void publish(const void* const* parameters, size_t count, double inverse_scale, uint32_t averaging_writes,
                bool may_be_written_untracked) {
     const TryGuard turn(busy_);
     if (!turn.is_mine || !collect(parameters, count) || gradients_.empty()) return;
@@ -421,8 +420,8 @@ class GradientReport {
     const bool has_no_norm = found == GradientNorms::Found::kNone;
     if (gradient_norms().is_full() || (has_no_norm && engine_gradients().is_full()))
       return foreshock_gradients_too_many();
-    const bool untouched = has_no_norm && !may_be_written_untracked && is_untouched(copies) &&
-                           !gradient_norms().may_be_of_copies(tensors_, parameter_ranges());
+    const bool untouched = has_no_norm && !may_be_written_untracked && is_untouched(averaging_writes) &&
+                           !gradient_norms().may_have_clipped_copies(tensors_, parameter_ranges());
     if (!untouched || inverse_scale != 1 || !foreshock_step_is_sampled()) return;
     for (size_t i = 0; i < gradients_.size(); ++i) {
       const auto& parameter = *static_cast<const c10::TensorImpl*>(gradients_[i].identity);
@@ -495,20 +494,20 @@ class GradientReport {
     return true;
   }
 
-  // Whether only backward passes, and the `copies` of the averaging over ranks, have written the gradients
-  // since the last step. If so, n passes give a new gradient (created by the first of them) the version
-  // n - 1 + copies; the version of a gradient kept over the step grows by 1 (zeroing) + n + copies. If the
+  // Whether only backward passes, and the averaging over ranks (w = `averaging_writes`), have written the
+  // gradients since the last step. If so, n passes give a new gradient (created by the first of them) the
+  // version n - 1 + w; the version of a gradient kept over the step grows by 1 (zeroing) + n + w. If the
   // gradient with the lowest version has neither of these versions, the training has clipped in a way that no
   // hook saw. A gradient with the version of a new one must also have been left by a backward pass, not
   // assigned by the training. The unscaling by a gradient scaler does not count, since torch increments no
   // version for it (gen_inplace_or_view_type.py). Writes through `.data` or NumPy increment no version, so
   // they stay undetected if no hook sees them.
-  bool is_untouched(uint32_t copies) const noexcept {
+  bool is_untouched(uint32_t averaging_writes) const noexcept {
     const uint32_t passes = training_clock().roots();
     if (passes == 0) return false;
-    if (passes > 1 && copies == 0 && are_new()) return true;  // each pass has created new gradients
-    const uint32_t version_of_new = passes - 1 + copies;
-    const uint32_t version_of_kept = previous_version_ + 1 + passes + copies;
+    if (passes > 1 && averaging_writes == 0 && are_new()) return true;  // each pass has created new gradients
+    const uint32_t version_of_new = passes - 1 + averaging_writes;
+    const uint32_t version_of_kept = previous_version_ + 1 + passes + averaging_writes;
     if (least_changed_version_ != version_of_new)
       return least_changed_ == previous_ && least_changed_version_ == version_of_kept;
     return std::ranges::all_of(tensors_, [&](const c10::TensorImpl* gradient) {

@@ -74,34 +74,34 @@ inline void* ends(void*, void* const* given, ssize_t count) {
   return Python::get().pending_error() ? nullptr : integer(is_done);
 }
 
-inline void* look(void*, void* const* given, ssize_t count) {
+inline void* set_clock(void*, void* const* given, ssize_t count) {
   if (count != 3) return nullptr;
   const auto* parameters = reinterpret_cast<const void* const*>(Python::get().integer(given[1]));
   const auto length = static_cast<size_t>(Python::get().integer(given[2]));
-  return integer(QuietSteps::instance().look(given[0], parameters, length));
+  return integer(QuietSteps::instance().set_clock(given[0], parameters, length));
 }
 
-inline void* look_other(void*, void* const* given, ssize_t count) {
+inline void* add_other(void*, void* const* given, ssize_t count) {
   if (count != 2) return nullptr;
-  return integer(QuietSteps::instance().look_other(given[0], Python::get().integer(given[1])));
+  return integer(QuietSteps::instance().add_other(given[0], Python::get().integer(given[1])));
 }
 
-inline void* arm(void*, void* const* given, ssize_t count) {
+inline void* allow(void*, void* const* given, ssize_t count) {
   if (count != 9) return nullptr;
   const auto number = [&](ssize_t n) { return Python::get().integer(given[n]); };
-  QuietSteps::instance().arm({.may_end_quietly = number(0) != 0,
-                              .is_counted = number(1) != 0,
-                              .seen_step = number(2),
-                              .seen_address = reinterpret_cast<const void*>(number(3)),
-                              .begins_left = number(4),
-                              .ends_left = number(5),
-                              .modules = static_cast<ssize_t>(number(6)),
-                              .due_numbers = reinterpret_cast<uint32_t*>(number(7)),
-                              .due_capacity = static_cast<size_t>(number(8))});
+  QuietSteps::instance().allow({.may_end_quietly = number(0) != 0,
+                                .is_counted = number(1) != 0,
+                                .seen_step = number(2),
+                                .seen_address = reinterpret_cast<const void*>(number(3)),
+                                .begins_left = number(4),
+                                .ends_left = number(5),
+                                .modules = static_cast<ssize_t>(number(6)),
+                                .due_numbers = reinterpret_cast<uint32_t*>(number(7)),
+                                .due_capacity = static_cast<size_t>(number(8))});
   return none();
 }
 
-inline void* disarm(void*, void* const*, ssize_t) { return QuietSteps::instance().disarm(), none(); }
+inline void* stop(void*, void* const*, ssize_t) { return QuietSteps::instance().stop(), none(); }
 
 inline void* run_next_end_in_python(void*, void* const*, ssize_t) {
   return QuietSteps::instance().run_next_end_in_python(), none();
@@ -114,16 +114,12 @@ inline void* take(void*, void* const*, ssize_t) { return QuietSteps::instance().
 // A new reference to the n-th function, in the order of core.py; nullptr after the last, or without Python.
 inline void* quiet_function(size_t n) {
   namespace f = quiet_functions;
-  static PythonMethod methods[] = {{"prepare", f::prepare},
-                                   {"begins", f::begins},
-                                   {"ends", f::ends},
-                                   {"look", f::look},
-                                   {"look_other", f::look_other},
-                                   {"arm", f::arm},
-                                   {"disarm", f::disarm},
-                                   {"run_next_end_in_python", f::run_next_end_in_python},
-                                   {"take", f::take},
-                                   {"replace_hooks", f::replace_hooks}};
+  static PythonMethod methods[] = {
+      {"prepare", f::prepare},     {"begins", f::begins},
+      {"ends", f::ends},           {"set_clock", f::set_clock},
+      {"add_other", f::add_other}, {"allow", f::allow},
+      {"stop", f::stop},           {"run_next_end_in_python", f::run_next_end_in_python},
+      {"take", f::take},           {"replace_hooks", f::replace_hooks}};
   if (n >= std::size(methods) || !Python::get().has_all()) return nullptr;
   return Python::get().new_function(&methods[n], nullptr, nullptr);
 }

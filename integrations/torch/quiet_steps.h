@@ -41,18 +41,19 @@ class NoTorchFunction {
 };
 
 // Clears what was collected for a step. Call it after foreshock_step_end, when the core has decided whether
-// the next step is sampled: MathWindow::follow enables the hooks of unfused attention only in sampled steps.
+// the next step is sampled: MathPathSampler::on_step_end enables the hooks of unfused attention only in
+// sampled steps.
 inline void forget_step() {
   training_clock().on_step_end();
   gradient_report().on_step_end();
   gradient_norms().forget();
   engine_gradients().forget();
-  MathWindow::follow();
+  MathPathSampler::on_step_end();
 }
 
-// Order of the helper's calls: prepare() once; then look(), look_other() for each further optimizer, and
-// arm(); then begin() before and end() after every step of an optimizer, and take() whenever the helper needs
-// the counts. If begin() returns -1 or end() returns false, the helper handles the step.
+// Order of the helper's calls: prepare() once; then set_clock(), add_other() for each further optimizer, and
+// allow(); then begin() before and end() after every step of an optimizer, and take() whenever the helper
+// needs the counts. If begin() returns -1 or end() returns false, the helper handles the step.
 class QuietSteps {
  public:
   static QuietSteps& instance() {
@@ -82,10 +83,10 @@ class QuietSteps {
 
   // Remembers the optimizer that is the clock. Returns false if no step can be quiet. The caller must have
   // checked that reading the optimizer and its tensors runs no Python code of the trainer. `parameters`:
-  // TensorImpl addresses of the clock's parameters in their order, then of the companions' (see look_other).
+  // TensorImpl addresses of the clock's parameters in their order, then of the companions' (see add_other).
   // If `count` is 0, a step in which the trainer has computed gradient norms is not quiet.
-  bool look(void* optimizer, const void* const* parameters, size_t count) {
-    disarm();
+  bool set_clock(void* optimizer, const void* const* parameters, size_t count) {
+    stop();
     clock_ = {};
     others_.clear();
     try {
@@ -94,29 +95,30 @@ class QuietSteps {
       return false;
     }
     OptimizerFields fields;
-    can_arm_ = read_fingerprint(optimizer, nullptr, &clock_.last, &fields, &clock_.fingerprint);
-    return can_arm_;
+    can_allow_ = read_fingerprint(optimizer, nullptr, &clock_.last, &fields, &clock_.fingerprint);
+    return can_allow_;
   }
 
   // Remembers an optimizer other than the clock. Returns false if no step can be quiet any more. `number`: 0
   // for a companion, which steps after the clock without a backward pass of its own; else the number in the
-  // name of its loss ("loss of optimizer 2"). Companions must come in the order of look()'s `parameters`.
-  bool look_other(void* optimizer, int64_t number) {
+  // name of its loss ("loss of optimizer 2"). Companions must come in the order of set_clock()'s
+  // `parameters`.
+  bool add_other(void* optimizer, int64_t number) {
     KnownOptimizer other;
     other.number = number;
     OptimizerFields fields;
     if (others_.size() == kMostOthers ||
         !read_fingerprint(optimizer, nullptr, &other.last, &fields, &other.fingerprint))
-      return can_arm_ = false;
+      return can_allow_ = false;
     try {
       others_.push_back(other);
     } catch (const std::bad_alloc&) {
-      return can_arm_ = false;
+      return can_allow_ = false;
     }
     return true;
   }
 
-  struct Armed {                     // what the helper allows, and what it has already seen
+  struct Allowance {                 // what the helper allows, and what it has already seen
     bool may_end_quietly;            // the end of the next step may be quiet too
     bool is_counted;                 // no optimizer state has the step number, so steps are counted
     int64_t seen_step;               // number of the clock's last step
@@ -127,34 +129,34 @@ class QuietSteps {
     size_t due_capacity;             // length of due_numbers; 0: no weight is measured
   };
 
-  // Allows quiet steps from now on. Has no effect after disarm(), until the next look().
-  void arm(const Armed& armed) {
-    armed_ = armed;
-    is_armed_ = can_arm_;
+  // Allows quiet steps from now on. Has no effect after stop(), until the next set_clock().
+  void allow(const Allowance& allowance) {
+    allowance_ = allowance;
+    is_allowed_ = can_allow_;
   }
 
-  // Ends quiet steps until another look() and arm(), for example when an optimizer was destroyed.
-  void disarm() {
-    is_armed_ = can_arm_ = false;
+  // Ends quiet steps until another set_clock() and allow(), for example when an optimizer was destroyed.
+  void stop() {
+    is_allowed_ = can_allow_ = false;
     quietly_begun_ = nullptr;
   }
 
-  void run_next_end_in_python() { armed_.may_end_quietly = false; }
+  void run_next_end_in_python() { allowance_.may_end_quietly = false; }
 
   // Call it before the optimizer's work. `args`, `kwargs`: those of the optimizer's step(). Returns how many
-  // weights must be measured (see Armed::due_numbers); if any, the end of the step is not quiet. Returns -1
-  // if the step is not quiet; nothing was published then. Publishes the gradient norms, except in a step with
-  // a closure (a function that computes the gradients during step()): then end() publishes them.
+  // weights must be measured (see Allowance::due_numbers); if any, the end of the step is not quiet. Returns
+  // -1 if the step is not quiet; nothing was published then. Publishes the gradient norms, except in a step
+  // with a closure (a function that computes the gradients during step()): then end() publishes them.
   int64_t begin(void* optimizer, void* args, void* kwargs) {
     quietly_begun_ = nullptr;
-    if (!is_armed_) return -1;
+    if (!is_allowed_) return -1;
     const bool is_clock = optimizer == clock_.fingerprint.optimizer;
     KnownOptimizer* const known = is_clock ? &clock_ : find_other(optimizer);
     if (!known) return -1;
-    if (is_clock && armed_.begins_left <= 0) return -1;
+    if (is_clock && allowance_.begins_left <= 0) return -1;
     // If another optimizer steps a second time since the last tick, the helper may make it the clock. If the
     // step may not end quietly, weights of this optimizer may be due, which only the helper can report.
-    if (!is_clock && (known->has_stepped || !armed_.may_end_quietly)) return -1;
+    if (!is_clock && (known->has_stepped || !allowance_.may_end_quietly)) return -1;
     const uint64_t begin = now_ns();
     const Given given = read_arguments(args, kwargs);
     if (given == Given::kOther) return -1;
@@ -166,7 +168,7 @@ class QuietSteps {
       OptimizerFields fields;
       if (is_unchanged(known, &fields)) return true;
       // The helper names the changed tensors: the clock's in this step, others in the clock's next step.
-      if (!is_clock) disarm();
+      if (!is_clock) stop();
       return false;
     };
     if (!end_checks && !is_as_known()) return -1;
@@ -175,7 +177,9 @@ class QuietSteps {
     if (is_clock) {
       has_closure_ = given == Given::kCallable;
       if (!has_closure_ && !publish_gradients(&in_core)) return -1;
-      due = armed_.due_capacity == 0 ? 0 : foreshock_weights_due(armed_.due_numbers, armed_.due_capacity);
+      due = allowance_.due_capacity == 0
+                ? 0
+                : foreshock_weights_due(allowance_.due_numbers, allowance_.due_capacity);
     }
     if (due > 0 && end_checks && !is_as_known()) return -1;
     if (due == 0)
@@ -188,30 +192,31 @@ class QuietSteps {
 
   // Call it after the optimizer's work. False: the end of the step is not quiet, and nothing was reported.
   bool end(void* optimizer) {
-    if (std::exchange(quietly_begun_, nullptr) != optimizer || !is_armed_) return false;
+    if (std::exchange(quietly_begun_, nullptr) != optimizer || !is_allowed_) return false;
     const uint64_t begin = now_ns();
     if (optimizer != clock_.fingerprint.optimizer)
-      return armed_.may_end_quietly && end_other(find_other(optimizer), begin);
+      return allowance_.may_end_quietly && end_other(find_other(optimizer), begin);
     if (is_compiling()) return false;
     OptimizerFields fields;
-    if (!is_unchanged(&clock_, &fields)) return disarm(), false;  // the helper will name the changed tensors
-    return armed_.may_end_quietly && end_step(fields, begin);
+    if (!is_unchanged(&clock_, &fields)) return stop(), false;  // the helper will name the changed tensors
+    return allowance_.may_end_quietly && end_step(fields, begin);
   }
 
   // Makes the end of the next step run in Python. Returns a tuple of integers about the quiet steps since the
   // last call: their number; time (ns) that this class took; the part of this time that no step has reported
-  // to the core; end of the last step (now_ns); most time that this class took in a step; Armed::seen_step;
-  // Armed::seen_address; bits, of which bit n is set if others_[n] has stepped since the last tick.
+  // to the core; end of the last step (now_ns); most time that this class took in a step;
+  // Allowance::seen_step; Allowance::seen_address; bits, of which bit n is set if others_[n] has stepped
+  // since the last tick.
   void* take() {
     run_next_end_in_python();
     long long stepped = 0;
     for (size_t n = 0; n < others_.size(); ++n)
       stepped |= static_cast<long long>(std::exchange(others_[n].has_stepped, false)) << n;
     using Int = long long;  // "L" in the format
-    const auto address = reinterpret_cast<intptr_t>(armed_.seen_address);
+    const auto address = reinterpret_cast<intptr_t>(allowance_.seen_address);
     void* taken =
         Python::get().build("(LLLLLLLL)", Int(steps_), Int(own_ns_), Int(unreported_ns_), Int(ended_at_ns_),
-                            Int(max_step_ns_), Int(armed_.seen_step), Int(address), stepped);
+                            Int(max_step_ns_), Int(allowance_.seen_step), Int(address), stepped);
     steps_ = own_ns_ = unreported_ns_ = max_step_ns_ = own_at_step_ns_ = 0;
     return taken;
   }
@@ -232,15 +237,15 @@ class QuietSteps {
   struct TensorAddress {  // a tensor's Python object and the address of its TensorImpl
     void *tensor, *address;
   };
-  struct KnownOptimizer {  // an optimizer as it was at the last look()
+  struct KnownOptimizer {  // an optimizer as it was at the last set_clock()
     Fingerprint fingerprint = {};
     TensorAddress last = {};   // the last parameter, for address_of()
-    int64_t number = 0;        // see look_other()
+    int64_t number = 0;        // see add_other()
     bool has_stepped = false;  // has made a quiet step since the last tick; always false for the clock
   };
   struct Ending {         // a step of the clock that has ended
-    int64_t number;       // becomes Armed::seen_step
-    const void* address;  // becomes Armed::seen_address
+    int64_t number;       // becomes Allowance::seen_step
+    const void* address;  // becomes Allowance::seen_address
     double rate;          // learning rate of the first group
   };
   // A dictionary of param_groups, its list of parameters, and the length of this list, at least 1.
@@ -293,7 +298,7 @@ class QuietSteps {
   // Whether modules were imported since the helper last searched them for loggers.
   bool has_new_modules() const {
     const Python& python = Python::get();
-    return python.dict_size(python.modules()) != armed_.modules;
+    return python.dict_size(python.modules()) != allowance_.modules;
   }
 
   // Fills in *out. Returns false if the optimizer has no state, no list of groups, or an unusual first group.
@@ -365,17 +370,17 @@ class QuietSteps {
   // Ends a step of the clock. `fields`: the clock's. `begin`: when this class was called (now_ns). False
   // leaves the end to the helper, so all checks come before the first change.
   bool end_step(const OptimizerFields& fields, uint64_t begin) {
-    if (armed_.ends_left <= 0) return false;
+    if (allowance_.ends_left <= 0) return false;
     Ending ending = {};
     if (!read_step(fields, &ending) || has_new_modules()) return false;
     uint64_t in_core = 0;
     if (has_closure_ && !publish_gradients(&in_core)) return false;
     for (KnownOptimizer& other : others_) other.has_stepped = false;
-    --armed_.begins_left;
-    --armed_.ends_left;
+    --allowance_.begins_left;
+    --allowance_.ends_left;
     ++steps_;
-    armed_.seen_step = ending.number;
-    armed_.seen_address = ending.address;
+    allowance_.seen_step = ending.number;
+    allowance_.seen_address = ending.address;
     spend(now_ns() - begin - in_core);
     max_step_ns_ = std::max(max_step_ns_, own_ns_ - own_at_step_ns_);
     own_at_step_ns_ = own_ns_;
@@ -383,8 +388,8 @@ class QuietSteps {
     foreshock_step step{};
     step.size = sizeof(step);
     step.version = FORESHOCK_ABI_VERSION;
-    step.step = armed_.is_counted ? -1 : ending.number;
-    step.step_source = armed_.is_counted ? FORESHOCK_STEP_COUNTED : FORESHOCK_STEP_OPTIMIZER_STATE;
+    step.step = allowance_.is_counted ? -1 : ending.number;
+    step.step_source = allowance_.is_counted ? FORESHOCK_STEP_COUNTED : FORESHOCK_STEP_OPTIMIZER_STATE;
     step.learning_rate = ending.rate;
     step.given = FORESHOCK_GIVEN_LEARNING_RATE;
     step.prepare_ns = std::exchange(unreported_ns_, 0);
@@ -409,7 +414,7 @@ class QuietSteps {
     return true;
   }
 
-  KnownOptimizer* find_other(void* optimizer) {  // null if look_other() was not called with this optimizer
+  KnownOptimizer* find_other(void* optimizer) {  // null if add_other() was not called with this optimizer
     for (KnownOptimizer& other : others_)
       if (other.fingerprint.optimizer == optimizer) return &other;
     return nullptr;
@@ -431,8 +436,8 @@ class QuietSteps {
     return true;
   }
 
-  // Does nothing and returns false if the optimizers step other parameters than those given to look(), or if
-  // one multiplies gradients itself (grad_scale).
+  // Does nothing and returns false if the optimizers step other parameters than those given to set_clock(),
+  // or if one multiplies gradients itself (grad_scale).
   bool publish_norms() {
     if (parameters_.empty() || !step_known_parameters()) return false;
     try {
@@ -475,8 +480,8 @@ class QuietSteps {
     return true;
   }
 
-  // Reads the step number from the state of the first parameter. If Armed::is_counted, the number is the last
-  // one plus 1. Returns false if only the helper can handle the step, for example if the optimizer has
+  // Reads the step number from the state of the first parameter. If Allowance::is_counted, the number is the
+  // last one plus 1. Returns false if only the helper can handle the step, for example if the optimizer has
   // skipped it (the number is unchanged) or is fused (it has found_inf, or a step number in the group).
   bool read_step(const OptimizerFields& fields, Ending* ending) {
     const Python& python = Python::get();
@@ -492,14 +497,14 @@ class QuietSteps {
     std::optional<int64_t> number;
     if (state && (!is_exactly(state, python.dict_type) || !read_number(item(state, step_), &number)))
       return false;
-    if (number.has_value() == armed_.is_counted) return false;  // a number has appeared or disappeared
-    if (armed_.is_counted) {
-      *ending = {armed_.seen_step + 1, armed_.seen_address, ending->rate};
+    if (number.has_value() == allowance_.is_counted) return false;  // a number has appeared or disappeared
+    if (allowance_.is_counted) {
+      *ending = {allowance_.seen_step + 1, allowance_.seen_address, ending->rate};
       return true;
     }
     ending->number = *number;
     ending->address = impl;
-    return *number != armed_.seen_step || impl != armed_.seen_address;
+    return *number != allowance_.seen_step || impl != allowance_.seen_address;
   }
 
   static bool has_gradient(const c10::TensorImpl& impl) {
@@ -547,10 +552,10 @@ class QuietSteps {
   TensorAddress first_parameter_ = {}, step_tensor_ = {};  // the clock's, for address_of()
   KnownOptimizer clock_;
   std::vector<KnownOptimizer> others_;
-  std::vector<const void*> parameters_;  // TensorImpl addresses of the parameters given to look()
-  Armed armed_ = {};
-  bool can_arm_ = false;           // look() has succeeded, and there was no disarm() since
-  bool is_armed_ = false;          // steps may be quiet
+  std::vector<const void*> parameters_;  // TensorImpl addresses of the parameters given to set_clock()
+  Allowance allowance_ = {};
+  bool can_allow_ = false;         // set_clock() has succeeded, and there was no stop() since
+  bool is_allowed_ = false;        // steps may be quiet
   void* quietly_begun_ = nullptr;  // the optimizer whose step in progress began quietly
   bool has_closure_ = false;       // the clock's step() got a closure, which computes the gradients
   // See take(): steps, own time, its unreported part, end of the last step, most own time in one step.

@@ -8,7 +8,7 @@ import pytest
 
 COUNTED = """
 from foreshock_torch import clock, door
-door.monitor.LOOK_EVERY = 16
+door.monitor.CHECK_EVERY = 16
 looks, read = [], clock.parameters_of
 def counted(optimizer): looks[-1] += 1; return read(optimizer)
 clock.parameters_of = counted
@@ -151,7 +151,7 @@ def test_a_step_that_a_scaler_leaves_out_is_not_reported(trainer):
 CALLS = """
 _fake.fake_sample(0)
 from foreshock_torch import door
-door.monitor.LOOK_EVERY = 16
+door.monitor.CHECK_EVERY = 16
 calls = []
 def counted(name):
     real = getattr(door.monitor, name)
@@ -378,7 +378,7 @@ print(json.dumps([told, len(calls)]))
 CLOSURES = """
 _fake.fake_sample(0)
 from foreshock_torch import door
-door.monitor.LOOK_EVERY = 16
+door.monitor.CHECK_EVERY = 16
 net = torch.nn.Linear(2, 2)
 optimizer = torch.optim.{optimizer}
 inside, rows = [], []
@@ -423,7 +423,7 @@ def test_steps_with_a_closure_are_quiet(trainer, optimizer, clip):
 OTHERS = """
 _fake.fake_sample(0)
 from foreshock_torch import door
-door.monitor.LOOK_EVERY = 16
+door.monitor.CHECK_EVERY = 16
 first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
 both = torch.nn.Sequential(first, second)
 one = torch.optim.AdamW(first.parameters(), lr=0.5)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from time import perf_counter_ns
 
-DEFAULT = 0.01  # default of --max-slowdown, as a ratio
+DEFAULT_LIMIT = 0.01  # default of --max-slowdown, as a ratio
 
 
 def limit_of(text: str | None) -> float:
-    """The ratio in `text`, the value of FORESHOCK_MAX_SLOWDOWN, parsed as the core does. Invalid text gives DEFAULT."""
+    """The ratio in `text`, the value of FORESHOCK_MAX_SLOWDOWN, parsed as the core does; DEFAULT_LIMIT if invalid."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?) ?(%?)", text or "")
-    value = float(found[1]) / (100 if found[2] else 1) if found else DEFAULT
-    return value if value <= 1 else DEFAULT
+    value = float(found[1]) / (100 if found[2] else 1) if found else DEFAULT_LIMIT
+    return value if value <= 1 else DEFAULT_LIMIT
 
 
 class OverheadGuard:
@@ -29,8 +29,8 @@ class OverheadGuard:
     TIMES, FLAGRANT_TIMES = 5, 10
     # Own time below this is always allowed: for TIMES the own time since set-up, for FLAGRANT_TIMES that of the window.
     LEAST_NS = 500_000_000
-    SET_UP = 6  # number of set-up steps: the first ones, in which names, modules and further optimizers are found
-    WINDOW, WINDOW_NS = 100, 1_000_000_000  # minimum length of a window in steps and in nanoseconds
+    SET_UP_STEPS = 6  # number of set-up steps: the first ones, in which names, modules and further optimizers are found
+    WINDOW_STEPS, WINDOW_NS = 100, 1_000_000_000  # minimum length of a window: in steps, and in nanoseconds
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
@@ -42,7 +42,7 @@ class OverheadGuard:
 
     def _begin_window(self) -> None:
         # Of the window: its steps, own time, own time of its most expensive step, and length.
-        self._count = self._window_own_ns = self._max_step_ns = self._window_ns = 0
+        self._window_steps = self._window_own_ns = self._max_step_ns = self._window_ns = 0
 
     def trips(self, own_ns: int, now_ns: int, steps: int = 1, max_step_ns: int | None = None) -> bool:
         """Call it when steps have ended. Returns True once, in the call that finds too much own time.
@@ -53,11 +53,11 @@ class OverheadGuard:
         ours, lasted = own_ns - self._own_ns, now_ns - self._last_now_ns  # own time and clock time since the last call
         self._own_ns, self._last_now_ns = own_ns, now_ns
         self._steps += steps
-        if self._steps <= self.SET_UP:
+        if self._steps <= self.SET_UP_STEPS:
             self._set_up_ns = own_ns
-        if self._has_tripped or self._limit >= 1 or self._steps <= self.SET_UP:
+        if self._has_tripped or self._limit >= 1 or self._steps <= self.SET_UP_STEPS:
             return False
-        self._count += steps
+        self._window_steps += steps
         self._window_own_ns += ours
         self._window_ns += lasted
         self._max_step_ns = max(self._max_step_ns, ours if max_step_ns is None else max_step_ns)
@@ -69,7 +69,7 @@ class OverheadGuard:
         ours, theirs = self._window_own_ns - self._max_step_ns, max(self._window_ns - self._window_own_ns, 0)
         if ours >= self.LEAST_NS and ours > self.FLAGRANT_TIMES * self._limit * theirs:
             return True
-        if self._count < self.WINDOW or self._window_ns < self.WINDOW_NS:
+        if self._window_steps < self.WINDOW_STEPS or self._window_ns < self.WINDOW_NS:
             return False  # the window has not ended
         since_set_up = self._own_ns - self._set_up_ns - self._max_step_ns
         is_exceeded = since_set_up >= self.LEAST_NS and ours > self.TIMES * self._limit * theirs
@@ -82,7 +82,7 @@ class RateLimit:
     """Limits how often expensive work is repeated, such as naming the tensors. The first `free` repetitions are always
     allowed. A later one is allowed if all earlier ones together took at most `share` of the time since construction."""
 
-    def __init__(self, free: int, share: float = DEFAULT) -> None:
+    def __init__(self, free: int, share: float = DEFAULT_LIMIT) -> None:
         self._free = free
         self._share = share
         self._times = 0

@@ -15,7 +15,7 @@ from time import perf_counter_ns
 from typing import Any
 from weakref import ref
 
-from .budget import DEFAULT, OverheadGuard, RateLimit, limit_of
+from .budget import DEFAULT_LIMIT, OverheadGuard, RateLimit, limit_of
 from .core import (
     COUNTED,
     GIVEN_OTHER_TRAINING,
@@ -68,7 +68,7 @@ class Monitor:
     CALLS_WITHOUT_BACKWARD = 3  # if no backward pass is detected, the clock's calls after so many count as steps
     STATE_PARAMETERS = 4  # parameters whose optimizer state is searched for the step number
     MOST_FAILURES = 3  # after so many failed attempts to name tensors, GIVEN_UP is reported
-    LOOK_EVERY = 64  # with quiet steps (see _settle), every 64th step checks whether the optimizer's parameters changed
+    CHECK_EVERY = 64  # every 64th step is not quiet (see _settle): it checks whether the optimizer's parameters changed
     UNMONITORED_TICKS = 3  # a process that is not monitored after so many ticks is assumed to stay so
 
     def __init__(self, torch: Any, core: Core) -> None:
@@ -77,17 +77,17 @@ class Monitor:
         self.weights = Weights(torch, core)
         self._torch = torch
         self.batch_id: int | None = None
-        self.reported = False  # the training reports its steps with report(step=...)
+        self.steps_are_reported = False  # the training reports its steps with report(step=...)
         # Losses passed to report() whose step is not known yet. If report() later names the step that the optimizer
         # has already reported, they belonged to that step and are dropped; otherwise they belong to the next step.
         # Bounded, for a training that reports losses and never steps.
         self._losses: deque[float] = deque(maxlen=1024)
         self._clock: Any = None  # weak reference to the optimizer whose steps are counted
-        self._other_optimizers = OtherOptimizers(core.quiet.disarm)
+        self._other_optimizers = OtherOptimizers(core.quiet.stop)
         self._owners = Owners(torch, self._clear_names, core.call_back)  # detects that a module with names is destroyed
         self._split_step = SplitStep()  # parameters of a clock that is called several times in one step (DeepSpeed)
         limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
-        self._naming_limit = RateLimit(free=16, share=min(limit, DEFAULT))
+        self._naming_limit = RateLimit(free=16, share=min(limit, DEFAULT_LIMIT))
         self._overhead_guard = OverheadGuard(limit)  # detects, once, that the helper takes several times its limit
         # Bits of the reports of steps, GIVEN_... in core.py. _off_bits: GIVEN_UP..., in all further reports; if not 0,
         # names, gradients and weights are off for good. _next_step_bits: in the next report only.
@@ -210,34 +210,34 @@ class Monitor:
             return
         clock, *others = optimizers
         self._quiet_others = [id(o) for o in others]
-        # look() gives the optimizers to quiet_steps.h. It returns False if a step of them cannot be quiet.
-        self._is_settled = self.core.look(clock, [(o, self._other_optimizers.number_of(o)) for o in others])
+        # set_optimizers() passes them to quiet_steps.h. It returns False if a step of them cannot be quiet.
+        self._is_settled = self.core.set_optimizers(clock, [(o, self._other_optimizers.number_of(o)) for o in others])
 
     def _stop_quiet_steps(self) -> None:
         """Stops quiet steps until the training has settled again."""
         if self._is_settled:
             self._collect_quiet_steps()
             self._is_settled = False
-            self.core.quiet.disarm()
+            self.core.quiet.stop()
 
     def _allow_quiet_steps(self, source: int) -> None:
         """Lets quiet steps follow the step that has just ended. `source`: of its number, COUNTED or OPTIMIZER_STATE."""
         if not self._is_settled or self._off_bits or self._next_step_bits or self._owners.has_lost:
             return  # has_lost: a module with named parameters was destroyed; other tensors may get their addresses
         # If the end of the next step has work that only Python can do, only its beginning may be quiet.
-        needs_python = self.reported or self._losses or self.batch_id is not None or self.weights.is_any_due
+        needs_python = self.steps_are_reported or self._losses or self.batch_id is not None or self.weights.is_any_due
         needs_python = needs_python or self.core.logs.has_news()
         self._is_step_counted = source == COUNTED
         address, step = (0, self._last_step or 0) if self._is_step_counted else self._last_state or (0, 0)
         # The next tick that must run in Python, because it searches for attention that no hook sees. After the last
         # such tick, one so far ahead that `begins_left` is the lower limit.
-        check_at = min((t for t in UNSEEN_CHECK_TICKS if t > self._ticks), default=self._ticks + 2 * self.LOOK_EVERY)
-        self.core.arm(
+        check_at = min((t for t in UNSEEN_CHECK_TICKS if t > self._ticks), default=self._ticks + 2 * self.CHECK_EVERY)
+        self.core.allow_quiet_steps(
             may_end_quietly=not needs_python,
             is_counted=self._is_step_counted,
             step=step,
             address=address,
-            begins_left=-self._ticks % self.LOOK_EVERY,  # this many beginnings, and
+            begins_left=-self._ticks % self.CHECK_EVERY,  # this many beginnings, and
             ends_left=check_at - self._ticks - 1,  # this many ends of steps may be quiet
             has_weights=self.weights.is_any_held,
         )
@@ -265,7 +265,7 @@ class Monitor:
     def weights_are_due(self, optimizer: Any, count: int) -> None:
         """Called before a step that would be quiet if `count` weights were not due."""
         begin = perf_counter_ns()
-        self._add_time(begin, self.weights.before_with(self.core.due(count), optimizer))
+        self._add_time(begin, self.weights.before_with(self.core.due_in_quiet_step(count), optimizer))
 
     def _begin_without_names(self, optimizer: Any) -> int:
         """Begins a step without names, gradients and weights. The core counts the weights that are due as left out."""
@@ -304,7 +304,7 @@ class Monitor:
         self._tick()
         self._check_overhead(perf_counter_ns())
         self._add_time(begin, in_core)  # before _report_step(), which reports this time
-        if not self.reported:
+        if not self.steps_are_reported:
             self._last_step = step if step >= 0 else (self._last_step or 0) + 1
             self._report_step(step, source)
         begin = perf_counter_ns()
@@ -318,7 +318,7 @@ class Monitor:
         self._unreported_ns += own
         self._total_ns += own
 
-    def spend_around(self, nanoseconds: int) -> None:
+    def add_outside_time(self, nanoseconds: int) -> None:
         """Adds time that the helper has spent outside of this class. Each method here counts its own time."""
         self._unreported_ns += nanoseconds
         self._total_ns += nanoseconds
@@ -368,7 +368,7 @@ class Monitor:
         if self.core.adapter.foreshock_adapter_backwards() > 0 and not self._other_optimizers.is_partner(optimizer):
             self.weights.forget_due()  # the optimizer has no backward pass of its own, so the next step has started
             return 0
-        return observe(optimizer, 0 if self.reported else ENDED)
+        return observe(optimizer, 0 if self.steps_are_reported else ENDED)
 
     def _ends_step(self, optimizer: Any, backwards: int) -> bool:
         """Whether this call of `optimizer` ends a training step. `backwards`: backward passes since the last step.
@@ -393,16 +393,16 @@ class Monitor:
             if self._clock is not None:
                 self._next_step_bits = GIVEN_OTHER_TRAINING if clock is None else 0  # None: the clock was destroyed
                 self._published_names = {}  # another training: other tensors may have the same addresses
-            self._clock, self._last_state = ref(optimizer, self.core.quiet.disarm), None
-            self._other_optimizers = OtherOptimizers(self.core.quiet.disarm)
+            self._clock, self._last_state = ref(optimizer, self.core.quiet.stop), None
+            self._other_optimizers = OtherOptimizers(self.core.quiet.stop)
             self._split_step.forget()
             self._stop_quiet_steps()
         return True
 
     def _state_step(self, optimizer: Any, param_groups: list[Any] | tuple[Any, ...]) -> tuple[int, int | None]:
-        """(source of the step number, step number), the number that the optimizer keeps in its state. COUNTED, -1: no
-        state has it. None: the optimizer has skipped this step, since a gradient scaler found an overflow (fused
-        optimizers), or the number has not changed since the last tick."""
+        """(source of the step number, step number). The optimizer keeps the number in its state. COUNTED, -1: no state
+        has a number. None as the number: the optimizer has skipped this step, since a gradient scaler found an overflow
+        (fused optimizers), or the number has not changed since the last tick."""
         if (on_cpu(self._torch, attribute(optimizer, "found_inf")) or 0) > 0:
             return COUNTED, None
         with_gradient = ((g, p) for g in param_groups for p in parameters_in(g) if p.grad is not None)
@@ -479,14 +479,17 @@ class Monitor:
         self._name_tensors(optimizers, unfollowed, named_for)
         self._naming_limit.spend(perf_counter_ns() - begin)
 
-    def _name_tensors(self, optimizers: list[Any], unfollowed: list[Any], now: tuple[list[int], list[int]]) -> None:
-        """Sends the names of all parameters, and the list of tensors to measure, to the core. `now`: for _named_for."""
-        addresses = now[1]
+    def _name_tensors(
+        self, optimizers: list[Any], unfollowed: list[Any], named_for: tuple[list[int], list[int]]
+    ) -> None:
+        """Sends the names of all parameters, and the list of tensors to measure, to the core. `named_for`: the new
+        value of _named_for."""
+        addresses = named_for[1]
         parameters = [p for optimizer in optimizers for p in parameters_of(optimizer)]
         if not self._is_described:
             self.core.describe(place(parameters, self.modules.alive()))
             self._is_described = True
-        self._named_for = now
+        self._named_for = named_for
         named, labels = self._keep_names(self.modules.named(addresses))
         self._owners.watch(self.modules.owners(named))
         self._steps_whole_model = self._is_whole(parameters, named)
@@ -538,16 +541,16 @@ class Monitor:
         begin = perf_counter_ns()
         self._collect_quiet_steps()
         number = step_number(self._torch, step)  # None: no step number was given
-        if number is not None and number == self._last_step and not self.reported:
+        if number is not None and number == self._last_step and not self.steps_are_reported:
             # The clock has already reported this step. Loss and batch id are dropped: they would count for the next.
-            self.reported = True
+            self.steps_are_reported = True
             self._losses.clear()
             self.batch_id = None
             self._add_time(begin)
             return
         if (value := on_cpu(self._torch, loss)) is not None:
             self._losses.append(value)
-            if self.reported:
+            if self.steps_are_reported:
                 self._flush_losses()
         if (batch := word(batch_id)) is not None:
             self.batch_id = batch
@@ -559,5 +562,5 @@ class Monitor:
             self._check_overhead(perf_counter_ns())
         if number is not None:
             self.core.reports_steps()
-            self.reported = True
+            self.steps_are_reported = True
             self._report_step(number, REPORTED)

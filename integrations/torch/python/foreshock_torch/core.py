@@ -80,10 +80,10 @@ class QuietSteps(NamedTuple):
     prepare: Callable[..., Any]  # must be called first; keeps objects of Python and torch that the others need
     begins: Callable[..., int]  # the hook before a step; returns how many weights are due; negative: not a quiet step
     ends: Callable[..., int]  # the hook after a step; 0: the end is not quiet, Python must handle it
-    look: Callable[..., int]  # remembers the optimizer whose steps are the training steps; 0: none can be quiet
-    look_other: Callable[..., int]  # remembers another optimizer; 0: no step can be quiet
-    arm: Callable[..., Any]  # allows quiet steps, after look() and look_other()
-    disarm: Callable[..., Any]
+    set_clock: Callable[..., int]  # remembers the optimizer whose steps are the training steps; 0: none can be quiet
+    add_other: Callable[..., int]  # remembers another optimizer; 0: no step can be quiet
+    allow: Callable[..., Any]  # allows quiet steps, after set_clock() and add_other()
+    stop: Callable[..., Any]  # ends quiet steps until the next set_clock() and allow()
     run_next_end_in_python: Callable[[], Any]  # the end of the next step will not be quiet
     take: Callable[[], tuple[int, int, int, int, int, int, int, int]]  # number and times of quiet steps since last call
     replace_hooks: Callable[..., int]  # see Core.optimizer_hooks()
@@ -160,8 +160,9 @@ class Core:
     def step_end(
         self, step: int, source: int, rate: float | None, batch_id: int | None, spent_ns: int, bits: int
     ) -> None:
-        """Reports the end of a step. `step`: -1: unknown. `source`: REPORTED, ... `rate`: learning rate. `spent_ns`:
-        time that the helper took since the last step. `bits`: GIVEN bits, but not those of `rate` and `batch_id`."""
+        """Reports the end of a step. `step`: its number; -1: unknown. `source`: REPORTED, ... `rate`: learning rate.
+        `spent_ns`: time of the helper since the last step. `bits`: GIVEN_... bits except those of `rate` and
+        `batch_id`."""
         bits |= 0 if rate is None else GIVEN_LEARNING_RATE
         bits |= 0 if batch_id is None else GIVEN_BATCH_ID
         self.adapter.foreshock_adapter_end_step(step, source, rate or 0.0, batch_id or 0, bits, spent_ns)
@@ -190,17 +191,17 @@ class Core:
         # Python 3.11 calls a function itself, past the replaced C entry. It does not do that through a partial.
         return partial(before), partial(after)
 
-    def look(self, clock: Any, others: list[tuple[Any, int]]) -> bool:
+    def set_optimizers(self, clock: Any, others: list[tuple[Any, int]]) -> bool:
         """Passes the optimizers to quiet_steps.h. Returns whether quiet steps can follow the step that step_begins()
         has started. `clock`: the optimizer whose steps are the training steps. `others`: the other optimizers, each
         with a number: n if its loss is recorded as "loss of optimizer n", 0 if it steps after `clock` without a
         backward pass of its own."""
         addresses, array = self._last_addresses
-        if not self.quiet.look(clock, self._ctypes.addressof(array), len(addresses)):
+        if not self.quiet.set_clock(clock, self._ctypes.addressof(array), len(addresses)):
             return False
-        return all(self.quiet.look_other(*other) for other in others)
+        return all(self.quiet.add_other(*other) for other in others)
 
-    def arm(
+    def allow_quiet_steps(
         self, may_end_quietly: bool, is_counted: bool, step: int, address: int, begins_left: int, ends_left: int,
         has_weights: bool,
     ) -> None:  # fmt: skip
@@ -208,13 +209,13 @@ class Core:
         last step. If `is_counted`, the helper has counted it and `address` is 0; else it was read from the optimizer's
         state of the parameter at `address`. `begins_left`, `ends_left`: how many begins and ends may be quiet."""
         capacity = len(self._due_numbers) if has_weights else 0
-        self.quiet.arm(
+        self.quiet.allow(
             may_end_quietly, is_counted, step, address, begins_left, ends_left,
             self.logs.modules, self._due_numbers_address, capacity,
         )  # fmt: skip
 
-    def due(self, count: int) -> list[int]:
-        """Numbers (indices in the list of name_weights()) of the weights that QuietSteps.begins has found due."""
+    def due_in_quiet_step(self, count: int) -> list[int]:
+        """Numbers (indices in the list of name_weights()) of the `count` weights that QuietSteps.begins found due."""
         return self._due_numbers[:count]
 
     def number(self, tensor: Any) -> float | None:
@@ -222,17 +223,20 @@ class Core:
         value = self.adapter.foreshock_adapter_number(tensor._cdata)
         return value if value == value else None  # noqa: PLR0124  # NaN
 
-    def step_begins(self, addresses: list[int], inverse_scale: float, copies: int, writes_untracked: bool) -> int:
+    def step_begins(
+        self, addresses: list[int], inverse_scale: float, averaging_writes: int, writes_untracked: bool
+    ) -> int:
         """Passes the gradients of the parameters at `addresses` to the core and returns the ns spent there.
-        `inverse_scale`: factor by which the optimizer multiplies gradients. `copies`: writes per step by DDP into each
-        gradient. `writes_untracked`: kernels that do not change a tensor's version counter may have clipped them."""
+        `inverse_scale`: factor by which the optimizer multiplies gradients. `averaging_writes`: how often per step DDP
+        writes into each gradient to average it over ranks. `writes_untracked`: kernels that do not change a tensor's
+        version counter may have clipped the gradients."""
         known, array = self._last_addresses  # read together, since another thread may step too
         if addresses != known:
             array = self._arrays.make(self._ctypes.c_void_p, len(addresses))
             array[: len(addresses)] = addresses
             self._last_addresses = (addresses, array)
         return self.adapter.foreshock_adapter_step_begins(
-            array, len(addresses), inverse_scale, copies, writes_untracked
+            array, len(addresses), inverse_scale, averaging_writes, writes_untracked
         )
 
     def name_parameters(self, rows: list[tuple[int, str, str, int]]) -> None:
@@ -262,7 +266,7 @@ class Core:
         return bool(self.core.foreshock_enabled())
 
     def weights_due(self) -> list[int]:
-        """Numbers of the weights that are due in a step that is not quiet; due() returns those of a quiet step."""
+        """Numbers of the weights that are due in a step that is not quiet. For a quiet step see due_in_quiet_step()."""
         count = self.core.foreshock_weights_due(self._due_numbers, len(self._due_numbers))
         return self._due_numbers[:count]
 

@@ -49,7 +49,7 @@ def guarded(name: str, *arguments: Any) -> None:
             method_begin = perf_counter_ns()
             getattr(mine, name)(*arguments)
             in_method = perf_counter_ns() - method_begin
-        mine.spend_around(perf_counter_ns() - begin - in_method)  # the method itself has counted in_method
+        mine.add_outside_time(perf_counter_ns() - begin - in_method)  # the method itself has counted in_method
     except Exception as error:
         if is_of_trainer(error):  # raised by a signal handler or another thread of the training
             raise
@@ -57,7 +57,7 @@ def guarded(name: str, *arguments: Any) -> None:
             return  # the training's own stack is nearly full; the next call may have enough
         monitor = None
         with suppress_ours():
-            mine.core.quiet.disarm()
+            mine.core.quiet.stop()
             reason = re.sub(r"\W", "_", f"helper_{name}_{type(error).__name__}")
             mine.core.core.foreshock_off(reason.encode()[:47])  # the core keeps 47 bytes
 
