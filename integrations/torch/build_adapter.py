@@ -142,13 +142,13 @@ def source_digest(include: Path) -> str:
     return digest(sorted(ours, key=lambda path: path.name))
 
 
-def is_current(place: Path, sources: str, identity: str) -> bool:
-    """Whether stamp.json in the folder `place` matches the digest `sources`, the torch of `identity` (identity_of), and
-    the adapter.so in `place`."""
+def is_current(place: Path, source_hash: str, identity: str) -> bool:
+    """Whether stamp.json in the folder `place` matches `source_hash` (source_digest), the torch of `identity`
+    (identity_of), and the adapter.so in `place`."""
     try:
         stamp = json.loads((place / "stamp.json").read_text())
         known = (stamp["sources"], stamp["adapter"], stamp.get("identity", ""))
-        return known == (sources, digest([place / "adapter.so"]), identity)
+        return known == (source_hash, digest([place / "adapter.so"]), identity)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -175,13 +175,13 @@ def cxx11_abi(home: Path) -> str:
         return "0" if b"torchCheckFailEPKcS2_jRKSs" in library.read() else "1"
 
 
-def prebuilt_adapter(folder: Path, home: Path, version: str, git: str, sources: str) -> Path | None:
+def prebuilt_adapter(folder: Path, home: Path, version: str, git: str, source_hash: str) -> Path | None:
     """The adapter in `folder` that came with foreshock for this commit of torch, or None. CPU and CUDA wheels share one
     adapter, so its name has no local version ("+cu124")."""
     if identity_of(home, git):
         return None  # `git` is not the hash of a commit
     place = folder / prebuilt_name(version, git, cxx11_abi(home))
-    return place / "adapter.so" if is_current(place, sources, "") else None
+    return place / "adapter.so" if is_current(place, source_hash, "") else None
 
 
 def prebuilt_name(version: str, git: str, abi: str) -> str:  # of the folder; `abi`: see cxx11_abi()
@@ -285,11 +285,11 @@ def build_adapter(torch: Torch, target: Path, arguments: argparse.Namespace) -> 
     return with_each_compiler(attempt)
 
 
-def fill(work: Path, torch: Torch, sources: str, link_only: bool, arguments: argparse.Namespace) -> str:
+def fill(work: Path, torch: Torch, source_hash: str, link_only: bool, arguments: argparse.Namespace) -> str:
     """Puts a tested adapter, and the stamp that is_current() reads, into `work`. Returns the state, prebuilt or built.
-    `sources`: source_digest(). `link_only`: link a prebuilt adapter, which must exist; neither copy nor compile."""
+    `source_hash`: source_digest(). `link_only`: link a prebuilt adapter, which must exist; do not copy or compile."""
     target = work / "adapter.so"
-    prebuilt = prebuilt_adapter(arguments.prebuilt, *torch, sources)
+    prebuilt = prebuilt_adapter(arguments.prebuilt, *torch, source_hash)
     state, compiler = "prebuilt", ""
     if prebuilt is not None:
         if link_only:
@@ -305,32 +305,32 @@ def fill(work: Path, torch: Torch, sources: str, link_only: bool, arguments: arg
             target.unlink()
     if prebuilt is None:
         state, compiler = "built", build_adapter(torch, target, arguments)
-    stamp = {"sources": sources, "adapter": digest([target]), "identity": identity_of(torch.home, torch.git)}
+    stamp = {"sources": source_hash, "adapter": digest([target]), "identity": identity_of(torch.home, torch.git)}
     stamp |= {"compiler": compiler, "flags": FLAGS, "abi": cxx11_abi(torch.home)}
     (work / "stamp.json").write_text(json.dumps(stamp, indent=1) + "\n")
     return state
 
 
-def replace(place: Path, torch: Torch, sources: str, arguments: argparse.Namespace) -> str:
+def replace(place: Path, torch: Torch, source_hash: str, arguments: argparse.Namespace) -> str:
     """Fills a temporary directory and renames it to `place`, so that `place` is never incomplete. Returns the state."""
     with tempfile.TemporaryDirectory(prefix=".build-", dir=place.parent) as scratch:
         work = Path(scratch) / place.name
         work.mkdir()
-        state = fill(work, torch, sources, link_only=place.parent == arguments.fallback, arguments=arguments)
+        state = fill(work, torch, source_hash, link_only=place.parent == arguments.fallback, arguments=arguments)
         if place.exists():
             place.rename(Path(scratch) / "old")
         work.rename(place)
     return state
 
 
-def prepare_in(place: Path, torch: Torch, sources: str, identity: str, arguments: argparse.Namespace) -> str:
+def prepare_in(place: Path, torch: Torch, source_hash: str, identity: str, arguments: argparse.Namespace) -> str:
     """Puts the adapter into the folder `place` under a lock. Returns the state. Raises OSError if it cannot write."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with (place.parent / "lock").open("w") as lock:
         lock_exclusively(lock)
-        if not arguments.force and is_current(place, sources, identity):  # built by another process during the wait
+        if not arguments.force and is_current(place, source_hash, identity):  # another process has built it
             return "ready"
-        return replace(place, torch, sources, arguments)
+        return replace(place, torch, source_hash, arguments)
 
 
 def prepare(arguments: argparse.Namespace) -> dict[str, str]:
@@ -339,17 +339,17 @@ def prepare(arguments: argparse.Namespace) -> dict[str, str]:
     answer = {"torch": torch.version, "path": "", "reason": ""}
     try:
         require_supported(torch.version)
-        sources, identity = source_digest(arguments.include), identity_of(torch.home, torch.git)
+        source_hash, identity = source_digest(arguments.include), identity_of(torch.home, torch.git)
         folders = [folder for folder in (arguments.cache, arguments.fallback) if folder is not None]
         places = [folder / f"torch-{torch.version}-{torch.git[:12]}" for folder in folders]
         for place in places:
-            if not arguments.force and is_current(place, sources, identity):
+            if not arguments.force and is_current(place, source_hash, identity):
                 return answer | {"state": "ready", "path": str(place / "adapter.so")}
-        if arguments.fallback and prebuilt_adapter(arguments.prebuilt, *torch, sources) is None:
+        if arguments.fallback and prebuilt_adapter(arguments.prebuilt, *torch, source_hash) is None:
             places.pop()  # the fallback, which can only get a link to a prebuilt adapter
         for place in places:
             try:
-                state = prepare_in(place, torch, sources, identity, arguments)
+                state = prepare_in(place, torch, source_hash, identity, arguments)
                 return answer | {"state": state, "path": str(place / "adapter.so")}
             except OSError:  # `place` cannot be written
                 if place == places[-1]:

@@ -1,7 +1,7 @@
 """Two artificial errors of attention, for `./dev demo --fault [grad_key]`. Both are added around torch's own kernels.
 
-Fault moves the attention output (out) that the backward pass reads; the forward pass returns the right output. Such an
-error harms a training if it correlates with the gradient of the output, because the backward pass subtracts
+OutputFault moves the attention output (out) that the backward pass reads; the forward pass returns the right output.
+Such an error harms a training if it correlates with the gradient of the output, because the backward pass subtracts
 sum(gradient x out) for each query. If the error of this sum has the same sign at every step, the error moves the
 queries in the same direction at every step. In a real training such errors build up over thousands of steps
 (arXiv 2510.04212). GradKeyFault adds an error to the gradient of the keys.
@@ -48,7 +48,7 @@ class ErringAttention(torch.autograd.Function):
         return *backward(grad, q, k, v, out, lse, 0.0, True), None, None
 
 
-class Fault:
+class OutputFault:
     """Replaces scaled_dot_product_attention in one layer. A backward pass has the error if `is_on` was true when its
     forward pass ran."""
 

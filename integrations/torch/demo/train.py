@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from fault import Fault, GradKeyFault
+from fault import GradKeyFault, OutputFault
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -58,7 +58,7 @@ class Attention(nn.Module):
     """Causal attention with grouped heads and rotary positions."""
 
     precision = torch.bfloat16  # of q, k and v
-    fault: Fault | None = None
+    fault: OutputFault | None = None
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -183,15 +183,15 @@ def learning_rate(progress: float) -> float:
     return min(1.0, progress / 0.05) * (0.55 + 0.45 * math.cos(math.pi * min(1.0, progress)))
 
 
-def plant_ulps(model: Gpt, ulps: float, seed: int) -> Fault:
-    """Replaces attention in FAULTY_LAYER by a Fault. Removes the normalisation of queries and keys in all layers."""
-    fault = model.blocks[FAULTY_LAYER].attention.fault = Fault(ulps, seed)
+def plant_ulps(model: Gpt, ulps: float, seed: int) -> OutputFault:
+    """Replaces attention in FAULTY_LAYER by an OutputFault. Removes the normalisation of q and k in all layers."""
+    fault = model.blocks[FAULTY_LAYER].attention.fault = OutputFault(ulps, seed)
     for block in model.blocks:
         block.attention.query_norm = block.attention.key_norm = nn.Identity()
     return fault
 
 
-def plant(model: Gpt, size: Size, fault: str, seed: int) -> Fault | GradKeyFault | None:
+def plant(model: Gpt, size: Size, fault: str, seed: int) -> OutputFault | GradKeyFault | None:
     """Prepares the fault that --fault names. It has no effect until its member is_on is set. None if --fault is 0."""
     if fault == GRAD_KEY:
         return GradKeyFault(FAULTY_LAYER, size.layers, seed)

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-BEGINS = 160  # the step at which the fault starts
+FAULT_STEP = 160  # the step at which the fault starts
 
 
 class RateRamp(nn.Module):
-    """A regression by SGD. Its rate grows by 2 % per step from BEGINS on. The loss diverges 200 steps later."""
+    """A regression by SGD. The learning rate grows by 2 % per step from FAULT_STEP on; the loss diverges 200 steps
+    later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +23,7 @@ class RateRamp(nn.Module):
         self.sampler = torch.Generator().manual_seed(1)
 
     def rate(self, step: int) -> float:
-        return 0.01 * 1.02 ** max(0, step - BEGINS)
+        return 0.01 * 1.02 ** max(0, step - FAULT_STEP)
 
     def loss(self, _step: int) -> Tensor:
         rows = torch.randint(len(self.x), (64,), generator=self.sampler)
@@ -76,7 +77,7 @@ class ScoreGrowth(nn.Module):
         return 1e-3
 
     def loss(self, step: int) -> Tensor:
-        if BEGINS <= step < BEGINS + self.growth_steps:
+        if FAULT_STEP <= step < FAULT_STEP + self.growth_steps:
             with torch.no_grad():
                 self.blocks[1].attention.qkv.weight[: 2 * self.width] *= self.growth  # the rows of queries and keys
         sequence = torch.randint(self.symbols, (4, 8), generator=self.sampler)

@@ -11,7 +11,7 @@ from foreshock_torch.advice import Advice
 from torch import distributed
 
 LEVELS = ("quiet", "watch", "warn")
-STALE = 256  # advice is ignored if the agent (the process that judges the training) is more than so many steps behind
+STALE_STEPS = 256  # advice is ignored if the agent (the process that judges the training) is more steps behind
 
 
 def device_of_group() -> str:
@@ -53,7 +53,7 @@ class Listener:
     def step_ended(self, step: int) -> None:
         """Call it after each step. `step`: number of optimizer steps done, as the status page shows it."""
         advice = agreed()
-        if advice is None or advice.level != "warn" or advice.age_steps > STALE or step < advice.from_step:
+        if advice is None or advice.level != "warn" or advice.age_steps > STALE_STEPS or step < advice.from_step:
             return
         warning = (advice.detector, advice.layer, advice.since_step)
         if any((each.detector, each.layer, each.since_step) == warning for each in self.acted):

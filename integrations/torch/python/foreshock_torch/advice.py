@@ -10,7 +10,7 @@ _LEVELS = ("quiet", "watch", "warn")
 _ABI = 1  # version of the structure foreshock_advice (hook.h): value of its member `version`
 
 _read_advice: Any = None  # foreshock_read_advice() of libforeshock.so, once found; it fills in a foreshock_advice
-_Record: Any = None  # the ctypes class of the structure foreshock_advice
+_AdviceStruct: Any = None  # the ctypes class of the structure foreshock_advice
 
 
 class Advice(NamedTuple):
@@ -27,13 +27,13 @@ class Advice(NamedTuple):
 
 
 def _prepare() -> bool:
-    """Sets _read_advice and _Record. False: libforeshock.so, which `foreshock run` preloads, is not loaded."""
-    global _read_advice, _Record
+    """Sets _read_advice and _AdviceStruct. False: libforeshock.so, which `foreshock run` preloads, is not loaded."""
+    global _read_advice, _AdviceStruct
     if _read_advice is not None:
         return True
     import ctypes as c
 
-    class Record(c.Structure):
+    class AdviceStruct(c.Structure):
         _fields_ = [
             ("size", c.c_uint32), ("version", c.c_uint32), ("level", c.c_uint32), ("rank", c.c_int32),
             ("since_step", c.c_int64), ("from_step", c.c_int64), ("age_steps", c.c_uint64), ("score", c.c_double),
@@ -43,8 +43,8 @@ def _prepare() -> bool:
     read = getattr(c.PyDLL(None), "foreshock_read_advice", None)  # PyDLL keeps the GIL; None: all loaded libraries
     if read is None:
         return False
-    read.argtypes, read.restype = [c.POINTER(Record)], c.c_int
-    _Record, _read_advice = Record, read
+    read.argtypes, read.restype = [c.POINTER(AdviceStruct)], c.c_int
+    _AdviceStruct, _read_advice = AdviceStruct, read
     return True
 
 
@@ -53,19 +53,19 @@ def _advice_or_none() -> Advice | None:
         return None
     import ctypes
 
-    record = _Record(size=ctypes.sizeof(_Record), version=_ABI)
-    if not _read_advice(ctypes.byref(record)) or record.level >= len(_LEVELS):
+    raw = _AdviceStruct(size=ctypes.sizeof(_AdviceStruct), version=_ABI)
+    if not _read_advice(ctypes.byref(raw)) or raw.level >= len(_LEVELS):
         return None  # no agent has read this process yet, or the agent is writing the advice at this moment
-    is_quiet = record.level == 0
+    is_quiet = raw.level == 0
     return Advice(
-        _LEVELS[record.level],
-        record.detector.decode("ascii", "replace") or None,
-        record.layer.decode("ascii", "replace") or None,
-        None if is_quiet else record.rank,
-        record.since_step,
-        record.from_step,
-        record.age_steps,
-        record.score,
+        _LEVELS[raw.level],
+        raw.detector.decode("ascii", "replace") or None,
+        raw.layer.decode("ascii", "replace") or None,
+        None if is_quiet else raw.rank,
+        raw.since_step,
+        raw.from_step,
+        raw.age_steps,
+        raw.score,
     )
 
 

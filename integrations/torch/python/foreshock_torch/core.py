@@ -289,9 +289,9 @@ class Core:
 
     def describe(self, place: Place) -> None:
         """Reports rank, world size and parallel coordinates of this process (-1: unknown), and the version of torch."""
-        record = self.Identity(size=self._ctypes.sizeof(self.Identity), version=ABI)
-        record.rank, record.local_rank, record.world_size, record.attempt = place[:4]
+        identity = self.Identity(size=self._ctypes.sizeof(self.Identity), version=ABI)
+        identity.rank, identity.local_rank, identity.world_size, identity.attempt = place[:4]
         for name, coordinate in place.coordinates._asdict().items():
-            setattr(record, name + "_parallel", coordinate)
-        record.framework = ("torch " + self._torch.__version__.partition("+")[0]).encode()
-        self.core.foreshock_describe(self._ctypes.byref(record))
+            setattr(identity, name + "_parallel", coordinate)
+        identity.framework = ("torch " + self._torch.__version__.partition("+")[0]).encode()
+        self.core.foreshock_describe(self._ctypes.byref(identity))
