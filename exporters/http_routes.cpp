@@ -164,7 +164,7 @@ std::optional<HttpReply> refusal_if_old(const Published& published, std::chrono:
 }
 
 HttpReply health(const Published& published) {
-  if (const auto refused = refusal_if_old(published, Published::kStaleAfter)) return *refused;
+  if (const auto refused = refusal_if_old(published, Published::kUnhealthyAfter)) return *refused;
   return {published.healthy ? 200 : 503, kText, shared(published.health_text + "\n")};
 }
 
@@ -199,7 +199,7 @@ HttpReply refusal(int status, std::string_view why) {
 
 // The text of the metrics in Prometheus' format. It is made once for each snapshot of the metrics.
 HttpReply HttpRoutes::metrics(const Published& published) {
-  if (const auto refused = refusal_if_old(published, Published::kTooOldAfter)) return *refused;
+  if (const auto refused = refusal_if_old(published, Published::kMetricsExpireAfter)) return *refused;
   if (metrics_text_ == nullptr || metrics_source_ != published.metrics) {
     metrics_source_ = published.metrics;
     metrics_text_ = shared(metrics_source_ ? exposition(*metrics_source_) : "");

@@ -47,10 +47,10 @@ struct Published {
   std::string targets_json = "[]";  // body of /api/v1/targets, for Prometheus' HTTP service discovery
   std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();  // for the age of the state
   // /healthz answers 503 once the state is older than this.
-  static constexpr std::chrono::seconds kStaleAfter{30};
+  static constexpr std::chrono::seconds kUnhealthyAfter{30};
   // /metrics answers 503 once the state is older than this: with old values, a hung agent would look like a
-  // training that stands still. Longer than kStaleAfter, because a busy node makes the agent slow.
-  static constexpr std::chrono::seconds kTooOldAfter{120};
+  // training that stands still. Longer than kUnhealthyAfter, because a busy node makes the agent slow.
+  static constexpr std::chrono::seconds kMetricsExpireAfter{120};
 };
 
 inline constexpr size_t kLeastTokenBytes = 16;
@@ -110,7 +110,7 @@ std::string query_value(std::string_view target, std::string_view key);
 class HttpRoutes {
  public:
   // Sets the token that all paths except /healthz require; null: no token is required.
-  void require(std::unique_ptr<BearerToken> token) { token_ = std::move(token); }
+  void require_token(std::unique_ptr<BearerToken> token) { token_ = std::move(token); }
 
   // Without a token, only requests whose Host header is a loopback name are admitted, which keeps foreign web
   // pages out. `any` true admits every Host header; use it for a Unix socket, which web pages cannot reach.

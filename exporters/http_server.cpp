@@ -194,7 +194,7 @@ constexpr std::string_view kUnixPrefix = "unix:";
 bool is_unix_address(const std::string& address) { return address.starts_with(kUnixPrefix); }
 
 // Why the server must not listen on this address; "" if it may.
-std::string refusal_of(const std::string& address, bool has_token) {
+std::string address_problem(const std::string& address, bool has_token) {
   if (is_unix_address(address))
     return address.size() - kUnixPrefix.size() < sizeof(sockaddr_un::sun_path) &&
                    address.size() > kUnixPrefix.size()
@@ -343,13 +343,13 @@ bool HttpServer::start(const std::string& wanted_address, int port, std::string*
     *error = "cannot listen on '" + address + "': " + why;
     return false;
   };
-  if (const std::string why = refusal_of(address, !token_file.empty()); !why.empty()) return fail(why);
+  if (const std::string why = address_problem(address, !token_file.empty()); !why.empty()) return fail(why);
   if (port < 0 || port > 65535 || last_port > 65535)
     return fail("port " + std::to_string(std::max(port, last_port)) + " must be 0 to 65535");
   stop();  // ends an earlier start()
   std::unique_ptr<BearerToken> token;
   if (!token_file.empty() && (token = BearerToken::open(token_file, error)) == nullptr) return false;
-  impl_->shared.routes.require(std::move(token));
+  impl_->shared.routes.require_token(std::move(token));
   impl_->shared.routes.allow_any_host(is_unix_address(address));
   impl_->context = std::make_unique<asio::io_context>(1);
   impl_->pause.emplace(*impl_->context);

@@ -57,7 +57,7 @@ TEST(HttpRoutes, AnAgentThatPublishesNothingAnyMoreIsNotHealthy) {
   published->health_text = "ok";
   HttpRoutes routes;
   EXPECT_EQ(routes.answer({"GET", "localhost", "/healthz"}, published).status, 200);
-  published->made -= Published::kStaleAfter + std::chrono::seconds(13);
+  published->made -= Published::kUnhealthyAfter + std::chrono::seconds(13);
   const HttpReply stalled = routes.answer({"GET", "localhost", "/healthz"}, published);
   EXPECT_EQ(stalled.status, 503);
   EXPECT_EQ(*stalled.body, "nothing new for 43 s\n");
@@ -67,9 +67,9 @@ TEST(HttpRoutes, AnAgentThatPublishesNothingAnyMoreIsNotHealthy) {
 TEST(HttpRoutes, AnAgentThatPublishesNothingAnyMoreIsNotScraped) {
   const auto published = std::make_shared<Published>();
   HttpRoutes routes;
-  published->made -= Published::kStaleAfter + std::chrono::seconds(13);
+  published->made -= Published::kUnhealthyAfter + std::chrono::seconds(13);
   EXPECT_EQ(routes.answer({"GET", "localhost", "/metrics"}, published).status, 200) << "it may be slow";
-  published->made -= Published::kTooOldAfter;
+  published->made -= Published::kMetricsExpireAfter;
   const HttpReply stalled = routes.answer({"GET", "localhost", "/metrics"}, published);
   EXPECT_EQ(stalled.status, 503);
   EXPECT_EQ(*stalled.body, "nothing new for 163 s\n");

@@ -35,7 +35,7 @@ HttpRoutes* routes(bool with_token) {
     std::ofstream(path) << kToken;
     chmod(path.c_str(), 0600);
     std::string error;
-    closed.require(foreshock::BearerToken::open(path, &error));
+    closed.require_token(foreshock::BearerToken::open(path, &error));
     std::atexit([] { unlink(("/tmp/fuzz_http." + std::to_string(getpid())).c_str()); });
     return error.empty();
   }();

@@ -432,7 +432,7 @@ class Monitor:
             return of_parameter if of_parameter is not None else step_number(self._torch, group.get("step"))
         except Exception as error:  # the optimizer keeps its state in a class of its own
             if is_of_trainer(error):
-                raise
+                raise  # a signal handler or another thread of the training has raised it
             return None
 
     def _scale(self, optimizer: Any) -> float | None:

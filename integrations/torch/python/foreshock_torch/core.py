@@ -112,7 +112,8 @@ class Core:
         self._due_numbers, self._due_numbers_address = (c.c_uint32 * 0)(), 0  # buffer for the weights that are due
         self.adapter = c.PyDLL(adapter_path)
         address, length = c.c_void_p, c.c_size_t
-        # Functions without a method of Core are called by other modules of the helper.
+        # Library, name after "foreshock_", type of the result, types of the arguments. Functions without a method of
+        # Core are called by other modules of the helper.
         self._declare(self.core, "observe_loss", None, c.c_double, c.c_uint32)
         self._declare(self.core, "loss_is_of", None, c.c_char_p)
         self._declare(self.core, "name_parameters", None, address, length)
