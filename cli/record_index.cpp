@@ -118,7 +118,7 @@ std::string RecordIndex::fill_entry(const RecordLine& line, ReadingState* state,
   if (entry->kind == Kind::kEvent) entry->step = std::max(entry->step, last_step);
   entry->generation = is_first_start ? 0 : state->generation;  // first starts are sorted before all else
   if (const std::string key = key_of(line); !key.empty())
-    entry->subject = keys_.emplace(key, static_cast<uint32_t>(keys_.size())).first->second;
+    entry->subject = subjects_.emplace(key, static_cast<uint32_t>(subjects_.size())).first->second;
   return "";
 }
 

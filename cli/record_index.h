@@ -23,7 +23,8 @@ namespace foreshock::cli {
 // The position of a line in the merged order and in its record. Lines are sorted by generation, then by step,
 // and so on: by the members in the order of their declaration.
 struct IndexedLine {
-  // Lines of one step are sorted in this order. A later "started" line of a restarted rank has kEnded.
+  // Lines of one step are sorted in this order. Only the first "started" line of a rank has kStarted. Those
+  // of its restarts have kEnded, since they follow the end of the rank's previous process.
   enum class Kind : uint8_t { kStarted, kStep, kSample, kEvent, kOther, kTensor, kModel, kEnded };
 
   // How often the training had gone back to an earlier step before this line, e.g. to a checkpoint.
@@ -38,7 +39,8 @@ struct IndexedLine {
   auto operator<=>(const IndexedLine&) const = default;
 };
 
-// Must be used in this order: add() for every record, sort(), next() and text(). Thread-compatible.
+// The index of the lines of all records. The functions must be called in this order: add() for every record,
+// sort(), then next() and text(). Thread-compatible.
 class RecordIndex {
  public:
   static constexpr size_t kMostInMemory = 1 << 18;  // lines; about 12 MiB
@@ -83,7 +85,7 @@ class RecordIndex {
   };
   // A sorted part of the temporary file, which is read in blocks.
   struct Piece {
-    uint64_t at = 0, end = 0;        // the piece's entries that are not read yet: at .. end - 1 in the file
+    uint64_t at = 0, end = 0;  // entries at .. end - 1 of the file are the piece's that are not read yet
     std::vector<IndexedLine> block;  // the entries that were read last
     size_t next = 0;                 // index in `block` of the piece's next line
   };
@@ -91,7 +93,7 @@ class RecordIndex {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
 
-  // Orders a heap of indexes of pieces, so that the piece with the first next line is at the front.
+  // Orders a heap of indexes of pieces, so that the piece whose next line comes first is at the front.
   struct Later {
     const std::vector<Piece>* pieces;
     bool operator()(size_t a, size_t b) const {
@@ -124,7 +126,7 @@ class RecordIndex {
   std::vector<Piece> pieces_;
   std::vector<size_t> heap_;  // heap of indexes into pieces_, ordered by Later
   std::map<int64_t, uint32_t> record_of_rank_;
-  std::map<std::string, uint32_t> keys_;  // IndexedLine::subject by text that identifies a tensor or model
+  std::map<std::string, uint32_t> subjects_;  // IndexedLine::subject of tensors and models, by key_of()
   std::string run_, first_problem_, torn_;
   int64_t world_size_ = 0;
   uint64_t bad_lines_ = 0;

@@ -19,7 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Returns a file name without '/' for a text from a record, which may contain any characters.
+// Returns a file name for a text from a record, which may contain any characters: its first 64 bytes, with
+// '_' for all but letters, digits, '_', '-' and '.'.
 std::string file_name_of(const std::string& text) {
   std::string name = text.substr(0, 64);
   for (char& c : name)
@@ -75,8 +76,8 @@ class TensorBoardFolder {
   RecordScalars scalars_;
 };
 
-void print_exported(const RecordReader& reader, uint64_t taken) {
-  std::string text = std::to_string(taken) + " lines exported";
+void print_exported(const RecordReader& reader, uint64_t exported) {
+  std::string text = std::to_string(exported) + " lines exported";
   if (reader.bad_lines() > 0)
     text += ", " + std::to_string(reader.bad_lines()) + " left out (" + reader.first_problem() + ")";
   if (reader.ends_torn()) text += "; the last line was cut off when its writer ended";
@@ -89,14 +90,14 @@ int copy_record(const std::string& record, const std::string& folder) {
   std::string problem;  // "": no error so far
   const std::unique_ptr<RecordReader> reader = RecordReader::open(record, &problem);
   Folder files(folder);
-  uint64_t taken = 0;
+  uint64_t exported = 0;  // lines
   while (problem.empty()) {
     const std::optional<RecordLine> line = reader->next();
     if (!line) break;
     problem = files.add(*line);
-    ++taken;
+    ++exported;
   }
-  if (problem.empty() && taken == 0) problem = reader->no_valid_line_error(record);
+  if (problem.empty() && exported == 0) problem = reader->no_valid_line_error(record);
   if (problem.empty()) problem = files.finish();
   if (problem.empty() && files.empty())
     problem = record + ": no line has a value of a step to draw; --csv takes every line";
@@ -104,7 +105,7 @@ int copy_record(const std::string& record, const std::string& folder) {
     say(problem);
     return 1;
   }
-  print_exported(*reader, taken);
+  print_exported(*reader, exported);
   return 0;
 }
 
@@ -117,6 +118,7 @@ struct Detected {
 };
 
 // Writes one CSV line for every input value of a detector, with enough digits to be read back exactly.
+// `place` is the layer or weight tensor that the value belongs to; empty for the whole rank.
 class ScoreTable {
  public:
   // Returns "" or an error.
@@ -156,7 +158,7 @@ void detect_in(RecordReader& reader, ScoreTable* scores, Detected* detected) {
   }
 }
 
-Json event_json(const EventLine& event) {
+Json event_json(const EventLine& event) {  // events of detectors always have a rank and a step
   return {{"run", event.run},
           {"rank", *event.rank},
           {"step", *event.step},
@@ -168,7 +170,8 @@ Json event_json(const EventLine& event) {
           {"score", number_or_null(event.score)}};
 }
 
-Json document(const Detected& detected) {
+// Returns the answer of `foreshock detect --json`.
+Json detect_json(const Detected& detected) {
   Json events = Json::array(), ranks = Json::array();
   for (const EventLine& event : detected.events) events.push_back(event_json(event));
   for (const auto& [key, watch] : detected.watches.all()) {  // key: run and rank
@@ -213,12 +216,15 @@ void print_left_out(const RecordReader& reader) {
 }  // namespace
 
 int export_record(const Arguments& arguments) {
-  const std::string csv = arguments.text(OptionId::kCsv), board = arguments.text(OptionId::kTensorBoard);
-  if (arguments.command().size() != 1 || csv.empty() == board.empty())
+  const std::string csv_folder = arguments.text(OptionId::kCsv),
+                    board_folder = arguments.text(OptionId::kTensorBoard);
+  const bool has_one_folder = csv_folder.empty() != board_folder.empty();
+  if (arguments.command().size() != 1 || !has_one_folder)
     return wrong_use("type: foreshock export --tensorboard DIR|--csv DIR RECORD.jsonl");
   allow_many_files();                                  // raises the limit: one open file for each rank
   const std::string& record = arguments.command()[0];  // the word after the options
-  return csv.empty() ? copy_record<TensorBoardFolder>(record, board) : copy_record<CsvFolder>(record, csv);
+  return csv_folder.empty() ? copy_record<TensorBoardFolder>(record, board_folder)
+                            : copy_record<CsvFolder>(record, csv_folder);
 }
 
 int detect(const Arguments& arguments) {
@@ -241,7 +247,8 @@ int detect(const Arguments& arguments) {
     return 1;
   }
   if (arguments.has_flag(OptionId::kJson)) {
-    std::printf("%s\n", document(detected).dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+    // One line; invalid UTF-8 is replaced.
+    std::printf("%s\n", detect_json(detected).dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
   } else {
     print_events(detected);
     print_loss_events(detected);

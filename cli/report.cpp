@@ -83,7 +83,8 @@ Json curve_json(const std::vector<TrailStep>& steps, std::optional<double> Trail
   const bool finite = std::all_of(points.begin(), points.end(),
                                   [](const SignalPoint& each) { return std::isfinite(each.value); });
   if (finite) return points_json(points);
-  Json list = Json::array();  // not thinned, which needs finite values; an event has at most 353 steps
+  // All points: kept_indexes() needs finite values. An event has at most kBefore + 1 + kAfter = 353 steps.
+  Json list = Json::array();
   for (const SignalPoint& point : points) list.push_back({point.step, short_number(point.value)});
   return list;
 }
@@ -130,7 +131,7 @@ Json sign_json(const ReportSign& sign, const ReportEvent& event) {
           {"plain", text_of(sign.detector).plain},
           {"layer", name_or_null(sign.layer)},
           {"rank", sign.rank},
-          {"level", foreshock::name_of(sign.most)},  // its highest level
+          {"level", foreshock::name_of(sign.highest_level)},
           {"since_step", sign.since_step},
           {"lead_steps", lead(sign.since_step)},
           {"unseen_steps", count_or_null(unseen_before(sign))},
@@ -143,7 +144,7 @@ Json sign_json(const ReportSign& sign, const ReportEvent& event) {
 
 Json event_json(const ReportEvent& event, size_t number) {
   Json before = Json::array();
-  for (const ReportSign& sign : event.before) before.push_back(sign_json(sign, event));
+  for (const ReportSign& sign : event.signs) before.push_back(sign_json(sign, event));
   return {{"number", number},
           {"event", foreshock::name_of(event.kind)},
           {"step", event.onset_step},
@@ -181,7 +182,7 @@ Json episode_json(const ReportEpisode& each) {
   return {{"detector", info_of(each.detector).name},
           {"layer", name_or_null(each.layer)},
           {"rank", each.rank},
-          {"level", foreshock::name_of(each.most)},
+          {"level", foreshock::name_of(each.highest_level)},
           {"since_step", each.since_step},
           {"warn_step", count_or_null(each.warn_step)},
           {"end_step", count_or_null(each.end_step)}};
@@ -234,7 +235,8 @@ std::string source_of(std::string_view hexadecimal) {
   return "'sha256-" + to_base64(bytes) + "'";
 }
 
-// The page's content security policy: only its own two scripts and its own style, nothing from a network.
+// The page's content security policy: only its two scripts (Chart.js and kReportJs) and its style, nothing
+// from a network.
 std::string policy() {
   return "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; script-src " +
          source_of(kReportChartHash) + " " + source_of(kReportJsHash) + "; style-src " +
@@ -269,7 +271,7 @@ std::vector<std::string> lines_of(const std::vector<ReportFact>& facts, ReportFa
 std::string line_of(const ReportSign& sign, int64_t onset) {
   std::string text = std::string(info_of(sign.detector).name) + " (" + text_of(sign.detector).plain + ")";
   if (!sign.layer.empty()) text += ", layer " + sign.layer;
-  text += ", rank " + std::to_string(sign.rank) + ": " + name_of(sign.most) + " from step " +
+  text += ", rank " + std::to_string(sign.rank) + ": " + name_of(sign.highest_level) + " from step " +
           std::to_string(sign.since_step) + ", " + steps_text(steps_between(sign.since_step, onset)) +
           " before";
   if (!sign.points.empty()) text += ", last value " + formatted("%.4g", sign.points.back().value);
@@ -279,8 +281,8 @@ std::string line_of(const ReportSign& sign, int64_t onset) {
 std::string markdown_of(const ReportEvent& event, size_t number) {
   std::string text = "\n## " + std::to_string(number) + ". " + event.title + "\n\n" + event.text + "\n\n";
   std::vector<std::string> signs;
-  for (size_t n = 0; n < std::min(event.before.size(), kMostSigns); ++n)
-    signs.push_back(line_of(event.before[n], event.onset_step));
+  for (size_t n = 0; n < std::min(event.signs.size(), kMostSigns); ++n)
+    signs.push_back(line_of(event.signs[n], event.onset_step));
   append_lines(&text, "Before it:", signs);
   if (signs.empty()) text += "No detector warned before it.\n";
   append_lines(&text, "Notable:", lines_of(event.facts, ReportFact::Mark::kNotable));
@@ -403,18 +405,18 @@ std::string report_json(const Report& report) {
 std::string report_page(const std::string& json) {
   std::string page;
   const std::string data = escape_for_script(json), rules = policy();
-  // In the order of the marks in page.html. Each mark is searched for in kReportHtml behind the previous one,
-  // and not in the inserted parts: they contain text from a trainer, which may look like a mark.
+  // In the order of the placeholders in page.html. Each placeholder is searched for in kReportHtml behind the
+  // previous one, and not in the inserted parts: they contain text from a trainer, which may look like one.
   const std::pair<std::string_view, std::string_view> parts[] = {{"/*POLICY*/", rules},
                                                                  {"/*STYLE*/", kReportCss},
                                                                  {"/*DATA*/", data},
                                                                  {"/*CHART*/", kReportChart},
                                                                  {"/*SCRIPT*/", kReportJs}};
   size_t copied = 0;  // bytes of kReportHtml that were copied or replaced
-  for (const auto& [mark, text] : parts) {
-    const size_t position = kReportHtml.find(mark, copied);
+  for (const auto& [placeholder, text] : parts) {
+    const size_t position = kReportHtml.find(placeholder, copied);
     page.append(kReportHtml.substr(copied, position - copied)).append(text);
-    copied = position + mark.size();
+    copied = position + placeholder.size();
   }
   return page.append(kReportHtml.substr(copied));
 }
@@ -446,12 +448,12 @@ std::string report_markdown(const Report& report, const std::vector<std::string>
 }
 
 int report(const std::vector<std::string>& words) {
-  Words read_words;
-  if (const std::string problem = read_words.parse(words, "report", kReportOptions); !problem.empty())
+  Words parsed_words;
+  if (const std::string problem = parsed_words.parse(words, "report", kReportOptions); !problem.empty())
     return wrong_use(problem);
-  if (read_words.wants_help()) return print_help(kHelp), 0;
+  if (parsed_words.wants_help()) return print_help(kHelp), 0;
   Request request;
-  if (const std::string problem = parse(read_words, &request); !problem.empty()) return wrong_use(problem);
+  if (const std::string problem = parse(parsed_words, &request); !problem.empty()) return wrong_use(problem);
   ReportBuilder builder;
   std::vector<std::string> notes;
   for (size_t n = 0; n < request.records.size(); ++n) {

@@ -30,7 +30,7 @@ constexpr size_t kMostNamed = 8;      // most layers or ranks in a list
 
 template <class Integer>
 std::string counted(Integer number) {  // "1 234 567", for example
-  return count(static_cast<double>(number));
+  return grouped_digits(static_cast<double>(number));
 }
 
 // Returns "3, 5, 8", for example, and after kMostNamed items " and 2 more".
@@ -55,15 +55,15 @@ bool has_rank(const ReportEvent& event, int64_t rank) {
 
 // Returns where a fault event (an event of the record that names NaN, Inf or unequal weights) saw NaN or Inf.
 std::string where_nonfinite(const FaultEvent& fault) {
-  const std::string what = fault.what == "nonfinite"            ? "attention's result"
-                           : fault.what == "nonfinite_gradient" ? "the gradient"
+  const std::string what = fault.name == "nonfinite"            ? "attention's result"
+                           : fault.name == "nonfinite_gradient" ? "the gradient"
                                                                 : "the gradient norm";
   return what + (fault.layer.empty() ? "" : " of layer " + fault.layer);
 }
 
 // Sets fact->lead, the number of steps from `step` to the onset (negative: `step` is later). If it is from 0
 // to kRecent, sets fact->suspect, a text that names `what`, which happened at `step`, as a possible cause.
-void suspect(const ReportEvent& event, int64_t step, const std::string& what, ReportFact* fact) {
+void set_suspect(const ReportEvent& event, int64_t step, const std::string& what, ReportFact* fact) {
   fact->lead = steps_between(step, event.onset_step);
   if (fact->lead < 0 || fact->lead > kRecent) return;
   fact->suspect = fact->lead == 0   ? "when " + what
@@ -82,7 +82,7 @@ std::string relative_to_onset(const ReportEvent& event, int64_t step) {
 ReportFact nonfinite(const ReportEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
   const FaultEvent* first = nullptr;
   for (const FaultEvent& each : run.fault_events) {
-    if (!each.what.starts_with("nonfinite") || each.attempt != event.attempt || !has_rank(event, each.rank))
+    if (!each.name.starts_with("nonfinite") || each.attempt != event.attempt || !has_rank(event, each.rank))
       continue;
     const bool is_near = steps_between(each.step, event.onset_step) <= ReportEvent::kBefore &&
                          each.step <= event.declared_step;
@@ -99,7 +99,7 @@ ReportFact nonfinite(const ReportEvent& event, const RunSeen& run, std::vector<C
   fact.text = "first in " + where_nonfinite(*first) + ", " + relative_to_onset(event, first->step);
   if (first->step >= event.onset_step) return fact;  // may be a consequence of the event
   clues->push_back(Clue::kNonfinite);
-  suspect(event, first->step, where_nonfinite(*first) + " was NaN or infinite", &fact);
+  set_suspect(event, first->step, where_nonfinite(*first) + " was NaN or infinite", &fact);
   return fact;
 }
 
@@ -108,7 +108,7 @@ ReportFact layers(const ReportEvent& event, const RunSeen& run) {
   for (const int64_t rank : event.ranks)
     if (const auto found = run.signals.find(rank); found != run.signals.end())
       watched.merge(found->second.layers());
-  for (const ReportSign& sign : event.before)
+  for (const ReportSign& sign : event.signs)
     if (!sign.layer.empty()) moved.insert(sign.layer);
   if (watched.empty()) return {"layers", "no layer was watched", Mark::kUnknown};
   const size_t quiet = watched.size() > moved.size() ? watched.size() - moved.size() : 0;
@@ -135,7 +135,7 @@ ReportFact ranks(const ReportEvent& event, const RunSeen& run, std::vector<Clue>
 
 ReportFact replicas(const ReportEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
   for (const FaultEvent& each : run.fault_events) {
-    if (each.what != "weight_mismatch" || each.attempt != event.attempt || each.step > event.onset_step)
+    if (each.name != "weight_mismatch" || each.attempt != event.attempt || each.step > event.onset_step)
       continue;
     clues->push_back(Clue::kReplicasDiffer);
     const std::string where = (each.rank < 0 ? "between nodes" : "on rank " + std::to_string(each.rank)) +
@@ -144,7 +144,7 @@ ReportFact replicas(const ReportEvent& event, const RunSeen& run, std::vector<Cl
         "replicas",
         "weights that should be equal differ from step " + std::to_string(each.step) + " on, seen " + where,
         Mark::kNotable};
-    suspect(event, each.step, "replicas began to differ " + where, &fact);
+    set_suspect(event, each.step, "replicas began to differ " + where, &fact);
     return fact;
   }
   if (run.records > 1 && run.tensors > 0)
@@ -200,7 +200,7 @@ ReportFact learning_rate(const ReportEvent& event, std::vector<Clue>* clues) {
     clues->push_back(Clue::kLearningRate);
     fact = {fact.name, went + " at step " + counted(jump->step) + ", " + relative_to_onset(event, jump->step),
             Mark::kNotable};
-    if (jump->to > jump->from) suspect(event, jump->step, "the learning rate " + went, &fact);
+    if (jump->to > jump->from) set_suspect(event, jump->step, "the learning rate " + went, &fact);
     return fact;
   }
   if (from == to) return {fact.name, number(to) + ", as " + ago, Mark::kQuiet};
@@ -257,9 +257,9 @@ ReportFact restart(const ReportEvent& event, const RunSeen& run, std::vector<Clu
     return {"restarts", text, Mark::kQuiet};
   clues->push_back(Clue::kResumed);
   ReportFact fact = {"restarts", text, Mark::kNotable};
-  suspect(event, first_step,
-          (continued ? "another process went on from step " : "the training went back to step ") + first,
-          &fact);
+  set_suspect(event, first_step,
+              (continued ? "another process went on from step " : "the training went back to step ") + first,
+              &fact);
   return fact;
 }
 
@@ -342,7 +342,7 @@ void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<R
     if (replaces) *known = sign;
     return;
   }
-  known->most = std::max(known->most, sign.most);
+  known->highest_level = std::max(known->highest_level, sign.highest_level);
   known->since_step = std::min(known->since_step, sign.since_step);
   known->warn_step = earlier(known->warn_step, sign.warn_step);
   known->end_step = later_end(known->end_step, sign.end_step);
@@ -352,7 +352,7 @@ void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<R
 // (true first in both), and the step at which the sign began.
 void sort_signs(std::vector<ReportSign>* signs) {
   const auto order = [](const ReportSign& sign) {
-    return std::tuple(!is_proven(sign.detector), sign.most != Level::kWarn, sign.since_step);
+    return std::tuple(!is_proven(sign.detector), sign.highest_level != Level::kWarn, sign.since_step);
   };
   std::stable_sort(signs->begin(), signs->end(),
                    [&](const ReportSign& a, const ReportSign& b) { return order(a) < order(b); });
@@ -427,7 +427,7 @@ std::vector<ReportFact> facts_of(const ReportEvent& event, const std::vector<Rep
                                    restart(event, run, clues),
                                    run_again(event, events, run, clues),
                                    gaps(event, clues)};
-  if (event.before.empty()) clues->push_back(Clue::kNothingBefore);
+  if (event.signs.empty()) clues->push_back(Clue::kNothingBefore);
   return facts;
 }
 
@@ -435,7 +435,7 @@ std::vector<ReportFact> facts_of(const ReportEvent& event, const std::vector<Rep
 void explain(const std::vector<Clue>& clues, ReportEvent* event) {
   for (const Clue clue : clues) add_text(text_of(clue), event);
   std::set<DetectorId> explained;
-  for (const ReportSign& sign : event->before)
+  for (const ReportSign& sign : event->signs)
     if (explained.size() < kMostDetectors && explained.insert(sign.detector).second)
       add_text(text_of(sign.detector), event);
   add_text(text_of(event->kind), event);
@@ -446,7 +446,8 @@ void EventCollector::take(const EventLine& event, size_t attempt, int64_t declar
   if (!kind || !event.rank || !event.step) return;
   ++taken_;
   if (*kind == WatchEventKind::kPrecursor) take_level(event);
-  if (*kind == WatchEventKind::kResumed) precursors_[*event.rank].clear();  // of the ended attempt
+  if (*kind == WatchEventKind::kResumed)
+    precursors_[*event.rank].clear();  // its episodes: the attempt has ended
   if (is_loss_event(*kind)) take_loss_event(*kind, event, attempt, declared);
 }
 
@@ -470,7 +471,7 @@ void EventCollector::take_level(const EventLine& event) {
   }
   const int64_t warned = level == Level::kWarn ? *event.step : -1;
   if (open_episode != episodes_.rend()) {
-    open_episode->most = std::max(open_episode->most, level);
+    open_episode->highest_level = std::max(open_episode->highest_level, level);
     open_episode->warn_step = earlier(open_episode->warn_step, warned);
   } else if (episodes_.size() < kMostEpisodes) {
     episodes_.push_back({*detector, event.layer, *event.rank, level, *event.step, warned, -1});
@@ -512,8 +513,8 @@ void EventCollector::take_loss_event(WatchEventKind kind, const EventLine& event
   if (has_rank(joined, rank)) return;
   joined.ranks.push_back(rank);
   for (const Episode& episode : precursors_[rank].before(*event.step))
-    add_sign(episode, rank, joined.onset_step, &joined.before);
-  sort_signs(&joined.before);
+    add_sign(episode, rank, joined.onset_step, &joined.signs);
+  sort_signs(&joined.signs);
 }
 
 // Completes the events in open_ whose first rank is `rank`, once kAfter steps have followed the onset or no
@@ -532,7 +533,7 @@ void EventCollector::close(int64_t rank, const Trail& trail, const std::map<int6
       if (since >= -ReportEvent::kBefore && since <= ReportEvent::kAfter) event.steps.push_back(step);
     }
     if (event.steps.empty()) return true;
-    for (ReportSign& sign : event.before)
+    for (ReportSign& sign : event.signs)
       if (const auto found = signals.find(sign.rank); found != signals.end())
         sign.points = found->second.around(sign.detector, sign.layer, event.steps.front().step,
                                            event.onset_step, event.steps.back().step);

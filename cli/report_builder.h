@@ -25,7 +25,7 @@ namespace foreshock::cli {
 // An event of the record that names a fault, unlike loss events and changes of a detector's level: nonfinite,
 // nonfinite_gradient, nonfinite_gradient_norm or weight_mismatch.
 struct FaultEvent {
-  std::string what, layer;     // one of these names; layer "": unknown
+  std::string name, layer;     // one of these names; layer "": unknown
   int64_t rank = 0, step = 0;  // rank -1: weights that differ between nodes, which have no single rank
   size_t attempt = 0;          // index in Trail::attempts() of the rank
 };

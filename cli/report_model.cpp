@@ -20,9 +20,10 @@ constexpr uint64_t kLastSlices = 64;  // slices of a layer and tensor that the a
 
 bool is_key_gradient(const std::string& tensor) { return tensor == "grad_key" || tensor == "grad_value"; }
 
-// Returns the error of a slice divided by its alarm limit; nullopt: unknown. The error is the larger of the
-// ratios to unfused and to fused attention; for dK and dV only the latter, as in the agent's alarm.
-std::optional<double> over_limit(const SampleLine& line, const std::string& tensor) {
+// Returns the error of a slice divided by its alarm limit; nullopt: unknown. A line has the error as two
+// ratios, to the error of unfused and to that of fused attention. The larger one counts; for dK and dV only
+// the ratio to fused attention, as in the agent's alarm.
+std::optional<double> error_to_limit_ratio(const SampleLine& line, const std::string& tensor) {
   // In a line on dK or dV, `keys` is the number of query rows, with which the limit grows.
   const double limit =
       is_key_gradient(tensor)
@@ -45,7 +46,7 @@ void AttentionErrors::take(const SampleLine& line) {
   const std::string tensor = !line.tensor.empty()      ? line.tensor
                              : line.pass == "backward" ? "grad_query"
                                                        : "out";
-  const std::optional<double> error = over_limit(line, tensor);
+  const std::optional<double> error = error_to_limit_ratio(line, tensor);
   if (!error) return;
   const Curve pass = line.pass == "backward" ? kBackward : kForward;
   curve_.add(*line.step, is_key_gradient(tensor) ? kKeys : pass, *error);

@@ -33,7 +33,7 @@ struct SignalPoint {
 class Signals {
  public:
   static constexpr size_t kMostPoints = 512;  // newest points that are kept per series
-  // Limit of the series whose place is a tensor, and separately of all others. Further series are ignored.
+  // At most so many series have a tensor as their place, and at most so many have none. Others are ignored.
   static constexpr size_t kMostSeries = 8192;
 
   // Adds the values that detectors computed from one line of the record. `layer`: the line's layer; "": none.
@@ -155,7 +155,7 @@ struct ReportSign {
   DetectorId detector = DetectorId::kBias;
   std::string layer;  // "": the detector has no layer
   int64_t rank = 0;
-  Level most = Level::kWatch;  // highest level
+  Level highest_level = Level::kWatch;
   int64_t since_step = 0;
   int64_t warn_step = -1;           // -1: it did not warn
   int64_t end_step = -1;            // -1: it had not ended at the onset
@@ -178,9 +178,9 @@ struct ReportEvent {
   WatchEventKind kind = WatchEventKind::kLossSpike;
   int64_t onset_step = 0, declared_step = 0;  // declared: when a rule recognized the event
   size_t attempt = 0;                         // index in Trail::attempts()
-  std::vector<int64_t> ranks;      // ranks that had the event, in the order of the record; never empty
-  std::set<int64_t> diverged;      // the members of `ranks` whose loss diverged
-  std::vector<ReportSign> before;  // signs before the onset, the most reliable detector first
+  std::vector<int64_t> ranks;     // ranks that had the event, in the order of the record; never empty
+  std::set<int64_t> diverged;     // the members of `ranks` whose loss diverged
+  std::vector<ReportSign> signs;  // the most reliable detector first
   // Steps of ranks[0], from kBefore steps before the onset to kAfter steps after it. Only the first 40
   // events of a run have steps (EventCollector::kMostDetailed); the others have no facts and no explanations.
   std::vector<TrailStep> steps;
@@ -193,7 +193,7 @@ struct ReportEpisode {  // a period in which a detector was above level quiet in
   DetectorId detector = DetectorId::kBias;
   std::string layer;
   int64_t rank = 0;
-  Level most = Level::kWatch;  // highest level
+  Level highest_level = Level::kWatch;
   int64_t since_step = 0;
   int64_t warn_step = -1;  // -1: it did not warn
   int64_t end_step = -1;   // -1: it has not ended

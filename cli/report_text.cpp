@@ -207,10 +207,10 @@ static_assert(std::size(kClueTexts) == kClues, "a clue needs a row here");
 
 constexpr int kLossesOfRecovery = 3;       // a loss has recovered after so many consecutive low losses
 constexpr double kUnrecoveredShare = 0.1;  // a slow rise has recovered if at most this share remains
-constexpr int kUsualSteps = 32;  // the mean of so many losses is usual; few, because older losses are higher
+constexpr int kUsualSteps = 32;  // losses that show what is usual; few, because older losses are higher
 
 std::string number(double value) { return formatted("%.4g", value); }
-std::string step_text(int64_t step) { return count(static_cast<double>(step)); }
+std::string step_text(int64_t step) { return grouped_digits(static_cast<double>(step)); }
 
 const char* name_of_event(WatchEventKind kind) {
   return kind == WatchEventKind::kLossRise     ? "Slow rise of the loss"
@@ -301,7 +301,7 @@ std::string most_frequent_sign(const Report& report) {
   std::map<DetectorId, std::vector<int64_t>> leads;  // a lead for each event before which the detector warned
   for (const ReportEvent& event : report.events) {
     std::map<DetectorId, int64_t> longest;  // longest lead of each detector over all layers
-    for (const ReportSign& sign : event.before)
+    for (const ReportSign& sign : event.signs)
       if (sign.warn_step >= 0) {  // -1: the detector did not warn
         int64_t& lead = longest.emplace(sign.detector, 0).first->second;
         lead = std::max(lead, steps_between(sign.warn_step, event.onset_step));
@@ -335,7 +335,7 @@ std::string warned_after(const Report& report, const ReportEvent& event) {
 size_t count_warned_events(const Report& report) {
   return static_cast<size_t>(
       std::count_if(report.events.begin(), report.events.end(), [](const ReportEvent& event) {
-        return std::any_of(event.before.begin(), event.before.end(),
+        return std::any_of(event.signs.begin(), event.signs.end(),
                            [](const ReportSign& sign) { return sign.warn_step >= 0; });
       }));
 }
@@ -355,7 +355,7 @@ std::string verdict_without_events(const Report& report, const RunCounts& counts
                                 ? "The loss of this run is unknown, so loss events cannot be detected"
                                 : "No loss event in " + steps_text(static_cast<int64_t>(counts.steps));
   if (counts.warnings == 0) return begin + ", and no detector warned.";
-  return begin + "; detectors warned " + count(static_cast<double>(counts.warnings)) +
+  return begin + "; detectors warned " + grouped_digits(static_cast<double>(counts.warnings)) +
          (counts.warnings == 1 ? " time" : " times") + first_warning(report) + ".";
 }
 
@@ -414,18 +414,18 @@ std::string loss_verdict_of(const Report& report, const RunCounts& counts) {
   const size_t warned = count_warned_events(report);
   if (report.events.size() == 1)
     return what_and_suspect(first) + ". " +
-           (first.before.empty() ? "No detector warned before it."
-            : warned == 0        ? "Nothing warned; clearest sign: " + first_sign_of(first) + "."
-            : is_proven(first.before.front().detector) ? "Clearest proven sign: " + first_sign_of(first) + "."
-                                                       : "Clearest sign: " + first_sign_of(first) + ".") +
+           (first.signs.empty() ? "No detector warned before it."
+            : warned == 0       ? "Nothing warned; clearest sign: " + first_sign_of(first) + "."
+            : is_proven(first.signs.front().detector) ? "Clearest proven sign: " + first_sign_of(first) + "."
+                                                      : "Clearest sign: " + first_sign_of(first) + ".") +
            // Not for later attempts: they repeat step numbers, and an episode only has step numbers.
            (first.attempt == 0 ? warned_after(report, first) : "");
-  const std::string events = count(static_cast<double>(report.events.size()));
+  const std::string events = grouped_digits(static_cast<double>(report.events.size()));
   return what_and_suspect(first) + ": the first of " + events + " loss events. " +
          (warned == 0 ? "No detector warned before any of them."
                       : "A detector had warned before " +
                             (warned == report.events.size() ? std::string("every one")
-                                                            : count(static_cast<double>(warned))) +
+                                                            : grouped_digits(static_cast<double>(warned))) +
                             " of them; most often: " + most_frequent_sign(report) + ".");
 }
 
@@ -451,7 +451,7 @@ std::optional<DetectorId> detector_of(std::string_view name) {
 }
 
 std::string steps_text(int64_t number) {
-  return count(static_cast<double>(number)) + (number == 1 ? " step" : " steps");
+  return grouped_digits(static_cast<double>(number)) + (number == 1 ? " step" : " steps");
 }
 
 std::string title_of(const ReportEvent& event) {
@@ -504,10 +504,11 @@ bool is_proven(DetectorId detector) {
 std::string how_sure(const Measured* measured) {
   if (measured == nullptr) return "Experimental: the benchmark has no figure for it.";
   const std::string begin = measured->is_proven() ? "" : "Experimental. ";
-  const std::string events = count(measured->events) + " loss events";
+  const std::string events = grouped_digits(measured->events) + " loss events";
   if (!(measured->alarms > 0)) return begin + "In the benchmark it warned before none of " + events + ".";
-  std::string text = begin + "In the benchmark it warned before " + count(measured->hits) + " of " + events +
-                     "; " + count(measured->right) + " of its " + count(measured->alarms) +
+  std::string text = begin + "In the benchmark it warned before " + grouped_digits(measured->hits) + " of " +
+                     events + "; " + grouped_digits(measured->right) + " of its " +
+                     grouped_digits(measured->alarms) +
                      (measured->alarms == 1 ? " warning was" : " warnings were") + " followed by one";
   if (std::isfinite(measured->lift))
     text += ", " + formatted("%.2g", measured->lift) + " times what chance gives";
@@ -515,8 +516,8 @@ std::string how_sure(const Measured* measured) {
 }
 
 std::string first_sign_of(const ReportEvent& event) {
-  if (event.before.empty()) return "nothing";
-  const ReportSign& sign = event.before.front();  // sort_signs() has put the most reliable sign first
+  if (event.signs.empty()) return "nothing";
+  const ReportSign& sign = event.signs.front();  // sort_signs() has put the most reliable sign first
   return text_of(sign.detector).plain + in_layer(sign.layer) + ", " +
          steps_text(steps_between(sign.since_step, event.onset_step)) + " before" +
          (is_proven(sign.detector) ? "" : " (an experimental detector)");
@@ -533,8 +534,9 @@ std::string attention_text(const std::vector<AttentionFault>& faults, const Atte
     const AttentionFault& fault = faults[n];
     text += (n == 0 ? "The error of " : " The error of ") + tensor_of(fault) + " was up to " +
             formatted("%.3g", fault.largest_error) + " times its alarm limit, in " +
-            count(static_cast<double>(fault.beyond)) + " of " + count(static_cast<double>(fault.slices)) +
-            " slices from step " + step_text(fault.first_step) + " to " + step_text(fault.last_step) + ".";
+            grouped_digits(static_cast<double>(fault.beyond)) + " of " +
+            grouped_digits(static_cast<double>(fault.slices)) + " slices from step " +
+            step_text(fault.first_step) + " to " + step_text(fault.last_step) + ".";
   }
   if (faults.size() > kNamed)
     text += " " + std::to_string(faults.size() - kNamed) + " more layers or gradients exceeded theirs.";

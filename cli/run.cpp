@@ -1,7 +1,7 @@
 // Implements foreshock run and foreshock agent. run() starts the agent, which follows the run, then the
 // user's command with libforeshock.so preloaded, and prints the agent's summary at the end. If monitoring is
-// not possible, it prints one line and runs the command alone. A function named ..._problem returns
-// an error or "". Arguments has checked all values, so their parsers do not fail here.
+// not possible, run() prints one line and runs the command alone. A function named ..._problem returns an
+// error or "". The class Arguments has checked all values, so the parse_ functions cannot fail here.
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -29,7 +29,7 @@ namespace foreshock::cli {
 namespace {
 
 constexpr int kAgentStartTimeoutMs = 5000;
-constexpr int kPortsTried = 100;  // number of ports to try, starting with the default port
+constexpr int kPortsTried = 100;  // ports that the agent tries, from the default port on
 
 // Replaces this process by the command. If it cannot be started, prints why and returns the exit status.
 int run_alone(const std::vector<std::string>& command) {
@@ -74,11 +74,11 @@ std::string file_size_problem() {
 }
 
 // Checks whether the directory's name fits into the buffers of the library in the trainer.
-std::string length_problem(const Monitored& monitored) {
+std::string length_problem(const RunVariables& variables) {
   constexpr size_t kMost = sizeof(Settings::directory) - 1;
-  if (monitored.base.size() + 1 + monitored.run_id.size() <= kMost) return "";
-  return "the name of " + monitored.base + " is too long; set FORESHOCK_DIR to one of " +
-         std::to_string(kMost - 1 - monitored.run_id.size()) + " characters at most";
+  if (variables.base.size() + 1 + variables.run_id.size() <= kMost) return "";
+  return "the name of " + variables.base + " is too long; set FORESHOCK_DIR to one of " +
+         std::to_string(kMost - 1 - variables.run_id.size()) + " characters at most";
 }
 
 // Checks options: contradictions, unusable values, and whether an own agent can listen at --bind.
@@ -138,9 +138,9 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   return command;
 }
 
-// Records that `line` is printed for the interpreter `python`. Returns false if an earlier run has done so.
-// The lines are stored in `cache`, the directory of the adapter.
-bool record_first_time(const std::string& cache, const std::string& python, const std::string& line) {
+// Stores in `cache`, the directory of the adapter, that `line` is printed for the interpreter `python`.
+// Returns false if an earlier run has printed it.
+bool store_first_print(const std::string& cache, const std::string& python, const std::string& line) {
   const std::string path = cache + "/known-defects", text = python + ": " + line;
   std::ifstream file(path);
   for (std::string known; std::getline(file, known);)
@@ -158,14 +158,14 @@ void print_known_defects_once(const std::vector<std::string>& command, const std
   if (count == 0) return;
   const std::string line = std::to_string(count) + (count == 1 ? " known defect" : " known defects") +
                            " of the attention kernels installed here: foreshock doctor lists their inputs";
-  if (record_first_time(cache, python.executable, line)) say(line);
+  if (store_first_print(cache, python.executable, line)) say(line);
 }
 
 // Returns a hint if --every and --max-slowdown were both given, because steps that --every selects are then
 // left out if sampling them would exceed the limit; else "".
 std::string interval_and_limit_line(const Arguments& arguments) {
   uint64_t every = 0;
-  double limit = 1;
+  double limit = 1;  // share of the trainer's time; 1: no limit
   parse_count(arguments.text(OptionId::kEvery).c_str(), &every);
   parse_ratio(arguments.text(OptionId::kMaxSlowdown).c_str(), &limit);
   const bool both = arguments.is_given(OptionId::kEvery) && arguments.is_given(OptionId::kMaxSlowdown);
@@ -177,10 +177,10 @@ std::string interval_and_limit_line(const Arguments& arguments) {
 
 // Returns the number of the last step in the last MiB of the record; -1: this part of the record has no step.
 int64_t last_step_in(const std::string& record) {
-  constexpr std::streamoff kEnd = 1 << 20;
+  constexpr std::streamoff kTailBytes = 1 << 20;
   std::ifstream file(record, std::ios::binary | std::ios::ate);
-  if (const std::streamoff size = file ? std::streamoff(file.tellg()) : 0; size > kEnd)
-    file.seekg(size - kEnd);  // perhaps within a line, whose rest is then not JSON and ignored
+  if (const std::streamoff size = file ? std::streamoff(file.tellg()) : 0; size > kTailBytes)
+    file.seekg(size - kTailBytes);  // perhaps within a line, whose rest is then not JSON and ignored
   else
     file.seekg(0);
   int64_t step = -1;
@@ -219,11 +219,11 @@ void print_summary(const ExitExchange::Answer& answer, const std::string& copy, 
     say(summary.has_other_ranks ? other_ranks_line() : no_segment_line(directory));
 }
 
-int run_monitored(const Arguments& arguments, const Installation& installation, const Monitored& monitored,
+int run_monitored(const Arguments& arguments, const Installation& installation, const RunVariables& variables,
                   const std::vector<std::string>& environment) {
   const bool has_service = is_followed_by_service(arguments);
   RunDirectory directory;
-  if (const std::string problem = directory.enter(monitored.base, monitored.run_id, has_service);
+  if (const std::string problem = directory.enter(variables.base, variables.run_id, has_service);
       !problem.empty())
     return run_unmonitored(arguments.command(), problem);
   ExitExchange exchange;  // gives the exit status to the agent and gets the summary
@@ -234,7 +234,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   const OffFiles earlier = off_files(directory.path());  // reasons why earlier trainers were not monitored
   SignalPasser signals;  // from here on, signals stay pending until they are passed to the command
   AgentKeeper keeper(directory.path(),
-                     agent_command(installation, arguments, directory.path(), monitored.run_id));
+                     agent_command(installation, arguments, directory.path(), variables.run_id));
   // If the agent is only slow, the command is started anyway, and keep_agent() below still waits for it.
   if (!keeper.wait_for_address(kAgentStartTimeoutMs)) {
     if (keeper.has_failed()) {
@@ -253,19 +253,19 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   const std::string flagged = absolute(arguments.text(OptionId::kSaveFlagged));
   // Restarts a dead agent and prints the address of each new agent. If another launcher with the same run id
   // started the agent, it may have other options than ours, and lines say which of ours have no effect.
-  const auto keep_agent = [&keeper, &monitored, &record, &flagged] {
+  const auto keep_agent = [&keeper, &variables, &record, &flagged] {
     keeper.tick();
     const auto agent = keeper.new_address();
     if (!agent) return;
     const std::string moved =
         agent->port_taken == 0 ? "" : " (port " + std::to_string(agent->port_taken) + " is taken)";
-    say("run " + monitored.run_id + ", page at " + agent->url() + moved);
+    say("run " + variables.run_id + ", page at " + agent->url() + moved);
     if (!agent->is_service && !agent->problem.empty()) say(agent->problem);
     if (!record.empty() && !agent->writes(record))
-      say(record + " is not written: the agent of run " + monitored.run_id +
+      say(record + " is not written: the agent of run " + variables.run_id +
           " was there before, without it; give each run an id of its own (--run-id)");
     if (!flagged.empty() && !agent->saves_flagged(flagged))
-      say("no flagged slices are saved in " + flagged + ": the agent of run " + monitored.run_id +
+      say("no flagged slices are saved in " + flagged + ": the agent of run " + variables.run_id +
           " was there before, without it; give each run an id of its own (--run-id)");
   };
   keep_agent();
@@ -291,9 +291,9 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   print_summary(answer, absolute(arguments.text(OptionId::kSummary)), record,
                 off_lines(directory.path(), earlier, launcher_id()), directory.path());
   if (read_summary(answer.summary).has_ranks)
-    print_known_defects_once(arguments.command(), monitored.adapters);
+    print_known_defects_once(arguments.command(), variables.adapters);
   directory.leave([&keeper] { keeper.kill_own_agent(); });  // kills it only if it does not end by itself
-  end_like(status);
+  end_like(status);  // ends this process with the command's exit status or signal; does not return
 }
 
 std::string last_component(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
@@ -339,14 +339,14 @@ int run(const Arguments& arguments) {
   if (!problem.empty()) return run_unmonitored(command, problem);
 
   const std::string given_id = arguments.text(OptionId::kRunId);
-  const Monitored monitored = {base.path, given_id.empty() ? default_run_id() : given_id, cache};
-  problem = length_problem(monitored);
+  const RunVariables variables = {base.path, given_id.empty() ? default_run_id() : given_id, cache};
+  problem = length_problem(variables);
   if (!problem.empty()) return run_unmonitored(command, problem);
-  const std::vector<std::string> environment = command_environment(installation, arguments, monitored);
+  const std::vector<std::string> environment = command_environment(installation, arguments, variables);
   problem = preload_problem(environment, installation.library);
   if (!problem.empty()) return run_unmonitored(command, problem);
   if (const std::string line = interval_and_limit_line(arguments); !line.empty()) say(line);
-  return run_monitored(arguments, installation, monitored, environment);
+  return run_monitored(arguments, installation, variables, environment);
 }
 
 int agent(const Arguments& arguments) {

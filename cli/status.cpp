@@ -100,13 +100,13 @@ void print(const std::vector<RunState>& states, bool as_json) {
 // Returns the full texts if they fit into `rows` lines or there is only one run, else one line for each run.
 std::string watched_text(const std::vector<RunState>& states, const std::string& run_id, size_t rows) {
   if (states.empty()) return "foreshock: " + no_live_run(run_id) + "; Ctrl-C ends this\n";
-  std::string full_texts, briefs;
+  std::string full_texts, short_texts;
   for (const RunState& state : states) {
     full_texts += full_text(state);
-    briefs += one_line(state);
+    short_texts += one_line(state);
   }
   const bool fits = static_cast<size_t>(std::count(full_texts.begin(), full_texts.end(), '\n')) <= rows;
-  return fits || states.size() == 1 ? full_texts.substr(1) : briefs;  // drops the first empty line
+  return fits || states.size() == 1 ? full_texts.substr(1) : short_texts;  // drops the first empty line
 }
 
 int watch_terminal(const Arguments& arguments) {

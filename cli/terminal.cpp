@@ -107,11 +107,11 @@ std::string fit_line(std::string_view line, size_t columns) {
 
 std::string frame_of(const std::string& text, size_t columns, size_t rows) {
   const std::vector<std::string_view> lines = lines_of(text);
-  const size_t most = std::max<size_t>(rows, 1);
+  const size_t row_limit = std::max<size_t>(rows, 1);
   // If there are too many lines, the last row shows how many are missing.
-  const size_t shown = lines.size() <= most ? lines.size() : most - 1;
+  const size_t shown = lines.size() <= row_limit ? lines.size() : row_limit - 1;
   std::string frame(kBeginFrame);
-  // Clears a row before writing it. After writing a row of full width, the cursor is still on the last
+  // Clears a row before it is written. After a row of full width is written, the cursor is still on the last
   // character, and clearing would erase that character.
   const auto add_row = [&](size_t n, std::string_view line) {
     if (n > 0) frame += "\r\n";
@@ -120,7 +120,7 @@ std::string frame_of(const std::string& text, size_t columns, size_t rows) {
   for (size_t n = 0; n < shown; ++n) add_row(n, lines[n]);
   if (shown < lines.size())
     add_row(shown, "... " + std::to_string(lines.size() - shown) + " more lines");
-  else if (shown < most)
+  else if (shown < row_limit)
     (frame += shown > 0 ? "\r\n" : "") += kClearBelow;
   return frame += kEndFrame;
 }
@@ -138,7 +138,7 @@ Screen::Screen() {
     // A signal that is ignored, such as SIGHUP under nohup, stays ignored.
     if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN &&
         sigaction(signal, &action, nullptr) == 0)
-      before_.emplace_back(signal, before);
+      previous_handlers_.emplace_back(signal, before);
   };
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) handle(signal, request_stop);
   handle(SIGWINCH, wake_up);
@@ -149,7 +149,7 @@ Screen::Screen() {
 Screen::~Screen() {
   put("\r\n");
   put(kShowCursor);
-  for (const auto& [signal, before] : before_) sigaction(signal, &before, nullptr);
+  for (const auto& [signal, before] : previous_handlers_) sigaction(signal, &before, nullptr);
 }
 
 void Screen::measure() {
@@ -171,16 +171,16 @@ bool Screen::wait(int seconds) {
   return g_stop == 0;
 }
 
-ProgressBar::ProgressBar(const std::string& name) : name_(name), on_(isatty(STDERR_FILENO)) {}
+ProgressBar::ProgressBar(const std::string& name) : name_(name), is_terminal_(isatty(STDERR_FILENO)) {}
 
 ProgressBar::~ProgressBar() {
-  if (on_) std::fprintf(stderr, "\r\033[K");  // erases the bar
+  if (is_terminal_) std::fprintf(stderr, "\r\033[K");  // erases the bar
 }
 
 void ProgressBar::show(double done) {
   constexpr int kWidth = 40;
   const int filled = static_cast<int>(done * kWidth);
-  if (!on_ || filled == shown_) return;
+  if (!is_terminal_ || filled == shown_) return;
   shown_ = filled;
   std::fprintf(stderr, "\r%-12s [%s%s] %3.0f %%", name_.c_str(), std::string(filled, '#').c_str(),
                std::string(kWidth - filled, '.').c_str(), 100 * done);
@@ -193,7 +193,7 @@ std::string formatted(const char* format, std::optional<double> value) {
   return buffer;
 }
 
-std::string count(std::optional<double> value) {
+std::string grouped_digits(std::optional<double> value) {
   if (!value) return "unknown";
   std::string digits = formatted("%.0f", value);
   for (int gap = static_cast<int>(digits.size()) - 3; gap > 0; gap -= 3) digits.insert(gap, " ");

@@ -31,7 +31,7 @@ int wrong_use(const std::string& line);  // prints the line with say() and retur
 std::string fit_line(std::string_view line, size_t columns);
 
 // Returns a frame: `text` with the escape sequences that draw it over the whole screen, from the top left.
-// Lines are cut to `columns`. If the text has more than `rows` lines, the last row has the number of others.
+// Lines are cut to `columns`. If the text has more than `rows` lines, the last row says how many are missing.
 std::string frame_of(const std::string& text, size_t columns, size_t rows);
 
 // Redraws a text at the same place of a terminal. While a Screen exists, the cursor is hidden. SIGINT,
@@ -56,7 +56,7 @@ class Screen {
   void measure();  // sets columns_ and rows_ to the size of the terminal
 
   size_t columns_ = 80, rows_ = 24;
-  std::vector<std::pair<int, struct sigaction>> before_;  // signals and their previous handlers
+  std::vector<std::pair<int, struct sigaction>> previous_handlers_;  // signals and their previous handlers
 };
 
 // Draws a progress bar in one line of standard error. Prints nothing if standard error is not a terminal.
@@ -71,14 +71,14 @@ class ProgressBar {
 
  private:
   std::string name_;
-  bool on_;         // standard error is a terminal
-  int shown_ = -1;  // number of filled characters on the screen; -1: nothing was drawn yet
+  bool is_terminal_;  // whether standard error is a terminal
+  int shown_ = -1;    // number of filled characters on the screen; -1: nothing was drawn yet
 };
 
 // Returns the number in printf's `format`, or "unknown".
 std::string formatted(const char* format, std::optional<double> value);
 
-std::string count(std::optional<double> value);  // returns "1 234 567" for 1234567, or "unknown"
+std::string grouped_digits(std::optional<double> value);  // returns "1 234 567" for 1234567, or "unknown"
 
 // Returns the text in brackets, with blanks for '_': " (optimizer state)" for "optimizer_state"; "" for "".
 std::string in_brackets(std::string text);

@@ -97,7 +97,8 @@ std::string last_line(const std::string& text) {
   return text.substr(begin, end + 1 - begin);
 }
 
-// Reads the JSON that build_adapter.py has printed. Members of Adapter: state, torch's version, path, reason.
+// Reads the JSON that build_adapter.py has printed. The braces below set the first members of Adapter: state,
+// torch (its version), path and reason.
 Adapter read_answer(const Captured& answer, const std::string& python) {
   const nlohmann::json json = nlohmann::json::parse(answer.output, nullptr, false);
   if (!json.is_object()) {
@@ -146,7 +147,8 @@ constexpr const char* kWithoutHelper =
 // Returns 'I' or 'E' if `option` is -I or -E, or a group of one-letter options with one of these (-uE).
 // Returns 0 for other options, such as -X..., -W... and --long.
 char isolating_letter(const std::string& option) {
-  if (option.find_first_not_of("bBdEiIOPqRsSuvx", 1) != std::string::npos) return 0;
+  constexpr const char* kWithoutValue = "bBdEiIOPqRsSuvx";  // Python's one-letter options without a value
+  if (option.find_first_not_of(kWithoutValue, 1) != std::string::npos) return 0;
   if (option.find('I') != std::string::npos) return 'I';
   return option.find('E') != std::string::npos ? 'E' : 0;
 }
@@ -170,7 +172,7 @@ std::vector<std::string> options_from(const std::vector<std::string>& command, s
     options.push_back(command[n]);
     const bool has_value =
         command[n] == "-X" || command[n] == "-W" || command[n] == "--check-hash-based-pycs";
-    n += has_value;
+    n += has_value;  // skips the value
   }
   return options;
 }
@@ -179,18 +181,19 @@ std::vector<std::string> options_from(const std::vector<std::string>& command, s
 // script. `path`: folders, separated as in PATH, in which an interpreter after "env" is looked up.
 std::vector<std::string> script_command(const std::string& script, const std::string& path) {
   std::ifstream file(script, std::ios::binary);
-  std::string first, second;
-  if (file.get() != '#' || file.get() != '!' || !std::getline(file, first)) return {};
-  std::istringstream words(first);
+  std::string first_line, second_line;
+  if (file.get() != '#' || file.get() != '!' || !std::getline(file, first_line)) return {};
+  std::istringstream words(first_line);
   std::string interpreter, word;
   words >> interpreter;
   if (base_name(interpreter) == "env") {
     while (words >> word)
       if (word[0] != '-' && word.find('=') == std::string::npos) break;
     interpreter = look_up(word, path);
-  } else if (base_name(interpreter) == "sh" && std::getline(file, second) &&
-             second.rfind("'''exec' ", 0) == 0) {
-    words = std::istringstream(second.substr(9));  // pip's form: '''exec' /long/path/python3 "$0" "$@"
+  } else if (base_name(interpreter) == "sh" && std::getline(file, second_line) &&
+             second_line.rfind("'''exec' ", 0) == 0) {
+    // The line that pip writes: '''exec' /long/path/python3 "$0" "$@"
+    words = std::istringstream(second_line.substr(9));
     words >> interpreter;
     interpreter.erase(std::remove(interpreter.begin(), interpreter.end(), '"'), interpreter.end());
   }
@@ -372,7 +375,7 @@ FoundLibtorch find_libtorch(const std::vector<std::string>& command) {
 }
 
 std::vector<std::string> command_environment(const Installation& installation, const Arguments& arguments,
-                                             const Monitored& monitored) {
+                                             const RunVariables& variables) {
   std::vector<std::string> environment = own_environment();
   const std::string preload = environment_value(environment, "LD_PRELOAD");
   if (!is_entry_of(preload, installation.library)) {
@@ -384,9 +387,9 @@ std::vector<std::string> command_environment(const Installation& installation, c
     set_environment(&environment, "PYTHONPATH",
                     installation.python_helper + (path.empty() ? "" : ":" + path));
   }
-  set_environment(&environment, "FORESHOCK_DIR", monitored.base);
-  set_environment(&environment, "FORESHOCK_RUN_ID", monitored.run_id);
-  set_environment(&environment, "FORESHOCK_ADAPTERS", monitored.adapters);
+  set_environment(&environment, "FORESHOCK_DIR", variables.base);
+  set_environment(&environment, "FORESHOCK_RUN_ID", variables.run_id);
+  set_environment(&environment, "FORESHOCK_ADAPTERS", variables.adapters);
   set_environment(&environment, "FORESHOCK_LAUNCHER", std::to_string(launcher_id()));
   for (OptionId id : {OptionId::kEvery, OptionId::kMaxSlowdown, OptionId::kMemory, OptionId::kSlices,
                       OptionId::kMathPath, OptionId::kWeights, OptionId::kCountKernels})

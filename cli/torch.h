@@ -94,7 +94,7 @@ bool is_static_program(const std::string& path);
 std::string program_interpreter(const std::string& path);
 
 // The environment variables of a monitored command that depend on the run.
-struct Monitored {
+struct RunVariables {
   std::string base;      // FORESHOCK_DIR: the directory that has a directory for each run
   std::string run_id;    // FORESHOCK_RUN_ID
   std::string adapters;  // FORESHOCK_ADAPTERS: the directory that has the adapter
@@ -103,7 +103,7 @@ struct Monitored {
 // Returns the environment of the command: ours, with libforeshock.so at the end of LD_PRELOAD (the user's
 // libraries stay first), our helper first in PYTHONPATH, and the FORESHOCK_ variables of the trainer.
 std::vector<std::string> command_environment(const Installation& installation, const Arguments& arguments,
-                                             const Monitored& monitored);
+                                             const RunVariables& variables);
 
 // Runs /bin/true in `environment`. Returns "" if that process loads our library, else the reason.
 std::string preload_problem(const std::vector<std::string>& environment, const std::string& library);

@@ -89,16 +89,16 @@ std::string Words::parse(const std::vector<std::string>& words, const std::strin
              " --help";
     }
     Given given = {flag, {}};
-    if (option->value == nullptr) {
+    if (option->value_name == nullptr) {
       if (equals != word.npos) return flag + " takes no value";
     } else {
       if (equals != word.npos) given.values.push_back(word.substr(equals + 1));
-      // option->values: how many words the option takes.
-      while (given.values.size() < option->values && i + 1 < words.size()) given.values.push_back(words[++i]);
+      while (given.values.size() < option->value_count && i + 1 < words.size())
+        given.values.push_back(words[++i]);
       const bool is_empty = std::any_of(given.values.begin(), given.values.end(),
                                         [](const std::string& value) { return value.empty(); });
-      if (given.values.size() < option->values || is_empty)
-        return "give " + flag + " a value: " + flag + " " + option->value;
+      if (given.values.size() < option->value_count || is_empty)
+        return "give " + flag + " a value: " + flag + " " + option->value_name;
     }
     given_.push_back(std::move(given));
   }
@@ -122,7 +122,7 @@ std::string words_help(std::span<const WordOption> options, size_t columns) {
   for (const WordOption& option : options) {
     std::string left = "  ";
     left += option.flag;
-    if (option.value != nullptr) (left += ' ') += option.value;
+    if (option.value_name != nullptr) (left += ' ') += option.value_name;
     if (left.size() + 2 > kIndent) {
       text += left + "\n";
       left.clear();

@@ -12,12 +12,13 @@
 namespace foreshock::cli {
 
 struct WordOption {
-  const char* flag;   // with its dashes
-  const char* value;  // name of the option's value in the help; nullptr: the option takes no value
+  const char* flag;        // with its dashes
+  const char* value_name;  // as the help shows it; nullptr: the option takes no value
   const char* help;
-  size_t values = 1;  // number of values, one word each; ignored if the option takes none
+  size_t value_count = 1;  // values are one word each; ignored if the option takes none
 };
 
+// The words of a command line, divided into options with their values, and files. Thread-compatible.
 class Words {
  public:
   // Reads the words after the name of `command`. The value of an option is the next word, or follows "=" in

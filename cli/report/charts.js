@@ -4,8 +4,8 @@
 // or a word always repeats the meaning of a colour. A detector that has left level quiet has "moved". "Onset": the step
 // at which a loss event begins. Two hexadecimal digits appended to a colour are its opacity.
 const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
-// Colours by use; `quiet` is that of secondary text, `most` that of the largest loss in a range of steps.
-const INK = { line: shade('blue'), most: shade('pale'), event: shade('orange'), moved: '#e69f00', warned: shade('orange'), green: shade('green'), grid: shade('grid'), quiet: shade('quiet'), paper: shade('paper') };
+// Colours by use; `quiet` is that of secondary text, `largest` that of the largest loss in a range of steps.
+const INK = { line: shade('blue'), largest: shade('pale'), event: shade('orange'), moved: '#e69f00', warned: shade('orange'), green: shade('green'), grid: shade('grid'), quiet: shade('quiet'), paper: shade('paper') };
 // Reloads when the reader switches to a dark or light scheme, since drawn charts keep their colours.
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => location.reload());
 
@@ -66,7 +66,7 @@ const marks = {
 // Appends a heading and a canvas with `label` for screen readers, and returns the canvas.
 function frame(parent, title, label) {
   const canvas = element('canvas', { role: 'img', ariaLabel: label });
-  canvas.setAttribute('aria-label', label);
+  canvas.setAttribute('aria-label', label); // older browsers ignore the property ariaLabel
   parent.append(element('h4', { textContent: title }), element('div', { className: 'frame' }, canvas));
   return canvas;
 }
@@ -80,7 +80,7 @@ const spansDecades = (values) => {
 };
 // Only numbers whose first digit is 1, 2 or 5 have a label, since more labels would overlap.
 const logTick = (v) => (/^[125]/.test(v.toExponential()) ? short(v) : '');
-// `labelWidth`: width of the axis with its labels. Charts with equal widths have equal steps one below the other.
+// `labelWidth`: width of the axis with its labels. If it is the same in two charts, their steps are aligned.
 function yAxis(values, labelWidth) {
   const logarithmic = spansDecades(values);
   const more = labelWidth ? { afterFit: (scale) => (scale.width = labelWidth) } : {};
@@ -97,9 +97,11 @@ function span(values) {
 // Returns the last step of the run. Losses that are NaN or infinite are not in the curve, so it may end earlier.
 const lastStep = () => Math.max(report.timeline.last_step, report.timeline.first_step + (report.timeline.loss ?? []).length * report.timeline.steps_per_point - 1);
 
-// Draws the loss of the whole run, with a numbered line at each of the first 60 events. Returns false without losses.
+const MOST_LINES = 60; // in the charts of the whole run, only the first loss events have a vertical line
+
+// Draws the loss of the whole run, with a numbered line at each loss event. Returns false without losses.
 function lossChart(parent, labelWidth) {
-  const { first_step: first, steps_per_point: stepsPerPoint, loss = [], loss_max: most = [] } = report.timeline, end = lastStep();
+  const { first_step: first, steps_per_point: stepsPerPoint, loss = [], loss_max: largest = [] } = report.timeline, end = lastStep();
   const points = (values) => values.map((y, i) => ({ x: first + i * stepsPerPoint, y }));
   if (!loss.some((v) => finite(v))) return false;
   const canvas = frame(parent, `loss${stepsPerPoint > 1 ? `, mean and largest of each ${count(stepsPerPoint)} steps` : ''}, by step`,
@@ -107,12 +109,12 @@ function lossChart(parent, labelWidth) {
   const line = (values, colour, borderWidth) => ({ data: points(values), borderColor: colour, borderWidth, pointRadius: 0, spanGaps: false });
   new Chart(canvas, {
     type: 'line', plugins: [marks],
-    data: { datasets: [line(loss, INK.line, 1.6), ...(stepsPerPoint > 1 ? [line(most, INK.most, 1)] : [])] },
+    data: { datasets: [line(loss, INK.line, 1.6), ...(stepsPerPoint > 1 ? [line(largest, INK.largest, 1)] : [])] },
     options: {
       ...CHART_OPTIONS, parsing: false, normalized: true,
-      scales: { x: axis({ type: 'linear', min: first, max: end, ticks: { ...tick, callback: count } }), y: yAxis([...loss, ...most], labelWidth) },
+      scales: { x: axis({ type: 'linear', min: first, max: end, ticks: { ...tick, callback: count } }), y: yAxis([...loss, ...largest], labelWidth) },
       plugins: { legend: { display: false }, tooltip: { enabled: false },
-        marks: { lines: report.loss_events.slice(0, 60).map((e) => ({ at: e.step, text: String(e.number), colour: INK.event, dash: [4, 3] })) } },
+        marks: { lines: report.loss_events.slice(0, MOST_LINES).map((e) => ({ at: e.step, text: String(e.number), colour: INK.event, dash: [4, 3] })) } },
     },
   });
   return true;
@@ -127,7 +129,7 @@ function laneChart(parent, labelWidth) {
   if (names.length === 0 || loss.length === 0) return;
   const label = (name) => sentence(phrase.get(name)).replace(/(.{18,}?) /g, '$1\n').split('\n'); // lines of about 18 characters
   const bar = (episode, from) => ({ x: [from, known(episode.end_step) ? episode.end_step : end], y: names.indexOf(episode.detector) });
-  const rows = (list) => list.map(({ x, y }) => ({ x, y: String(y) }));
+  const rows = (list) => list.map(({ x, y }) => ({ x, y: String(y) })); // y: a label of the category axis
   const moved = rows(report.episodes.map((e) => bar(e, e.since_step)));
   const warned = rows(report.episodes.filter((e) => known(e.warn_step)).map((e) => bar(e, e.warn_step)));
   const canvas = frame(parent, 'when detectors moved (thin) and warned (thick)',
@@ -143,7 +145,7 @@ function laneChart(parent, labelWidth) {
         y: axis({ type: 'category', grid: { display: false }, afterFit: (scale) => (scale.width = labelWidth),
           ticks: { ...tick, autoSkip: false, callback: (_, i) => label(names[i]) } }) },
       plugins: { legend: { display: false }, tooltip: { enabled: false },
-        marks: { lines: report.loss_events.slice(0, 60).map((e) => ({ at: e.step, text: '', colour: INK.event, dash: [4, 3] })) } },
+        marks: { lines: report.loss_events.slice(0, MOST_LINES).map((e) => ({ at: e.step, text: '', colour: INK.event, dash: [4, 3] })) } },
     },
   });
 }
@@ -224,15 +226,15 @@ function attentionCharts(parent, labelWidth) {
 }
 
 // Draws a map of the errors, given as multiples of their alarm limit. Each row is a layer, each column a range of
-// steps. The colour is fuller if the error is nearer to 1. An error above 1 is orange, and marked with a stroke if the
-// rows are at least 8 pixels high.
+// steps. The colour is fuller if the error is nearer to 1 (opacity 0.12 to 1). An error above 1 is orange, and marked
+// with a stroke if the rows are at least 8 pixels high.
 function layerMap(parent, layers, begin, end, labelWidth) {
   const filled = layers.filter((l) => l.error.some(finite));
   if (filled.length === 0) return;
-  // Heights in pixels: of a row, and of the line with step numbers below all rows. `most`: the largest error.
-  const row = Math.min(18, Math.max(5, 420 / filled.length)), below = 16, most = Math.max(...filled.flatMap((l) => l.error.filter(finite)));
+  // Heights in pixels: of a row, and of the line with step numbers below all rows.
+  const row = Math.min(18, Math.max(5, 420 / filled.length)), below = 16, largest = Math.max(...filled.flatMap((l) => l.error.filter(finite)));
   const canvas = element('canvas', { role: 'img' });
-  canvas.setAttribute('aria-label', `Map of ${count(filled.length)} layers by step: largest error over the alarm limit, up to ${short(most)}`);
+  canvas.setAttribute('aria-label', `Map of ${count(filled.length)} layers by step: largest error over the alarm limit, up to ${short(largest)}`);
   parent.append(element('h4', { textContent: 'the same by layer: full colour is near the alarm limit, \u25B2 orange beyond it, empty not sampled' }), element('div', { className: 'map' }, canvas));
   const draw = () => {
     const canvasWidth = canvas.parentElement.clientWidth - 12, ratio = window.devicePixelRatio || 1, high = row * filled.length + below, ctx = canvas.getContext('2d');
@@ -248,6 +250,7 @@ function layerMap(parent, layers, begin, end, labelWidth) {
       const gaps = points.slice(1).map(([i], k) => i - points[k][0]).sort((a, b) => a - b), cell = stepsPerPoint * (gaps[gaps.length >> 1] ?? 1);
       ctx.fillStyle = beyond ? INK.event : INK.quiet;
       ctx.textAlign = 'right';
+      // Labels are 11 pixels high. If rows are lower, only some layers have a label.
       if (row >= 11 || n % Math.ceil(11 / row) === 0) ctx.fillText((beyond ? '\u25B2 ' : '') + (layer ?? 'no layer known'), left - 8, row * (n + 0.5), left - 10);
       for (const [i, y] of points) {
         const x = left + (first + i * stepsPerPoint - begin) * unit, size = Math.max(cell * unit, 1);

@@ -9,7 +9,7 @@ const OF_GRADIENT = ['gradient_norm', 'gradient_growth']; // detectors whose inp
 const place = (sign) => (known(sign.layer) ? `layer ${sign.layer}` : 'the whole model');
 const ranksOf = (event) => `${event.ranks.length > 1 ? 'ranks' : 'rank'} ${event.ranks.slice(0, 8).join(', ')}${event.ranks.length > 8 ? ', …' : ''}`;
 
-// When the detector moved. It may have moved up to unseen_steps steps earlier: it had at most three values in them.
+// When the detector moved. It had at most three values in the unseen_steps steps before, so it may have moved in these.
 const moved = (sign) => (sign.unseen_steps > UNSEEN ? `${count(sign.lead_steps)} to ${count(sign.lead_steps + sign.unseen_steps)} steps before: too few samples to say` : before(sign.lead_steps));
 
 function signTable(event) {

@@ -2,7 +2,7 @@
 // scripts, in this order: words.js (which reads `report` and has helpers), charts.js, events.js and page.js (this file).
 const LABEL_WIDTH = Math.min(190, Math.round(innerWidth / 3.5)); // pixels, beside the charts of loss, detectors and attention
 
-function head() {
+function fillHead() {
   document.title = `${report.headline} – foreshock report`;
   byId('headline').textContent = report.headline;
   byId('verdict').textContent = report.verdict;
@@ -29,7 +29,7 @@ function openAll(sections) {
 }
 
 function start() {
-  head();
+  fillHead();
   if (window.Chart) {
     if (lossChart(byId('loss-chart'), LABEL_WIDTH)) laneChart(byId('lanes'), LABEL_WIDTH);
     else byId('loss-chart').append(element('p', { className: 'none', textContent: 'No loss of this run is known.' }));

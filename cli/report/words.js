@@ -3,7 +3,7 @@
 // in the data come from a trainer and are not trusted, so every text goes through textContent. Unknown values are null
 // in the data and a dash on the page. U+202F is a narrow non-breaking space, U+2212 the minus sign.
 
-// Makes the blanks inside a number such as "12 345" narrow and non-breaking, in every text of the data.
+// A reviver of JSON.parse(): makes the blanks inside a number such as "12 345" narrow and non-breaking, in every text.
 const unbroken = (_, value) => (typeof value === 'string' ? value.replace(/(?<=\d) (?=\d{3}(?!\d))/g, '\u202F') : value);
 const report = JSON.parse(document.getElementById('report-data').textContent, unbroken);
 
@@ -15,6 +15,7 @@ function element(tag, properties = {}, ...children) {
 }
 const known = (value) => value !== null && value !== undefined;
 const finite = (value) => known(value) && Number.isFinite(value);
+// Writes a number with its digits in groups of three: "12 345".
 const count = (value) => (known(value) ? value.toLocaleString('en').replaceAll(',', '\u202F').replace('-', '\u2212') : '–');
 const short = (value) => { // three significant digits; an exponent if it is small or large
   if (!finite(value)) return '–';

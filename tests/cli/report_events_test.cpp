@@ -14,7 +14,7 @@ TEST(ReportEvents, LevelsBecomeEpisodes) {
   EXPECT_EQ(collector.episodes()[0].since_step, 10);
   EXPECT_EQ(collector.episodes()[0].warn_step, 12);
   EXPECT_EQ(collector.episodes()[0].end_step, 30);
-  EXPECT_EQ(collector.episodes()[0].most, Level::kWarn);
+  EXPECT_EQ(collector.episodes()[0].highest_level, Level::kWarn);
   EXPECT_EQ(collector.episodes()[1].end_step, -1);
   EXPECT_EQ(collector.warnings(), 1u);
 }
@@ -25,7 +25,7 @@ TEST(ReportEvents, WhatARankSaidIsForgottenWhenItGoesBack) {
   collector.take(event_line("resumed", 5), 1, 5);
   collector.take(event_line("loss_spike", 20), 1, 22);
   ASSERT_EQ(collector.events().size(), 1u);
-  EXPECT_TRUE(collector.events()[0].before.empty());
+  EXPECT_TRUE(collector.events()[0].signs.empty());
 }
 
 void speak(EventCollector& collector, int64_t watch, int64_t warn, int64_t quiet) {
@@ -41,13 +41,13 @@ TEST(ReportEvents, OfSeveralTimesTheOneThatLedToTheEvent) {
   speak(collector, 280, 285, 300);
   speak(collector, 310, 315, 318);
   collector.take(event_line("loss_spike", 320), 0, 322);
-  ASSERT_EQ(collector.events()[0].before.size(), 1u);
-  const ReportSign& sign = collector.events()[0].before[0];
+  ASSERT_EQ(collector.events()[0].signs.size(), 1u);
+  const ReportSign& sign = collector.events()[0].signs[0];
   EXPECT_EQ(sign.since_step, 280) << "both of the last two reached to 64 steps before it";
   EXPECT_EQ(sign.warn_step, 285);
   EXPECT_EQ(sign.end_step, 318);
   collector.take(event_line("loss_spike", 400), 0, 402);
-  EXPECT_EQ(collector.events()[1].before[0].since_step, 310) << "none did: the last";
+  EXPECT_EQ(collector.events()[1].signs[0].since_step, 310) << "none did: the last";
 }
 
 // bias is among the default detectors of the benchmark, entropy_drop and logit_growth are not.
@@ -58,7 +58,7 @@ TEST(ReportEvents, WhatHasProvenItselfComesFirst) {
   collector.take(level_line("bias", "watch", 310, "001"), 0, 310);
   collector.take(level_line("bias", "warn", 315, "003"), 0, 315);
   collector.take(event_line("loss_spike", 320), 0, 322);
-  const std::vector<ReportSign>& signs = collector.events()[0].before;
+  const std::vector<ReportSign>& signs = collector.events()[0].signs;
   ASSERT_EQ(signs.size(), 4u);
   EXPECT_EQ(signs[0].layer, "003");
   EXPECT_EQ(signs[1].layer, "001");

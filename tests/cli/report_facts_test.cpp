@@ -137,9 +137,9 @@ TEST_F(ReportFacts, WhatWasNoNumberLongBeforeOrElsewhereIsNoCircumstance) {
 }
 
 TEST_F(ReportFacts, NoSentenceIsSaidTwice) {
-  event_.before.resize(2);
-  event_.before[0].detector = DetectorId::kDeviationForward;
-  event_.before[1].detector = DetectorId::kDeviationBackward;
+  event_.signs.resize(2);
+  event_.signs[0].detector = DetectorId::kDeviationForward;
+  event_.signs[1].detector = DetectorId::kDeviationBackward;
   explain({}, &event_);
   EXPECT_EQ(event_.consistent_with.size(), 3u);
   EXPECT_EQ(event_.to_try.size(), 2u) << "both detectors advise the same";
