@@ -3,10 +3,10 @@ selects a metric's series of the ranks that are chosen on the dashboard and have
 the source of a bias (kernel, rounded_reference) or the kind of an alarm. `values` are the thresholds of alerts."""
 
 from board import Board, Row, pass_variable, rank_variable, run_variable
-from panel import DEVIATION, LAYERS, NATS, RATIO, SIGMA, ULP, Query, by_step, layers, lines, of_ranks
+from panel import DEVIATION, LAYERS, NATS, RATIO, SIGMA, ULP, Query, by_step, layer_heatmap, lines, of_ranks
 from rule import Values
 
-PASS, MEAN, LEAST = ',pass="$pass"', ',stat="mean"', ',stat="min"'  # $pass: the pass selected on the dashboard
+PASS, MEAN, MIN = ',pass="$pass"', ',stat="mean"', ',stat="min"'  # $pass: the pass selected on the dashboard
 
 
 def worst_ranks(expression: str) -> Query:
@@ -50,17 +50,17 @@ def errors(values: Values) -> Row:
                 Query(f"max by (of) (abs({of_ranks('attention_bias_zscore', PASS)}))", "{{of}}"),
                 dashed=[("red", bias["z"])],
             ),
-            layers(
+            layer_heatmap(
                 "Deviation ratio by layer",
                 f"Ratio: {DEVIATION}. Mean over the last 64 samples of each layer, of the worst process rank, over"
                 f" time. Usual is below 1; the colours end at {limit['backward']}. A layer is in alarm if two of its"
                 f" last 64 samples are above {limit['forward']} (forward) or {limit['backward']} (backward).",
                 of_ranks("layer_attention_deviation_ratio", PASS),
                 RATIO,
-                0,
-                limit["backward"],
+                colours_from=0,
+                colours_to=limit["backward"],
             ),
-            layers(
+            layer_heatmap(
                 "Bias by layer",
                 "Magnitude of the mean signed error of each layer, in ulp (spacings of the number format), over its"
                 f" last 64 samples; of the worst process rank, over time. Usual is near 0. Above {bias['ulp']} a layer"
@@ -68,8 +68,8 @@ def errors(values: Values) -> Row:
                 " has none.",
                 f"abs({of_ranks('layer_attention_bias_ulp', PASS)})",
                 ULP,
-                0,
-                4 * bias["ulp"],  # where the colours end
+                colours_from=0,
+                colours_to=4 * bias["ulp"],
             ),
             lines(
                 "Relative error",
@@ -123,17 +123,17 @@ def scores(values: Values) -> Row:
                 " alert.",
                 NATS,
                 Query(f"avg({of_ranks('attention_entropy_nats', MEAN)})", "mean"),
-                Query(f"min({of_ranks('attention_entropy_nats', LEAST)})", "smallest"),
+                Query(f"min({of_ranks('attention_entropy_nats', MIN)})", "smallest"),
             ),
-            layers(
+            layer_heatmap(
                 "Largest logit by layer",
                 "Largest magnitude of a logit (scaled score before softmax), over the last 64 samples of each layer,"
                 " of the highest selected rank, over time. Softmax saturates near 100, where the colours end and an"
                 " alert fires.",
                 of_ranks("layer_attention_logit_abs_max"),
                 NATS,
-                0,
-                values["logit_forecast"]["limit"],
+                colours_from=0,
+                colours_to=values["logit_forecast"]["limit"],
             ),
             lines(
                 "Entropy",

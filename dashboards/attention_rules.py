@@ -12,7 +12,7 @@ RATIO = "run:foreshock_attention_deviation_ratio:max"
 UPDATE = "run:foreshock_optimizer_update_ratio:max"
 
 # Excludes runs that have ended. For series without a rank; UNLESS_ENDED is for series of ranks.
-UNLESS_OVER = f'unless on ({TARGET_KEY}, run) foreshock_run_state{{state="running"}} == 0'
+UNLESS_RUN_ENDED = f'unless on ({TARGET_KEY}, run) foreshock_run_state{{state="running"}} == 0'
 
 CHECKSUM, DIFFERS = "rank:foreshock_weight_checksum:newest", "rank:foreshock_weight_checksum:differs"
 
@@ -129,7 +129,8 @@ def differing_ranks(limits: dict) -> Record:
 
 
 def replica_mismatch() -> Alert:
-    # One alert per run, not per rank, since each alert costs the queries in its texts.
+    # One alert per run, not per rank, since each alert costs the queries in its texts. ranks() returns the template of
+    # " on process rank 3 5", which becomes ": 3 5" here.
     return Alert(
         "ForeshockReplicaMismatch", "training", "weights", "fleet",
         f"count by ({RUN_KEY}) ({DIFFERS})",
@@ -150,7 +151,7 @@ def attention_rules(values: dict) -> Group:
             Record(
                 RATIO, f'max by ({RUN_KEY}, pass) (foreshock_attention_deviation_ratio{{stat="mean"}} {UNLESS_ENDED})'
             ),
-            Record(UPDATE, f'max by ({RUN_KEY}) (foreshock_optimizer_update_ratio{{stat="max"}} {UNLESS_OVER})'),
+            Record(UPDATE, f'max by ({RUN_KEY}) (foreshock_optimizer_update_ratio{{stat="max"}} {UNLESS_RUN_ENDED})'),
             newest_checksum(),
             differing_ranks(values["replica_mismatch"]),
             bias(values["bias"]),

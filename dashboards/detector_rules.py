@@ -1,10 +1,10 @@
 """Prometheus rules for the agent's detectors, which warn before a loss event. A warning may last only a few steps; the
 rules keep its alert long enough to be noticed. In this file, `limits` is the section of values.toml with an alert's
-limits and times. `default` is the set of detectors that the benchmark has found useful; all others are experimental.
+limits and times. `default_names` are the detectors that the benchmark has found useful; others are experimental.
 The fields of Alert and the parts of texts (RUN, VALUE, AT_STEP, where(), warned_at()) are described in rule.py."""
 
 from rule import AT_STEP, RUN, RUN_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, warned_at, where
-from standing import Default, alerting, remark, severity
+from standing import DetectorNames, alerting, remark, severity
 
 # Series of detector_records(): the level of a detector (0 quiet, 1 watch, 2 warn), and its number of warnings.
 LEVEL, WARNINGS = "run:foreshock_precursor_level:max", "run:foreshock_precursor_events:increase"
@@ -87,20 +87,22 @@ def detector_records(detectors: list[str], window: str) -> list[Record]:
     ]
 
 
-def detector_alert(row: tuple[str, str, str, str, dict[str, str], str], limits: dict, default: Default) -> Alert:
+def detector_alert(
+    row: tuple[str, str, str, str, dict[str, str], str], limits: dict, default_names: DetectorNames
+) -> Alert:
     """The alert of a row of TABLE. It uses the default detectors of the row. If there are none, it uses all."""
     name, component, dashboard, summary, findings, meaning_and_action = row
-    used = alerting(findings, default)
+    used = alerting(findings, default_names)
     fact = " or ".join(used.values())
     return Alert(
         name, "precursor", component, dashboard, warned("|".join(used), limits["level"]), f"{RUN}: {summary}",
         f"{fact[0].upper()}{fact[1:]}{where()}"
-        f" (detector {{{{ $labels.detector }}}}{warned_at()}{remark(used, default)}). {meaning_and_action}",
-        keep=limits["keep"], severity=severity(used, default),
+        f" (detector {{{{ $labels.detector }}}}{warned_at()}{remark(used, default_names)}). {meaning_and_action}",
+        keep=limits["keep"], severity=severity(used, default_names),
     )  # fmt: skip
 
 
-def entropy_collapse(values: Values, default: Default) -> Alert:
+def entropy_collapse(values: Values, default_names: DetectorNames) -> Alert:
     limits, entropy = values["entropy_collapse"], "run:foreshock_attention_entropy_nats:min"
     at = warned_at('"entropy_drop"')
     return Alert(
@@ -114,11 +116,11 @@ def entropy_collapse(values: Values, default: Default) -> Alert:
         f"The entropy of the attention weights, averaged over the sampled rows of a process rank, suddenly fell to"
         f" {VALUE} nats"
         + where('"entropy_drop"')
-        + f" (detector entropy_drop{at}{remark(['entropy_drop'], default)}). It is more than {1 - limits['share']:.0%}"
-        f" below its mean of the last {limits['window']}: heads attend to single tokens. First look at the panel"
-        " 'Largest logit' of the attention dashboard. If the logit grows, resume with a lower learning rate. If it does"
-        " not, do nothing: attention that learns to copy does this once.",
-        keep=limits["keep"], severity=severity(["entropy_drop"], default),
+        + f" (detector entropy_drop{at}{remark(['entropy_drop'], default_names)})."
+        f" It is more than {1 - limits['share']:.0%} below its mean of the last {limits['window']}: heads attend to"
+        " single tokens. First look at the panel 'Largest logit' of the attention dashboard. If the logit grows, resume"
+        " with a lower learning rate. If it does not, do nothing: attention that learns to copy does this once.",
+        keep=limits["keep"], severity=severity(["entropy_drop"], default_names),
     )  # fmt: skip
 
 
@@ -160,9 +162,9 @@ def agreement(limits: dict) -> Alert:
     )  # fmt: skip
 
 
-def detector_rules(values: Values, default: Default) -> Group:
+def detector_rules(values: Values, default_names: DetectorNames) -> Group:
     limits = values["detectors"]
-    used = sorted({"entropy_drop", *(name for *_, findings, _ in TABLE for name in alerting(findings, default))})
+    used = sorted({"entropy_drop", *(name for *_, findings, _ in TABLE for name in alerting(findings, default_names))})
     return Group(
         "foreshock-precursors",
         [
@@ -175,9 +177,9 @@ def detector_rules(values: Values, default: Default) -> Group:
                 "run:foreshock_attention_entropy_nats:min",
                 f'min by ({RUN_KEY}) (foreshock_attention_entropy_nats{{stat="mean"}} {UNLESS_ENDED})',
             ),
-            *(detector_alert(row, limits, default) for row in TABLE),
+            *(detector_alert(row, limits, default_names) for row in TABLE),
             logit_forecast(values["logit_forecast"]),
-            entropy_collapse(values, default),
+            entropy_collapse(values, default_names),
             agreement(values["precursors_agree"]),
         ],
     )

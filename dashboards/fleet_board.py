@@ -7,29 +7,29 @@ from board import Board, Row, run_variable
 from panel import DEVIATION, Query, of_living, of_run
 from rule import RANK_KEY, RUN_KEY, Values
 
-# Restricts series to ranks that are known to be alive: with a rank_up of 1. of_living() also keeps ranks without
-# a rank_up.
-LIVING = f"and on ({RANK_KEY}) {of_run('rank_up')} == 1"
+# Restricts series to ranks that are known to be alive: with a rank_up of 1. of_living() excludes only ranks with a
+# rank_up of 0, so it also keeps ranks without a rank_up.
+AND_UP = f"and on ({RANK_KEY}) {of_run('rank_up')} == 1"
 RUNNING = 'foreshock_run_state{state="running"} == 1'
 
 
 def with_node(series: str) -> str:
     """Selects living ranks. Adds labels for the node and for the data-, tensor- and pipeline-parallel coordinates, by a
     product with rank_info, which is always 1."""
-    return f"({series} {LIVING}) * on ({RANK_KEY}) group_left (node, local_rank, dp, tp, pp) {of_run('rank_info')}"
+    return f"({series} {AND_UP}) * on ({RANK_KEY}) group_left (node, local_rank, dp, tp, pp) {of_run('rank_info')}"
 
 
 def runs_row() -> Row:
     return Row(
         "All runs",
         [
-            panel.rows(
+            panel.table_now(
                 "Runs",
                 "The highest optimizer step that any rank of each running run has ended.",
                 panel.STEPS,
                 Query(f"max by ({RUN_KEY}) (foreshock_step) and on ({RUN_KEY}) {RUNNING}"),
             ),
-            panel.rows(
+            panel.table_now(
                 "Owners",
                 "The user that owns each run.",
                 panel.NO_UNIT,
@@ -49,7 +49,7 @@ def ranks_row(values: Values) -> Row:
                 "World size",
                 "Number of process ranks of the whole job, as its living ranks report it. It does not fall when a rank"
                 " dies; 'Seen' does. ForeshockRanksMissing fires if 'Seen' stays lower.",
-                Query(f"max({of_run('world_size')} {LIVING})"),
+                Query(f"max({of_run('world_size')} {AND_UP})"),
                 panel.RANKS,
             ),
             panel.number_now(
@@ -61,7 +61,7 @@ def ranks_row(values: Values) -> Row:
             panel.number_now(
                 "Nodes",
                 "Number of nodes that have living process ranks of the run.",
-                Query(f"count(count by (node) ({of_run('rank_info')} {LIVING}))"),
+                Query(f"count(count by (node) ({of_run('rank_info')} {AND_UP}))"),
                 "suffix: nodes",
             ),
             panel.state_of_run(),
@@ -76,13 +76,13 @@ def ranks_row(values: Values) -> Row:
                 ),
                 width=12,
             ),
-            panel.rows(
+            panel.table_now(
                 "Ranks up by node",
                 "Number of living process ranks of each node. Usual is the same number on every node.",
                 panel.RANKS,
                 Query(f"sum by (node) ({of_run('rank_up')} * on ({RANK_KEY}) group_left (node) {of_run('rank_info')})"),
             ),
-            panel.rows(
+            panel.table_now(
                 "Steps behind",
                 "How many optimizer steps a process rank is behind the highest step of the run; the ten slowest ranks."
                 " A few are usual, because agents are scraped at different times. If the training hangs, the others"
@@ -90,7 +90,7 @@ def ranks_row(values: Values) -> Row:
                 panel.STEPS,
                 Query(f"topk(10, {with_node(steps_behind)})"),
             ),
-            panel.rows(
+            panel.table_now(
                 "Worst deviation",
                 f"Ratio: {DEVIATION}. Mean over the last 64 samples of a process rank, of the pass (forward or"
                 " backward) where it is higher; the ten ranks with the highest mean. Usual is below 1. One rank that"
@@ -98,7 +98,7 @@ def ranks_row(values: Values) -> Row:
                 panel.RATIO,
                 Query(f"topk(10, {with_node(f'max by ({RANK_KEY}) ({ratio})')})"),
             ),
-            panel.rows(
+            panel.table_now(
                 "Largest gradient norms",
                 "L2 norm of the whole gradient before clipping at the last step (no unit); the ten process ranks with"
                 " the largest. With data parallelism all ranks are equal.",

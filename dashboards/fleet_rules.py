@@ -7,12 +7,12 @@ from rule import AT_STEP, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, Alert, Group, 
 
 # Names of recording rules, one series per run.
 RUNNING = "run:foreshock_running:max"
-RANKS, WORLD = "run:foreshock_rank_up:sum", "run:foreshock_world_size:max"
+RANKS_UP, WORLD_SIZE = "run:foreshock_rank_up:sum", "run:foreshock_world_size:max"
 LAST_STEP = "run:foreshock_last_step_timestamp_seconds:max"
 
 
-def world() -> str:
-    """Expression of WORLD: the largest world size that a living rank reports; ended ranks are excluded, since an
+def world_size() -> str:
+    """Expression of WORLD_SIZE: the largest world size that a living rank reports; ended ranks are excluded, since an
     elastic job may continue with fewer ranks. If all ranks have ended, the largest world size of all."""
     size = "foreshock_world_size"
     return f"max by ({RUN_KEY}) ({size} {UNLESS_ENDED}) or max by ({RUN_KEY}) ({size})"
@@ -23,7 +23,7 @@ def stalled(limits: dict) -> Alert:
         "ForeshockTrainingStalled", "training", "fleet", "fleet",
         f"""
         time() - {LAST_STEP} > {limits["seconds"]}
-        and on ({RUN_KEY}) {RANKS} > 0
+        and on ({RUN_KEY}) {RANKS_UP} > 0
         and on ({RUN_KEY}) {RUNNING} == 1
         """,
         RUN + ": no optimizer step for {{ $value | humanizeDuration }}",
@@ -38,7 +38,7 @@ def ranks_missing(limits: dict) -> Alert:
     return Alert(
         "ForeshockRanksMissing", "training", "fleet", "fleet",
         f"""
-        {WORLD} - {RANKS} > 0
+        {WORLD_SIZE} - {RANKS_UP} > 0
         and on ({RUN_KEY}) {RUNNING} == 1
         """,
         RUN + ": {{ $value }} ranks are missing",
@@ -91,8 +91,8 @@ def fleet_rules(values: Values) -> Group:
         "foreshock-fleet",
         [
             Record(RUNNING, f'max by ({RUN_KEY}) (foreshock_run_state{{state="running"}})'),
-            Record(RANKS, f"sum by ({RUN_KEY}) (foreshock_rank_up)"),
-            Record(WORLD, world()),
+            Record(RANKS_UP, f"sum by ({RUN_KEY}) (foreshock_rank_up)"),
+            Record(WORLD_SIZE, world_size()),
             Record("run:foreshock_step:max", f"max by ({RUN_KEY}) (foreshock_step)"),
             # Excludes ended ranks: the last step of an earlier attempt says nothing about the present one.
             Record(LAST_STEP, f"max by ({RUN_KEY}) (foreshock_last_step_timestamp_seconds {UNLESS_ENDED})"),

@@ -10,7 +10,7 @@ LOSS = "run:foreshock_loss_window:avg"  # the mean loss of the last 64 steps, av
 
 def non_finite(limits: dict) -> Alert:
     window = limits["window"]
-    values, skipped, steps = (f"foreshock_{name}_total" for name in ("nonfinite_values", "skipped_steps", "steps"))
+    nonfinite, skipped, steps = (f"foreshock_{name}_total" for name in ("nonfinite_values", "skipped_steps", "steps"))
     return Alert(
         "ForeshockNonFinite", "incident", "loss", "overview",
         # The alert fires in four cases:
@@ -23,11 +23,11 @@ def non_finite(limits: dict) -> Alert:
         # 4. A gradient scaler skips most steps: skipped / (skipped + steps) is above limits["skipped"].
         f"""
         sum by ({RUN_KEY}, site) (
-          increase({values}{{site=~"loss|attention_output"}}[{window}])
+          increase({nonfinite}{{site=~"loss|attention_output"}}[{window}])
         ) > 0
         or
         sum by ({RUN_KEY}, site) (
-          increase({values}{{site=~"gradient|attention_gradient"}}[{window}])
+          increase({nonfinite}{{site=~"gradient|attention_gradient"}}[{window}])
           and on ({RUN_KEY}, rank) increase({skipped}[{window}]) == 0
           unless on ({RUN_KEY}, rank) ({skipped} > 0 unless {skipped} offset {window})
         ) > 0
@@ -48,7 +48,7 @@ def non_finite(limits: dict) -> Alert:
         '{{ if eq $labels.site "loss_scale" }}The gradient scaler skipped more than'
         f" {limits['skipped']:.0%} of the steps of the last {window}, because gradients overflowed"
         "{{ else }}NaN or Inf occurred in {{ $labels.site }}"
-        + ranks(f"sum by (rank) (increase({values}{{{CHOICE},site=%q}}[{window}])) > 0", " $labels.site")
+        + ranks(f"sum by (rank) (increase({nonfinite}{{{CHOICE},site=%q}}[{window}])) > 0", " $labels.site")
         + "{{ end }}"
         + AT_STEP
         + '. {{ if eq $labels.site "loss_scale" }}Skipped steps do not change the weights, so the training makes little'

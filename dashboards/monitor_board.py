@@ -90,7 +90,7 @@ def coverage(values: Values) -> Row:
 
 
 def costs(values: Values) -> Row:
-    over = f"max({of_living('slowdown_ratio')} / {of_run('slowdown_limit_ratio')})"
+    slowdown_over_limit = f"max({of_living('slowdown_ratio')} / {of_run('slowdown_limit_ratio')})"
     return Row(
         "What it costs",
         [
@@ -99,7 +99,7 @@ def costs(values: Values) -> Row:
                 "Share of time that foreshock costs, divided by the share that --max-slowdown allows; of the process"
                 f" rank that pays most. Usual is at most 1. An alert fires above {values['overhead']['slowdown']}.",
                 panel.RATIO,
-                Query(over, "slowest rank"),
+                Query(slowdown_over_limit, "slowest rank"),
                 dashed=[("red", values["overhead"]["slowdown"])],
             ),
             panel.lines(
@@ -146,7 +146,7 @@ def agents() -> Row:
                 Query(f"topk(5, scrape_duration_seconds {OF_AGENTS})", "{{instance}}"),
                 logarithmic=True,
             ),
-            panel.rows(
+            panel.table_now(
                 "Series left out",
                 "Rows with a detector: tensors or layers that this detector has no room for. Other rows: series that"
                 " an agent left out because of its limit of 4096. The ten largest of each; usual is 0.",
@@ -156,7 +156,7 @@ def agents() -> Row:
                     f" or topk(10, foreshock_precursor_series_dropped {UNLESS_ENDED})"
                 ),
             ),
-            panel.rows(
+            panel.table_now(
                 "Versions",
                 "Number of agents of each version.",
                 "suffix: agents",

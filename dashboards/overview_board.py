@@ -16,7 +16,7 @@ def now_row(values: Values) -> Row:
         "Now",
         [
             panel.state_of_run(),
-            panel.name("Owner", "The user that owns the run.", owner),
+            panel.legend("Owner", "The user that owns the run.", owner),
             panel.number_now(
                 "Ranks up",
                 "Process ranks that are alive and whose agents Prometheus scrapes.",
@@ -133,7 +133,7 @@ def precursors_row(values: Values) -> Row:
                 Query(f"max({of_living('attention_logit_abs_max')})", "largest"),
                 dashed=[("red", values["logit_forecast"]["limit"])],
             ),
-            panel.layers(
+            panel.layer_heatmap(
                 "Gradient norm by layer",
                 "L2 norm of the gradient of each layer before clipping (no unit), of the process rank where it is"
                 " largest, over time. Empty if ranks hold only shards of the parameters (FSDP, tensor parallelism,"

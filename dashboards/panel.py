@@ -81,13 +81,13 @@ def target(index: int, query: Query) -> prometheus.Dataquery:
     )
 
 
-def limits(*marks: tuple[str, float]) -> ThresholdsConfig:
+def threshold_config(*marks: tuple[str, float]) -> ThresholdsConfig:
     """Thresholds. `marks`: colours, and the values from which they hold. Below the first value the colour is green."""
     config = ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE)
     return config.steps([model.Threshold(None, "green"), *(model.Threshold(value, colour) for colour, value in marks)])
 
 
-def begin(builder: typing.Any, title: str, description: str, queries: typing.Iterable[Query]) -> typing.Any:
+def set_common_parts(builder: typing.Any, title: str, description: str, queries: typing.Iterable[Query]) -> typing.Any:
     """Sets the parts that panels of all kinds have, and returns the builder."""
     builder.title(title).description(description).datasource(SOURCE)
     for index, query in enumerate(queries):
@@ -96,24 +96,24 @@ def begin(builder: typing.Any, title: str, description: str, queries: typing.Ite
 
 
 def number(title: str, description: str, unit: str, query: Query, *marks: tuple[str, float]) -> stat.Panel:
-    """Shows one value: the last one in the time range. `marks`: see limits()."""
-    builder = begin(stat.Panel(), title, description, [query])
-    builder.unit(unit).span(3).height(4).thresholds(limits(*marks))  # span: of the 24 columns of a dashboard
+    """Shows one value: the last one in the time range. `marks`: see threshold_config()."""
+    builder = set_common_parts(stat.Panel(), title, description, [query])
+    builder.unit(unit).span(3).height(4).thresholds(threshold_config(*marks))  # span: of the 24 columns of a dashboard
     builder.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     return builder.color_mode(option.BigValueColorMode.VALUE).text_mode(option.BigValueTextMode.VALUE)
 
 
-def present(panel: stat.Panel, query: Query, otherwise: str) -> stat.Panel:
+def show_at_end(panel: stat.Panel, query: Query, otherwise: str) -> stat.Panel:
     """Makes a panel show the query's value at the end of the time range, or the text `otherwise` if the query has no
     value then. An agent ends with its run, so the last older value would look current."""
     return panel.targets([target(0, query).instant()]).no_value(otherwise)
 
 
 def number_now(title: str, description: str, query: Query, unit: str = "none", *marks: tuple[str, float]) -> stat.Panel:
-    return present(number(title, description, unit, query, *marks), query, "none seen")
+    return show_at_end(number(title, description, unit, query, *marks), query, "none seen")
 
 
-def name(title: str, description: str, query: Query) -> stat.Panel:
+def legend(title: str, description: str, query: Query) -> stat.Panel:
     """Shows the legends of the series (usually one) instead of their values."""
     return number(title, description, NO_UNIT, query).text_mode(option.BigValueTextMode.NAME)
 
@@ -124,7 +124,7 @@ def state_of_run() -> stat.Panel:
         "State of the run at the end of the time range. finished, failed, preempted and interrupted come from the exit"
         " status or the signal that ended it."
     )
-    return present(name("State", description, query), query, "no longer seen")
+    return show_at_end(legend("State", description, query), query, "no longer seen")
 
 
 def lines(
@@ -137,11 +137,11 @@ def lines(
     logarithmic: bool = False,
 ) -> timeseries.Panel:
     """Draws the queries over time. `dashed`: colours and values of dashed lines, the limits of alerts."""
-    builder = begin(timeseries.Panel(), title, description, queries)
+    builder = set_common_parts(timeseries.Panel(), title, description, queries)
     builder.unit(unit).span(width).height(8).show_points(option.VisibilityMode.NEVER)
     if dashed:
         style = common.GraphThresholdsStyleConfig().mode(option.GraphThresholdsStyleMode.DASHED)
-        builder.thresholds(limits(*dashed)).thresholds_style(style)
+        builder.thresholds(threshold_config(*dashed)).thresholds_style(style)
     if logarithmic:
         builder.scale_distribution(common.ScaleDistributionConfig().type(option.ScaleDistribution.LOG).log(10))
     return builder
@@ -160,7 +160,7 @@ ASCENDING = f"({STEP} unless min_over_time({SHOWN}[$__range:$__interval] offset 
 def by_step(title: str, description: str, unit: str, *queries: Query, width: int = 12) -> trend.Panel:
     """Draws over training steps instead of time. Grafana joins ASCENDING and the queries by time, then drops time."""
     kept = [Query(f"({query.expression}) and on () {ASCENDING}", query.legend) for query in queries]
-    builder = begin(trend.Panel(), title, description, [Query(ASCENDING, "step"), *kept])
+    builder = set_common_parts(trend.Panel(), title, description, [Query(ASCENDING, "step"), *kept])
     builder.unit(unit).span(width).height(8).x_field("step").show_points(option.VisibilityMode.NEVER)
     builder.with_override(model.MatcherConfig("byName", "step"), [model.DynamicConfigValue("unit", "none")])
     join = model.DataTransformerConfig(id_val="joinByField", options={"byField": "Time", "mode": "outer"})
@@ -168,14 +168,20 @@ def by_step(title: str, description: str, unit: str, *queries: Query, width: int
     return builder.transformations([join, drop])
 
 
-def layers(
-    title: str, description: str, expression: str, unit: str, least: float | None = None, most: float | None = None
+def layer_heatmap(
+    title: str,
+    description: str,
+    expression: str,
+    unit: str,
+    colours_from: float | None = None,
+    colours_to: float | None = None,
 ) -> heatmap.Panel:
-    """Draws a heat map of layers over time. `least` and `most`: the values at the ends of the colour scale."""
-    builder = begin(heatmap.Panel(), title, description, [Query(f"max by (layer) ({expression})", "{{layer}}")])
+    """Draws a heat map of layers over time. The colour scale goes from `colours_from` to `colours_to`."""
+    query = Query(f"max by (layer) ({expression})", "{{layer}}")
+    builder = set_common_parts(heatmap.Panel(), title, description, [query])
     colours = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Turbo").steps(64)
     colours.scale(HeatmapColorScale.EXPONENTIAL).exponent(0.5)  # more colours for small values
-    for set_end, value in ((colours.min, least), (colours.max, most)):
+    for set_end, value in ((colours.min, colours_from), (colours.max, colours_to)):
         if value is not None:
             set_end(value)
     builder.calculate(False).color(colours).cell_gap(0).max_data_points(MOST_POINTS)
@@ -184,16 +190,16 @@ def layers(
 
 def states(title: str, description: str, query: Query, names: dict[str, tuple[str, str]]) -> statetimeline.Panel:
     """Draws the states of each series over time as coloured bars. `names`: {value: (word, colour)}."""
-    builder = begin(statetimeline.Panel(), title, description, [query])
+    builder = set_common_parts(statetimeline.Panel(), title, description, [query])
     results = {value: model.ValueMappingResult(word, colour) for value, (word, colour) in names.items()}
     builder.mappings([model.ValueMap(results)])
-    builder.color_scheme(FieldColor().mode(model.FieldColorModeId.THRESHOLDS)).thresholds(limits())
+    builder.color_scheme(FieldColor().mode(model.FieldColorModeId.THRESHOLDS)).thresholds(threshold_config())
     return builder.unit("none").span(12).height(10).max_data_points(MOST_POINTS)
 
 
-def rows(title: str, description: str, unit: str, query: Query, width: int = 12) -> table.Panel:
+def table_now(title: str, description: str, unit: str, query: Query, width: int = 12) -> table.Panel:
     """Draws a table of the values at the end of the time range: a row for each series, a column for most labels."""
-    builder = begin(table.Panel(), title, description, [])
+    builder = set_common_parts(table.Panel(), title, description, [])
     builder.with_target(target(0, query).instant().format(PromQueryFormat.TABLE))
     dropped = {"Time": True, "__name__": True, "job": True, "instance": True}
     builder.with_transformation(model.DataTransformerConfig(id_val="organize", options={"excludeByName": dropped}))

@@ -57,10 +57,10 @@ OF_LABELS = " ".join(f"$labels.{name}" for name in IDENTITY)
 
 # A template of the user that owns the run: the present one or, if the agent has ended, that of the last day; "" if not
 # exactly one user is found. It is a template, since a join in the expression would drop alerts with an unknown owner.
-INFO = f"run:foreshock_run_info:user{{{CHOICE}}}"
+RUN_INFO = f"run:foreshock_run_info:user{{{CHOICE}}}"
 OWNER = (
     '{{ with printf "'
-    f"{INFO} or (last_over_time({INFO}[1d]) unless on ({RUN_KEY}) {INFO})"
+    f"{RUN_INFO} or (last_over_time({RUN_INFO}[1d]) unless on ({RUN_KEY}) {RUN_INFO})"
     f'" {OF_LABELS} {OF_LABELS} {OF_LABELS}'
     " | query }}{{ if eq (len .) 1 }}{{ range . }}{{ .Labels.user }}{{ end }}{{ end }}{{ end }}"
 )

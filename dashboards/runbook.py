@@ -32,14 +32,14 @@ def line(detector: str, results: dict) -> str:
     if score["twin_steps"]:
         text += f"; {number(score['false_per_10k'])} false alarms in 10 000 healthy steps"
         text += f" (95 %: at most {number(score['false_per_10k_most'])})"
-    return text + named(detector, results["attention_errors"]) + ".\n"
+    return text + named_layers(detector, results["attention_errors"]) + ".\n"
 
 
 # The kinds of errors that the benchmark plants in attention's output, by their relation to the output's gradient.
 PLANTS = {"unrelated": "is unrelated to the gradient", "following": "follows it"}
 
 
-def named(detector: str, trainings: list[dict]) -> str:
+def named_layers(detector: str, trainings: list[dict]) -> str:
     """How often the first warning named the layer with the planted error. `trainings`: a row per kind of training."""
     tested = {plant: [row for row in trainings if row["plant"] == plant and detector in row] for plant in PLANTS}
     parts = [

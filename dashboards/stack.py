@@ -244,19 +244,20 @@ def main() -> int:
     folder = options.folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    with contextlib.ExitStack() as stack:
-        write_alertmanager_config(folder, stack.enter_context(receiver(folder)))
+    with contextlib.ExitStack() as servers:
+        write_alertmanager_config(folder, servers.enter_context(receiver(folder)))
         with port_lock():
             alertmanager = port_from(9093)
             base = f"http://127.0.0.1:{alertmanager}"
-            line = ["prometheus-alertmanager", f"--config.file={folder}/alertmanager.yml", "--cluster.listen-address="]
-            line += [f"--storage.path={folder}/alertmanager", f"--web.listen-address=127.0.0.1:{alertmanager}"]
-            stack.enter_context(serving(line, folder, f"{base}/-/ready"))
+            # An empty cluster address: Alertmanager then opens no port for other Alertmanagers.
+            args = ["prometheus-alertmanager", f"--config.file={folder}/alertmanager.yml", "--cluster.listen-address="]
+            args += [f"--storage.path={folder}/alertmanager", f"--web.listen-address=127.0.0.1:{alertmanager}"]
+            servers.enter_context(serving(args, folder, f"{base}/-/ready"))
             prometheus = port_from(9090)  # only after Alertmanager listens: else both could choose the same port
             write_prometheus_config(folder, options.interval, alertmanager, prometheus)
-            line = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/prometheus"]
-            line += [f"--web.listen-address=127.0.0.1:{prometheus}"]
-            stack.enter_context(serving(line, folder, f"http://127.0.0.1:{prometheus}/-/ready"))
+            args = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/prometheus"]
+            args += [f"--web.listen-address=127.0.0.1:{prometheus}"]
+            servers.enter_context(serving(args, folder, f"http://127.0.0.1:{prometheus}/-/ready"))
         show_addresses(prometheus, alertmanager, options.interval)
         status = train(command or [*DEMO, "--seconds", str(options.seconds)], folder, build / "bin" / "foreshock")
         if options.expect_silence and not is_silent(prometheus):

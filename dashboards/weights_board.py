@@ -1,9 +1,9 @@
 """The dashboard "weights": movement of the weights of the selected run, and state of its optimizer. of_run() selects
-the series of a metric in this run, of_living() leaves out ended ranks. lines() draws over time, by_step() over steps,
-layers() a heat map. W1 is the Wasserstein distance of two snapshots of weights."""
+the series of a metric in this run, of_living() leaves out ended ranks. lines() draws over time, by_step() over steps.
+layer_heatmap() draws layers over time. W1 is the Wasserstein distance of two snapshots of weights."""
 
 from board import Board, Row, run_variable
-from panel import COUNT, NO_UNIT, RATIO, Query, by_step, layers, lines, of_living, of_run
+from panel import COUNT, NO_UNIT, RATIO, Query, by_step, layer_heatmap, lines, of_living, of_run
 from rule import Values
 
 MEAN, MAX = ',stat="mean"', ',stat="max"'  # further label matchers for of_run()
@@ -45,14 +45,14 @@ def weights_row() -> Row:
                 Query(f"max by (stat) ({of_run('weight_update_mean_abs')})", "{{stat}}"),
                 logarithmic=True,
             ),
-            layers(
+            layer_heatmap(
                 "W1 by layer, since the interval before",
                 "W1 between a tensor's last two snapshots, of the tensor of each layer that moved most, in units of the"
                 " weights, over time. Look for a layer that moves faster than the others.",
                 layer_distance("previous"),
                 NO_UNIT,
             ),
-            layers(
+            layer_heatmap(
                 "W1 by layer, since the start",
                 "W1 between a tensor's first and last snapshot, of the tensor of each layer that moved most, in units"
                 " of the weights, over time. Look for a layer that has moved further than the others.",
@@ -139,7 +139,7 @@ def optimizer_row(values: Values) -> Row:
                 NO_UNIT,
                 Query(f"max by (stat) ({of_run('attention_update_norm')})", "{{stat}}"),
             ),
-            layers(
+            layer_heatmap(
                 "Effective rank by layer",
                 "Effective numerical rank of the matrix by which a head's W_Q W_K^T changed between two snapshots, of"
                 " the head of each layer where it is smallest, over time. Look for a layer that falls.",
