@@ -187,6 +187,7 @@ std::optional<RateJump> rate_jump(const ReportEvent& event, int64_t since) {
 // Reports a jump of the learning rate within kRecent steps before the onset. Without a jump, reports the
 // change over these steps. A rate is set before the step that uses it, so a change at the onset step counts.
 ReportFact learning_rate(const ReportEvent& event, std::vector<Clue>* clues) {
+  // From kRecent steps before the onset, or from step 0 if the onset is earlier than step kRecent.
   const TrailStep* before = first_step_from(event, event.onset_step - std::min(event.onset_step, kRecent));
   const TrailStep* onset = first_step_from(event, event.onset_step);
   ReportFact fact = {"learning rate", "not known", Mark::kUnknown};

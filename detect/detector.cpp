@@ -1,6 +1,6 @@
-// Computes the scores of detectors; `info` is the detector's row in the table of detector.h. A score is a
-// statistic / info.warn. Drift, Shift and growth() also measure the size of the change (the effect); their
-// score is the smaller of this and effect / info.least. Detectors warn from 1 on.
+// Computes the scores of detectors; `info` is the detector's row in the table of detector.h. A score is
+// statistic / info.warn. Drift, Shift and growth() also measure the size of the change (the effect). Their
+// score is the smaller of statistic / info.warn and effect / info.least. Detectors warn from score 1 on.
 #include "detect/detector.h"
 
 #include <algorithm>

@@ -53,7 +53,7 @@ inline constexpr double kRowsOfLimit = 4096;
 // most 0.7 (bench/verdicts.py). If one key of 256 is left out, the ratio is 7 for dK and 2.5 for dV.
 inline constexpr double kConservationRatio = 3;
 
-// These sums are judged after this many backward slices of a layer have shown that its calls see all keys.
+// The sums of dK and dV are judged once this many backward slices of a layer show that calls see all keys.
 inline constexpr uint64_t kWholeCalls = 4;
 
 // An alarm needs this many of a layer's last 64 slices above the limit of the ratio. A single slice may
@@ -122,6 +122,9 @@ struct DetectorInfo {
 // by a third, since healthy trainings came close to them (with seeds that bench/precursors does not score).
 // If the spread is known, a two-sided CUSUM with slack 0.5 and threshold 18 gives one false alarm in 2e8
 // values (cusum_run_length()), which is rare enough for a thousand series.
+//
+// The numbers of a row are learning, memory, recent, warn, least and watch. Some values of `least` are
+// natural logarithms: 0.405 is ln 1.5, 0.916 is ln 2.5, 0.357 is ln(1 / 0.7), 0.7 is about ln 2.
 inline constexpr DetectorInfo kDetectorTable[kDetectors] = {
     {DetectorId::kBias, "bias",
      "signed error of attention's output in ulp that lasts and that the rounded reference has not",
@@ -181,8 +184,8 @@ struct Reading {
 };
 
 // Turns scores into a level. The level rises at the first score that reaches the threshold of a higher level.
-// It falls only after kCalm scores in a row below kLeaveAt times the threshold of the present level, to the
-// level of the last one. So a score that oscillates around a threshold makes one event.
+// It falls only after kCalm scores in a row below kLeaveAt times the threshold of the present level, and then
+// to the level that the last score reaches. So a score that oscillates around a threshold makes one event.
 class LevelRule {
  public:
   static constexpr double kLeaveAt = 0.7;

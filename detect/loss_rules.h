@@ -107,7 +107,7 @@ class LossEventRule {
 //
 // Losses are averaged in blocks of kBlock. A rise is three blocks in a row whose mean exceeds the level both
 // by 6 times the noise of a block's mean and by 5 % of the level. The level is the lowest average of kLevel
-// blocks in a row. A single block is not enough: in a long run the lowest is far below the usual by chance.
+// blocks in a row. In a long run, the lowest mean of a single block is far below the usual one by chance.
 //
 // The noise of a block's mean is the larger of two estimates:
 //   - Between blocks: robust_spread() of the differences of neighbouring means, divided by sqrt(2). The
@@ -166,7 +166,8 @@ class LossRiseRule {
   bool has_previous_ = false, has_best_ = false;
   int high_in_row_ = 0;
   int64_t block_step_ = 0, onset_step_ = 0;  // first step of the present block, and of the possible rise
-  // Of the last blocks not above the level: means, differences of neighbouring means, noise within each.
+  // Of the last blocks not above the level: their means, from which best_ is made; differences of
+  // neighbouring means; the noise within each block.
   Window<kLevel> level_;
   Window<kMemory> differences_, within_;
 };

@@ -31,7 +31,7 @@ void Precursors::note(DetectorId detector, const std::string& place, const std::
   episodes_.erase(over != episodes_.end() ? over : episodes_.begin());
 }
 
-// Returns the episodes that began before `onset` and did not end more than kHorizon steps before it. Those
+// Returns the episodes that began before `onset` and lasted until kHorizon steps before it, or longer. Those
 // with the highest level come first.
 std::vector<Episode> Precursors::before(int64_t onset) const {
   std::vector<Episode> found;

@@ -238,7 +238,7 @@ class RankWatch {
   std::deque<LossEventSeen> loss_events_;
   std::array<LossCount, kLossEventKinds> losses_;
   std::array<DetectorState, kDetectors> counts_;           // only the members that fields() saves are used
-  bool has_step_ = false, gradient_is_nonfinite_ = false;  // the second: of the last norm observed
+  bool has_step_ = false, gradient_is_nonfinite_ = false;  // the second is about the last norm observed
   int64_t last_step_ = 0;
   std::vector<WatchReading>* readings_ = nullptr;
 };
