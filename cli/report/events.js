@@ -1,16 +1,16 @@
 // Makes tables of loss events and warnings, and sections of the `detailed` events (at most the first 40). An episode: a
 // period in which a detector was above level quiet ("moved" at its start). event.before: the episodes before an event
 // (its signs), the most reliable first. charts.js has signalChart(), words.js `report` (the data) and other helpers.
-const OPEN = 3;   // number of loss events whose sections are open when the page is loaded
-const CURVES = 6; // most curves of detectors in a section
-const UNSEEN = 8; // steps; if a detector may have moved earlier by more than this, the step is shown as a range
-const OF_GRADIENT = ['gradient_norm', 'gradient_growth']; // detectors whose input is the gradient norm, which has a chart anyway
+const OPEN_SECTIONS = 3; // number of loss events whose sections are open when the page is loaded
+const MOST_CURVES = 6; // most curves of detectors in a section
+const LONG_UNSEEN = 8; // steps; if a detector may have moved earlier by more than this, the step is shown as a range
+const GRADIENT_DETECTORS = ['gradient_norm', 'gradient_growth']; // detectors whose input is the gradient norm, which has a chart anyway
 
 const place = (sign) => (known(sign.layer) ? `layer ${sign.layer}` : 'the whole model');
 const ranksOf = (event) => `${event.ranks.length > 1 ? 'ranks' : 'rank'} ${event.ranks.slice(0, 8).join(', ')}${event.ranks.length > 8 ? ', …' : ''}`;
 
 // When the detector moved. It had at most three values in the unseen_steps steps before, so it may have moved in these.
-const moved = (sign) => (sign.unseen_steps > UNSEEN ? `${count(sign.lead_steps)} to ${count(sign.lead_steps + sign.unseen_steps)} steps before: too few samples to say` : before(sign.lead_steps));
+const moved = (sign) => (sign.unseen_steps > LONG_UNSEEN ? `${count(sign.lead_steps)} to ${count(sign.lead_steps + sign.unseen_steps)} steps before: too few samples to say` : before(sign.lead_steps));
 
 function signTable(event) {
   if (event.before.length === 0) return element('p', { className: 'none', textContent: 'No detector spoke before this event.' });
@@ -25,18 +25,18 @@ function drawCurves(parent, event) {
   const box = () => parent.appendChild(element('div', { className: 'chart small' }));
   if (event.loss.length) signalChart(box(), 'loss', event.loss, event, []);
   if (event.gradient_norm.length)
-    signalChart(box(), 'gradient norm before clipping', event.gradient_norm, event, event.before.filter((s) => OF_GRADIENT.includes(s.detector)).slice(0, 1));
+    signalChart(box(), 'gradient norm before clipping', event.gradient_norm, event, event.before.filter((s) => GRADIENT_DETECTORS.includes(s.detector)).slice(0, 1));
   if (event.facts.some((f) => f.name === 'learning rate' && f.mark === 'notable'))
     signalChart(box(), 'learning rate', event.learning_rate, event, []);
-  const others = event.before.filter((s) => !OF_GRADIENT.includes(s.detector) && s.points.length > 1);
-  for (const sign of others.slice(0, CURVES)) signalChart(box(), `${sign.detector}, ${place(sign)}`, sign.points, event, [sign]);
-  if (others.length > CURVES) parent.append(element('p', { className: 'quiet', textContent: `${others.length - CURVES} more ${others.length === CURVES + 1 ? 'is' : 'are'} in the table only.` }));
+  const others = event.before.filter((s) => !GRADIENT_DETECTORS.includes(s.detector) && s.points.length > 1);
+  for (const sign of others.slice(0, MOST_CURVES)) signalChart(box(), `${sign.detector}, ${place(sign)}`, sign.points, event, [sign]);
+  if (others.length > MOST_CURVES) parent.append(element('p', { className: 'quiet', textContent: `${others.length - MOST_CURVES} more ${others.length === MOST_CURVES + 1 ? 'is' : 'are'} in the table only.` }));
 }
 
 function eventSection(event) {
   const curves = element('div', { className: 'curves' });
   const column = (title, list) => element('div', {}, element('h3', { textContent: title }), bullets(list));
-  const details = element('details', { open: event.number <= OPEN },
+  const details = element('details', { open: event.number <= OPEN_SECTIONS },
     element('summary', {}, element('h2', { textContent: `${event.number}. ${event.title}` }), element('span', { className: 'quiet', textContent: ranksOf(event) })),
     element('p', { textContent: event.text }),
     element('h3', { textContent: 'What moved before it' }), signTable(event),
