@@ -118,7 +118,7 @@ struct Detected {
 };
 
 // Writes one CSV line for every input value of a detector, with enough digits to be read back exactly.
-// `place` is the layer or weight tensor that the value belongs to; empty for the whole rank.
+// `place` is the layer or weight tensor that the value belongs to; empty if there is none or it is unknown.
 class ScoreTable {
  public:
   // Returns "" or an error.

@@ -165,7 +165,7 @@ void print_known_defects_once(const std::vector<std::string>& command, const std
 // left out if sampling them would exceed the limit; else "".
 std::string interval_and_limit_line(const Arguments& arguments) {
   uint64_t every = 0;
-  double limit = 1;  // share of the trainer's time; 1: no limit
+  double limit = 1;  // share of the trainer's time; 1: all of it, which no sample exceeds
   parse_count(arguments.text(OptionId::kEvery).c_str(), &every);
   parse_ratio(arguments.text(OptionId::kMaxSlowdown).c_str(), &limit);
   const bool both = arguments.is_given(OptionId::kEvery) && arguments.is_given(OptionId::kMaxSlowdown);
