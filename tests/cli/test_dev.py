@@ -406,6 +406,21 @@ def test_the_demo_ends_with_its_story(dev, monkeypatch, tmp_path):
     assert report[1:] == ["report", str(dev.DEMO_RECORD)]
 
 
+def test_the_page_of_a_run_is_found_once_the_run_is_live(dev, monkeypatch, tmp_path):
+    """`foreshock status --json` prints a list, which is empty before the run is live."""
+    for printed, status, address in (
+        ('[{"run": "demo", "address": "127.0.0.1:9095"}]', 0, "127.0.0.1:9095"),
+        ('[{"run": "demo", "state": null, "reason": "no answer"}]', 0, None),
+        ("[]", 0, None),
+        ("", 1, None),
+    ):
+        command = tmp_path / "foreshock"
+        command.write_text(f"#!/bin/sh\nprintf '%s' '{printed}'\nexit {status}\n")
+        command.chmod(0o700)
+        monkeypatch.setattr(dev, "FORESHOCK", command)
+        assert dev.page_address("demo", {}) == address
+
+
 def test_a_warning_on_the_page_is_said_once(dev, monkeypatch, capsys):
     events = [
         {"event": "warn_bias", "layer": "003", "first_step": 7},
