@@ -259,9 +259,9 @@ def test_reported_steps_keep_rate_and_cost(trainer, every: int, optimizer: str) 
     rows = trainer(f"""{TOY}
 import foreshock_torch, time
 from foreshock_torch import door
-model = Toy(); opt = torch.optim.{optimizer}(model.parameters()); due = door.monitor.weights.due
+model = Toy(); opt = torch.optim.{optimizer}(model.parameters()); due = door.monitor.weights.fetch_due
 def slow(): time.sleep(0.002); due()
-door.monitor.weights.due = slow
+door.monitor.weights.fetch_due = slow
 for step in range(1, 10):
     opt.param_groups[0]["lr"] = step / 64
     loss_of(model).backward(); opt.step(); opt.zero_grad()

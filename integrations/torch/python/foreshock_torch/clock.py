@@ -26,12 +26,12 @@ from .core import (
     REPORTED,
     Core,
 )
-from .modules import Modules, is_part
+from .modules import Modules, is_shard
 from .names import Named, layer_labels, naming_order, numbered_labels
-from .numbers import on_cpu, step_number, word
+from .numbers import low_64_bits, on_cpu, step_number
 from .optimizers import OtherOptimizers, SplitStep, attribute, groups, is_plain, parameters_in, parameters_of, state_of
 from .owners import Owners
-from .place import place, ranks
+from .place import place, torch_world_size
 from .replicas import Replicas
 from .signals import is_of_trainer
 from .unseen import UNSEEN_CHECK_TICKS, attention_unseen
@@ -128,7 +128,7 @@ class Monitor:
             return
         begin = perf_counter_ns()
         self.modules.note(module)
-        if not self._is_rank_described and ranks() > 1:
+        if not self._is_rank_described and torch_world_size() > 1:
             self._is_rank_described = True
             self.core.describe(place())
         self._add_time(begin)
@@ -162,7 +162,7 @@ class Monitor:
         if self._is_other_than_clock(optimizer):
             in_core = self._observe_late(optimizer, self.weights.before)
         elif not self._off_bits and not is_profiled():
-            self.weights.due()  # gets the numbers of the weights to measure in this step
+            self.weights.fetch_due()  # gets the numbers of the weights to measure in this step
             in_core = self.weights.before(optimizer)
         self._add_time(begin, in_core)
 
@@ -191,9 +191,9 @@ class Monitor:
         # amp_C are Apex's kernels, which clip gradients without changing the version of a tensor.
         writes_untracked = "amp_C" in sys.modules
         in_core = self.core.step_begins(
-            addresses if publish else [], 1 / (scale or 1), self.modules.copies, writes_untracked
+            addresses if publish else [], 1 / (scale or 1), self.modules.averaging_writes, writes_untracked
         )
-        self.weights.due()
+        self.weights.fetch_due()
         if not has_stepped:
             in_core += self.weights.before(optimizer)
         self._settle([*with_companions, *partners, *rare_partners])
@@ -239,7 +239,7 @@ class Monitor:
             address=address,
             begins_left=-self._ticks % self.CHECK_EVERY,  # this many beginnings, and
             ends_left=check_at - self._ticks - 1,  # this many ends of steps may be quiet
-            has_weights=self.weights.is_any_held,
+            has_weights=self.weights.is_any_measured,
         )
 
     def _collect_quiet_steps(self) -> None:
@@ -269,7 +269,7 @@ class Monitor:
 
     def _begin_without_names(self, optimizer: Any) -> int:
         """Begins a step without names, gradients and weights. The core counts the weights that are due as left out."""
-        self.weights.due()
+        self.weights.fetch_due()
         self.weights.forget_due()
         if not self._has_cleared_names:
             first = [p._cdata for group in groups(optimizer)[:1] for p in parameters_in(group)[: self.STATE_PARAMETERS]]
@@ -500,7 +500,7 @@ class Monitor:
         if self._owners.has_lost:  # a module was destroyed while its tensors were named
             self._clear_names()
         replicas = Replicas(parameters, self.modules.alive())
-        is_listed = self.weights.name(optimizers, unfollowed, self._split_step.addresses, named, labels, replicas)
+        is_listed = self.weights.send_list(optimizers, unfollowed, self._split_step.addresses, named, labels, replicas)
         if not is_listed or (not self.core.is_monitored() and self._ticks < self.UNMONITORED_TICKS):
             # The next step names them again: the core was busy, or this process may still become a monitored one.
             self._named_for = ([], [])
@@ -519,12 +519,12 @@ class Monitor:
     def _is_whole(parameters: list[Any], named: dict[int, tuple[Named, Any]]) -> bool:
         """Whether this rank steps the whole model. If not, its gradient norms are not those of the run. `parameters`:
         those that the optimizers step; `named`: those of the model."""
-        if any(is_part(parameter) for parameter in parameters):
+        if any(is_shard(parameter) for parameter in parameters):
             return False
         here = {parameter._cdata for parameter in parameters}
         missing = [p for address, (_, p) in named.items() if p.requires_grad and address not in here]
         # Disjoint: the optimizer steps copies of the parameters (DeepSpeed, Megatron-LM), maybe of a part of them.
-        return ranks() == 1 or not (missing or here.isdisjoint(named))
+        return torch_world_size() == 1 or not (missing or here.isdisjoint(named))
 
     def _report_unseen_attention(self) -> None:
         """Reports attention that no hook sees, unless the training uses tap()."""
@@ -552,7 +552,7 @@ class Monitor:
             self._losses.append(value)
             if self.steps_are_reported:
                 self._flush_losses()
-        if (batch := word(batch_id)) is not None:
+        if (batch := low_64_bits(batch_id)) is not None:
             self.batch_id = batch
         is_tick = number is not None and self._clock is None  # with a clock, after_step() has done this work
         if is_tick:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .logs import Logs
 from .place import Place
-from .weights import DIMS, Numbers, Weight
+from .weights import DIMS, OptimizerNumbers, Weight
 
 # Constants of hook.h.
 ABI = 1  # FORESHOCK_ABI_VERSION
@@ -53,7 +53,7 @@ def _structures() -> tuple[Any, ...]:
     # number: index in the list of name_weights(). addresses: of parameter, gradient and Adam's two moments; or NULL.
     class WeightState(c.Structure):
         _fields_ = [("number", c.c_uint64), ("addresses", c.c_void_p * 4), ("step", c.c_int64),
-                    ("numbers", c.c_double * 5)]  # fmt: skip  # step, numbers: the fields of Numbers
+                    ("numbers", c.c_double * 5)]  # fmt: skip  # step, numbers: the fields of OptimizerNumbers
 
     return Parameter, Identity, Scalar, Weight, WeightState
 
@@ -271,9 +271,9 @@ class Core:
         count = self.core.foreshock_weights_due(self._due_numbers, len(self._due_numbers))
         return self._due_numbers[:count]
 
-    def observe_weights(self, rows: list[tuple[int, list[int | None], Numbers]], when: int) -> int:
-        """Passes weights to the core. `rows`: (number, addresses as in WeightState, Numbers). `when`: 0 before the
-        optimizer's work, 1 after it; plus 2 if the step has ended. Returns the ns spent in the core."""
+    def observe_weights(self, rows: list[tuple[int, list[int | None], OptimizerNumbers]], when: int) -> int:
+        """Passes weights to the core. `rows`: (number, addresses as in WeightState, OptimizerNumbers). `when`: 0
+        before the optimizer's work, 1 after it; plus 2 if the step has ended. Returns the ns spent in the core."""
         array = self._arrays.make(self.WeightState, len(rows))
         for entry, (number, addresses, numbers) in zip(array, rows):
             entry.number, entry.step = number, numbers.step

@@ -14,12 +14,12 @@ import sys
 from time import perf_counter_ns
 from typing import Any
 
-from . import tap
+from . import tap  # foreshock.tap(), with which a training reports attention that no hook sees
 from .clock import Monitor
 from .compiled import Watch, step_traced
 from .core import Core
 from .place import bind_distributed
-from .signals import is_of_trainer, suppress_ours
+from .signals import is_of_trainer, suppress_ours  # distinguish exceptions of the training from those of the helper
 
 monitor: Any = None  # the Monitor of this process, once enter() has succeeded
 torch: Any = None
@@ -36,7 +36,7 @@ ends_quietly: Any = None
 _watch: Any = None  # keeps the callback for compiled steps alive
 
 
-def guarded(name: str, *arguments: Any) -> None:
+def call_monitor(name: str, *arguments: Any) -> None:
     """Calls the monitor's method `name`, hidden from the training's torch function and dispatch modes. The first
     exception of the helper, except a RecursionError, switches the monitor off."""
     global monitor
@@ -96,21 +96,21 @@ def _before_other_step(optimizer: Any, args: Any, kwargs: Any, weights_due: int)
     if is_compiling():
         return
     if weights_due > 0:
-        guarded("weights_are_due", optimizer, weights_due)
+        call_monitor("weights_are_due", optimizer, weights_due)
         return
-    guarded("before_closure" if takes_closure(args, kwargs) else "before_step", optimizer)
+    call_monitor("before_closure" if takes_closure(args, kwargs) else "before_step", optimizer)
 
 
 def _after_other_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if is_compiling():
         step_traced(optimizer)
         return
-    guarded("after_closure" if takes_closure(args, kwargs) else "after_step", optimizer)
+    call_monitor("after_closure" if takes_closure(args, kwargs) else "after_step", optimizer)
 
 
 def _compiled_step(optimizer: Any) -> None:
     """Called after a compiled step. The step's hooks ran only while Dynamo traced it (see compiled.py)."""
-    guarded("compiled_step", optimizer)
+    call_monitor("compiled_step", optimizer)
 
 
 def _on_module_change(module: Any, name: str, part: Any, has_new_tensors: bool = True) -> None:
@@ -118,7 +118,7 @@ def _on_module_change(module: Any, name: str, part: Any, has_new_tensors: bool =
         return
     try:
         monitor.note_module(module, has_new_tensors)
-    except Exception as error:  # without contextlib, whose calls a profiler would record
+    except Exception as error:  # not suppress_ours(): a profiler of the training would record its calls
         if is_of_trainer(error):
             raise
 
@@ -153,7 +153,7 @@ def _wrap_setstate(modules: Any) -> None:
 
 
 def _adapter_path() -> str:
-    """The adapter that `foreshock run` has built or found for this build of torch."""
+    """Path of the adapter that `foreshock run` has built or found for this build of torch."""
     build = f"torch-{torch.__version__}-{torch.version.git_version[:12]}"
     return os.path.join(os.environ.get("FORESHOCK_ADAPTERS", ""), build, "adapter.so")
 
@@ -196,7 +196,7 @@ def enter(load: bool = False) -> None:
         return  # the core reports a missing adapter itself
     bind_distributed()  # keeps functions of torch.distributed, since the training's own tests may replace them
     core = Core(torch, _adapter_path())
-    mine = Monitor(torch, core)
+    new_monitor = Monitor(torch, core)
     begins_quietly, ends_quietly = core.quiet.begins, core.quiet.ends
     _watch = Watch(torch, _compiled_step, core.call_back)
     optimizers, modules = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
@@ -207,5 +207,5 @@ def enter(load: bool = False) -> None:
         modules.register_module_parameter_registration_hook(_on_module_change)
         modules.register_module_module_registration_hook(_on_submodule)
     _wrap_setstate(modules)
-    monitor = mine
+    monitor = new_monitor
     tap.is_active = True

@@ -2,8 +2,9 @@
 
 Wraps their logging functions once their modules have been imported. tick(), at the end of a step, looks for new
 modules; nothing is imported, and imports are not watched. A wrapper returns, raises and looks like the function that it
-wraps. Only floats are read, because reading a tensor on a device would wait. A tensor that is logged with TensorBoard
-(Megatron-LM's loss) is read at a second wrapper: TensorBoard waits for it and passes the float to its FileWriter.
+wraps. Only floats are read, because reading a tensor on a device would wait. If the training logs a tensor with
+TensorBoard (as Megatron-LM does), TensorBoard itself waits for its value and passes that as a float to its FileWriter,
+whose method is wrapped too.
 """
 
 from __future__ import annotations
@@ -84,9 +85,9 @@ class Logs:
         self.modules = 0  # size of sys.modules when it was last searched
         self._spent_ns = 0
         self.after_call: Callable[[], Any] = int  # called when a logging call has been read; int() does nothing
-        # Loggers call each other. `logger`: this thread is in a logging call. `has_tensor`: a tensor was logged. The
-        # outermost call is always read, inner calls only if has_tensor: they may log the float of the tensor.
-        self._in_call = threading.local()
+        # Loggers call each other. `is_logging`: this thread is in a logging call. `has_tensor`: a tensor was logged.
+        # The outermost call is always read, inner calls only if has_tensor: they may log the float of the tensor.
+        self._thread_state = threading.local()
 
     def tick(self) -> None:  # called at the end of each step
         if len(sys.modules) != self.modules:
@@ -110,8 +111,8 @@ class Logs:
         for module_name, class_name, method, reader in LOGGERS:
             cls = getattr(sys.modules.get(module_name), class_name.rstrip("+"), None)
             if isinstance(cls, type):
-                for logger in with_subclasses(cls) if class_name.endswith("+") else [cls]:
-                    self._wrap(logger, method, reader)
+                for logger_class in with_subclasses(cls) if class_name.endswith("+") else [cls]:
+                    self._wrap(logger_class, method, reader)
         self._wrap_bound()
 
     def _wrap(self, cls: type, method: str, reader: Reader) -> None:
@@ -127,7 +128,7 @@ class Logs:
                 return original(*args, **kwargs)
             finally:
                 if outermost:
-                    self._in_call.logger = False
+                    self._thread_state.is_logging = False
 
         setattr(wrapper, MARK, True)
         setattr(cls, method, wrapper)
@@ -143,16 +144,16 @@ class Logs:
     def _enter(self, reader: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Reads a logging call. Returns whether it is the outermost. Drops all errors except the training's own."""
         begin = perf_counter_ns()
-        outermost = not getattr(self._in_call, "logger", False)
+        outermost = not getattr(self._thread_state, "is_logging", False)
         try:
             if outermost:
-                self._in_call.logger, self._in_call.has_tensor = True, False
-            if outermost or self._in_call.has_tensor:
+                self._thread_state.is_logging, self._thread_state.has_tensor = True, False
+            if outermost or self._thread_state.has_tensor:
                 self._note(*reader(args, kwargs))
         except Exception as error:
             if is_of_trainer(error):
                 if outermost:
-                    self._in_call.logger = False
+                    self._thread_state.is_logging = False
                 raise
             return outermost
         finally:
@@ -164,10 +165,11 @@ class Logs:
         """Stores the floats of a logged mapping, and whether it has a tensor (a type with the method dim)."""
         if not isinstance(logged, Mapping):
             return
-        number = step if type(step) is int and 0 <= step < 2**62 else -1  # unknown, as is a number too large for hook.h
+        # -1: unknown. The C interface (hook.h) takes only step numbers below 2**62.
+        step_number = step if type(step) is int and 0 <= step < 2**62 else -1
         for name, value in itertools.islice(logged.items(), 4 * MOST_VALUES):  # bounds the time
             if len(self._values) >= MOST_VALUES and name not in self._values:
                 continue
-            self._in_call.has_tensor |= hasattr(type(value), "dim")
+            self._thread_state.has_tensor |= hasattr(type(value), "dim")
             if isinstance(value, float) and isinstance(name, str):
-                self._values[name] = (float(value), number)
+                self._values[name] = (float(value), step_number)

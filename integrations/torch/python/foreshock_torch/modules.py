@@ -1,4 +1,5 @@
-"""Finds the modules of the models, and names parameters by their paths in a model. An address is tensor._cdata."""
+"""Finds the modules of the models, and names parameters by their paths in a model. The address of a parameter, by which
+the core (libforeshock.so) identifies it, is tensor._cdata."""
 
 from __future__ import annotations
 
@@ -8,20 +9,20 @@ from typing import Any
 from weakref import ref
 
 from .names import Named, plain_name, with_number
-from .place import is_replica
+from .place import is_ddp
 
 WRAPPERS = ("_orig_mod", "module")  # attributes of wrappers (torch.compile, DDP) that have the wrapped module
 
 
-def is_part(parameter: Any) -> bool:
+def is_shard(parameter: Any) -> bool:
     """Whether this is a shard of a larger parameter, so that its gradient is a shard of the larger one's gradient."""
     marks = ("placements", "_is_flat_param", "_fsdp_flattened", "tensor_model_parallel")  # DTensor, FSDP1, Megatron
     return any(getattr(parameter, mark, None) for mark in marks)
 
 
-def tree(root: Any) -> Iterator[tuple[str, Any]]:
-    """(path, module) of `root` and all modules below it, each once, in torch's order. Calls no method of a module: the
-    training may have overridden the method, and the training's tests may have replaced it."""
+def modules_below(root: Any) -> Iterator[tuple[str, Any]]:
+    """(path, module) of `root` itself and all modules below it, each once, in torch's order. Calls no method of a
+    module: the training may have overridden the method, and the training's tests may have replaced it."""
     seen: set[int] = set()
     to_visit = [("", root)]
     while to_visit:
@@ -41,7 +42,7 @@ def children_of(module: Any) -> list[tuple[str, Any]]:
 def parameters_below(root: Any) -> Iterator[tuple[str, Any]]:
     """(name, parameter) of all parameters in `root`, each once."""
     seen: set[int] = set()
-    for path, module in tree(root):
+    for path, module in modules_below(root):
         for name, parameter in list(vars(module).get("_parameters", {}).items()):
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
@@ -51,7 +52,7 @@ def parameters_below(root: Any) -> Iterator[tuple[str, Any]]:
 def layer_numbers(root: Any) -> dict[str, int]:
     """{module path: its `layer_number`}. Megatron sets it, counting from 1 over all pipeline stages."""
     numbers = {}
-    for path, module in tree(root):
+    for path, module in modules_below(root):
         number = vars(module).get("layer_number")
         if type(number) is int and 0 <= number < 100_000:
             numbers[plain_name(path + ".").rstrip(".")] = number
@@ -87,7 +88,7 @@ class Modules:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._seen: dict[int, Any] = {}  # {id: weak reference}
-        self.copies = 0  # how often per step DDP writes into each gradient in place; set by named()
+        self.averaging_writes = 0  # how often per step DDP writes its average into each gradient; set by named()
 
     def has(self, module: Any) -> bool:
         reference = self._seen.get(id(module))
@@ -112,9 +113,9 @@ class Modules:
     def named(self, wanted: tuple[int, ...]) -> dict[int, tuple[Named, Any]]:
         """{address: (name, parameter)} of all models with a parameter in `wanted`, models with the most of these first.
 
-        `wanted`: addresses of the parameters that the optimizers step. If no model has one, all models with trained
-        parameters are named. The optimizer then steps copies in higher precision (DeepSpeed, Megatron-LM, Apex), but
-        attention uses the parameters of the model, and they identify its layers.
+        `wanted`: addresses of the parameters that the optimizers step. If no model has such a parameter, all models
+        with trained parameters are named. The optimizer then steps copies in higher precision (DeepSpeed, Megatron-LM,
+        Apex), but attention uses the parameters of the model, and they identify its layers.
         """
         stepped, others = [], []  # models: (sort key: number of parameters, {address: (name, parameter)}, root)
         for root in self._roots():
@@ -126,8 +127,8 @@ class Modules:
         named: dict[int, tuple[Named, Any]] = {}
         models = []
         for _, rows, root in sorted(stepped or others, key=lambda model: -model[0]):
-            if is_replica(root) and not getattr(root, "gradient_as_bucket_view", False):
-                self.copies = 1  # DDP averages gradients over ranks in buckets, and copies each gradient back
+            if is_ddp(root) and not getattr(root, "gradient_as_bucket_view", False):
+                self.averaging_writes = 1  # DDP averages gradients over ranks in buckets, and copies each gradient back
             numbers = layer_numbers(root)
             with_gathered = {**rows, **self._gathered(root, rows)}
             new = {a: (with_number(name, numbers), p) for a, (name, p) in with_gathered.items() if a not in named}
@@ -143,26 +144,27 @@ class Modules:
         if len(names) == len(set(names)):
             return {}
         models.sort(key=lambda model: min((order.get(a, len(order)) for a in model[1]), default=len(order)))
-        kinds, prefixed = [], {}
+        class_names, prefixed = [], {}
         for root, _ in models:
             for _ in range(8):  # unwraps nested wrappers; bounded, since a proxy may have an attribute of any name
                 wrapped = [getattr(root, name, None) for name in WRAPPERS]
                 root = next((w for w in wrapped if isinstance(w, self._torch.nn.Module)), root)
-            kinds.append(type(root).__name__)
+            class_names.append(type(root).__name__)
         for n, (_, rows) in enumerate(models):
-            number = f"_{kinds[:n].count(kinds[n])}" if kinds.count(kinds[n]) > 1 else ""
-            model = f"{kinds[n]}{number}"
+            class_name = class_names[n]
+            number = f"_{class_names[:n].count(class_name)}" if class_names.count(class_name) > 1 else ""
+            model = f"{class_name}{number}"
             for address, (row, p) in rows.items():
                 prefixed[address] = row._replace(name=f"{model}.{row.name}", model=model), p
         return prefixed
 
     def owners(self, named: dict[int, tuple[Named, Any]]) -> list[tuple[Any, list[int]]]:
         """(module, addresses of its own parameters that are in `named`) of every module and child module."""
-        every = {id(module): module for module in self.alive()}
+        all_modules = {id(module): module for module in self.alive()}
         for root in self._roots():
-            every.update((id(module), module) for _, module in tree(root))
+            all_modules.update((id(module), module) for _, module in modules_below(root))
         found = []
-        for module in every.values():
+        for module in all_modules.values():
             own = [p._cdata for p in vars(module).get("_parameters", {}).values() if p is not None]
             gathered = [shard._unsharded_param._cdata for shard in shards_of(module) if is_gathered(shard)]
             found.append((module, [address for address in dict.fromkeys(own + gathered) if address in named]))
@@ -173,7 +175,7 @@ class Modules:
         """{address: (name, parameter)} of the whole parameters that fully_shard has gathered, which attention reads.
         The optimizer steps the shards, whose names are in `rows`."""
         found = {}
-        for _, module in tree(root):
+        for _, module in modules_below(root):
             for shard in shards_of(module):
                 row = rows.get(shard.sharded_param._cdata)
                 if is_gathered(shard) and row is not None:

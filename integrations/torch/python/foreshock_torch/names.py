@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-LABEL_BYTES = 31  # the segment keeps so many bytes of a layer label
+LABEL_BYTES = 31  # a layer label has at most so many bytes in the segment (shared memory that the agent reads)
 
 # Names of projections that compute queries. The same list is in libmonitor/heads.cpp.
 QUERY_WORDS = {
@@ -91,7 +91,7 @@ def _blocks_in_stages(matrices: list[str]) -> set[str]:
     """Paths of numbered blocks inside numbered modules, such as layers.0.blocks.3 of Swin. `matrices`: 2-D parameters.
 
     Of the numbered modules around a query projection, the block is the innermost one with matrices in several of its
-    children. So it has matrices outside its attention too, and lists of heads and lists of experts contain no blocks.
+    children, that is, also outside its attention. A numbered head of a list of heads is therefore not a block.
     """
     children: dict[str, set[str]] = {}  # {numbered module: its children with matrices}
     for name in matrices:

@@ -36,8 +36,8 @@ def step_number(torch: Any, value: Any) -> int | None:
     return step if step is not None and 0 <= step <= MOST_STEPS else None
 
 
-def word(value: Any) -> int | None:
-    """The low 64 bits of a whole number; None for anything else."""
+def low_64_bits(value: Any) -> int | None:
+    """The low 64 bits of a whole number (of a negative one, in two's complement); None for anything else."""
     whole = _whole_number(value)
     return None if whole is None else whole & (2**64 - 1)
 

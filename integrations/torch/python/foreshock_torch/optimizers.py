@@ -47,8 +47,9 @@ def state_of(optimizer: Any, parameter: Any) -> dict[str, Any]:
 
 
 def is_plain(optimizer: Any, tensor: Any) -> bool:
-    """Whether quiet_steps.h, which reads groups and states in C++, would run no code of the training. `tensor`: the
-    class torch.Tensor. Of the parameters, only the first and the last are checked, to save time."""
+    """Whether quiet_steps.h, which reads groups and states in C++, can read those of this optimizer without running
+    code of the training. `tensor`: the class torch.Tensor. Only the first and the last parameter are checked, to save
+    time."""
     optimizer_class = type(optimizer)
     if optimizer_class.__getattribute__ is not object.__getattribute__:
         return False
@@ -60,7 +61,7 @@ def is_plain(optimizer: Any, tensor: Any) -> bool:
     if not found or type(getattr(optimizer, "state", None)) not in (dict, defaultdict):
         return False
     first_and_last = [*parameters_in(found[0])[:1], *parameters_in(found[-1])[-1:]]
-    return all(  # the parameters' classes override neither access to attributes nor the address (_cdata) nor the hash
+    return all(  # the classes of the parameters must inherit attribute access, address (_cdata) and hash from torch
         cls.__getattribute__ is object.__getattribute__
         and getattr(cls, "_cdata", None) is tensor._cdata
         and cls.__hash__ is tensor.__hash__

@@ -13,7 +13,7 @@ from .signals import is_of_trainer
 
 
 class Owners:
-    """Calls `lost` when, for some named parameter, the last module that contains it is destroyed: once per watch().
+    """Calls `lost` when the last module that contains a named parameter is destroyed, at most once per watch().
 
     The call comes before the parameter's address can be reused, in the thread that destroys the module. The weak
     references are to modules, because torch.utils.swap_tensors refuses tensors that have weak references.

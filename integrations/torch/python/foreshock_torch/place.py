@@ -45,8 +45,8 @@ class Place(NamedTuple):
     coordinates: Coordinates
 
 
-DISTRIBUTED = ("is_available", "is_initialized", "get_rank", "get_world_size", "get_process_group_ranks")
-_distributed: Any = None  # has the functions DISTRIBUTED of torch.distributed; None: torch lacks one of them
+DISTRIBUTED_NAMES = ("is_available", "is_initialized", "get_rank", "get_world_size", "get_process_group_ranks")
+_distributed: Any = None  # has the functions of torch.distributed with these names; None: torch lacks one of them
 
 
 def bind_distributed() -> None:
@@ -54,8 +54,8 @@ def bind_distributed() -> None:
     training may replace the functions later."""
     global _distributed
     module = sys.modules.get("torch.distributed")
-    if module is not None and all(hasattr(module, name) for name in DISTRIBUTED):
-        _distributed = SimpleNamespace(**{name: getattr(module, name) for name in DISTRIBUTED})
+    if module is not None and all(hasattr(module, name) for name in DISTRIBUTED_NAMES):
+        _distributed = SimpleNamespace(**{name: getattr(module, name) for name in DISTRIBUTED_NAMES})
 
 
 def distributed_functions() -> Any:
@@ -66,16 +66,16 @@ def distributed_functions() -> Any:
     return distributed if distributed.get_world_size() > 1 else None
 
 
-def ranks() -> int:
+def torch_world_size() -> int:
     """The world size of torch.distributed; 1 if it is not initialized."""
     distributed = distributed_functions()
     return 1 if distributed is None else distributed.get_world_size()
 
 
-def is_replica(module: Any) -> bool:
+def is_ddp(module: Any) -> bool:
     """Whether `module` is torch's DistributedDataParallel. Megatron-LM and Apex have other classes of that name."""
-    replica = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
-    return isinstance(replica, type) and issubclass(type(module), replica)
+    ddp = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
+    return isinstance(ddp, type) and issubclass(type(module), ddp)
 
 
 def _environment_number(*names: str) -> int:
@@ -84,7 +84,7 @@ def _environment_number(*names: str) -> int:
     return next((int(value) for value in found if value.isdecimal()), -1)
 
 
-def of_megatron() -> Coordinates | None:
+def megatron_coordinates() -> Coordinates | None:
     """Coordinates from Megatron; None if the training does not use it. A function that fails leaves -1."""
     state = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.model_parallel_is_initialized():
@@ -103,7 +103,7 @@ def root_of(mesh: Any) -> Any:
     return sys.modules["torch.distributed.device_mesh"]._mesh_resources.get_root_mesh(mesh)
 
 
-def _of_mesh(mesh: Any, world_size: int) -> Coordinates | None:
+def _mesh_coordinates(mesh: Any, world_size: int) -> Coordinates | None:
     """Coordinates from the names of the mesh's dimensions; None if no name is in DIMENSIONS. If a kind of parallelism
     has no dimension, its coordinate is 0 if the mesh covers all ranks, else unknown."""
     root = root_of(mesh)
@@ -123,11 +123,11 @@ def _of_mesh(mesh: Any, world_size: int) -> Coordinates | None:
     return Coordinates(**found) if is_any_known else None
 
 
-def _of_replica(modules: Iterable[Any], distributed: Any) -> Coordinates | None:
+def _ddp_coordinates(modules: Iterable[Any], distributed: Any) -> Coordinates | None:
     """Coordinates from the first DistributedDataParallel. Its process group is the data-parallel dimension. If the
     group has all ranks, every other dimension has size 1, so its coordinate is 0."""
     for module in modules:
-        if is_replica(module):
+        if is_ddp(module):
             has_all_ranks = distributed.get_world_size(module.process_group) == distributed.get_world_size()
             rest = 0 if has_all_ranks else -1
             return Coordinates(distributed.get_rank(module.process_group), rest, rest, rest)
@@ -141,15 +141,15 @@ def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinate
         is_alone = _environment_number("WORLD_SIZE", "SLURM_NTASKS") in (-1, 1)
         return Coordinates(0, 0, 0, 0) if is_alone else Coordinates()
     with suppress_ours():
-        if (found := of_megatron()) is not None:
+        if (found := megatron_coordinates()) is not None:
             return found
     with suppress_ours():
         meshes = {id(mesh): mesh for p in parameters if (mesh := getattr(p, "device_mesh", None)) is not None}
         for mesh in meshes.values():
-            if (found := _of_mesh(mesh, distributed.get_world_size())) is not None:
+            if (found := _mesh_coordinates(mesh, distributed.get_world_size())) is not None:
                 return found
     with suppress_ours():
-        if (found := _of_replica(modules, distributed)) is not None:
+        if (found := _ddp_coordinates(modules, distributed)) is not None:
             return found
     return Coordinates()
 

@@ -1,10 +1,10 @@
 """Determines which tensors a framework keeps equal over ranks, and prefixes the names of all other tensors.
 
 The agent, another process, compares tensors bit for bit across ranks: those of the same name that are the same part of
-the whole tensor, on ranks with the same coordinates. The coordinates of a rank are its indices in the dimensions of
-parallelism (place.py). What else differs by design must have another name on each rank: a manually sharded head, an
-expert that DDP ignores, a flat shard of FSDP. Its prefix has the rank. If a tensor is equal on some ranks but not on
-all, its prefix has the lowest of these ranks.
+the whole tensor, on ranks with the same coordinates. Here the coordinates of a rank are its indices in the tensor,
+pipeline and expert dimensions of parallelism (place.py). Every other tensor that differs between ranks by design must
+have another name on each rank: a manually sharded head, an expert that DDP ignores, a flat shard of FSDP. Its prefix
+has the rank. If a tensor is equal on some ranks but not on all, its prefix has the lowest of these ranks.
 suppress_ours() drops exceptions, but not those that a signal handler of the training raised (is_of_trainer()).
 """
 
@@ -14,21 +14,24 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from .place import distributed_functions, is_replica, of_megatron, root_of
+from .place import distributed_functions, is_ddp, megatron_coordinates, root_of
 from .signals import is_of_trainer, suppress_ours
 
-NAME_BYTES = 159  # the segment keeps so many bytes of a name
+NAME_BYTES = 159  # a name has at most so many bytes in the segment (shared memory that the agent reads)
 
 # DDP's communication hooks after which all ranks have the same gradient. Others may average less often (local SGD).
-FAITHFUL = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook", "batched_powerSGD_hook")
-HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
+AVERAGING_HOOKS = (
+    "allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook", "batched_powerSGD_hook",
+)  # fmt: skip
+HOOK_PACKAGE = "torch.distributed.algorithms.ddp_comm_hooks."
 
 
-def _is_faithful(hook: Any, state: Any, module: Any) -> bool:
-    """Whether the hook is in FAITHFUL and averages over the module's ranks, or over all ranks. `state`: the argument
-    with which the hook was registered: a process group, an object that has one, or None (all ranks)."""
+def _is_averaging(hook: Any, state: Any, module: Any) -> bool:
+    """Whether the hook is in AVERAGING_HOOKS and averages over the module's ranks, or over all ranks. `state`: the
+    argument with which the hook was registered: a process group, an object that has one, or None (all ranks)."""
     process_group = getattr(state, "process_group", state)
-    is_known = getattr(hook, "__module__", "").startswith(HOOKS) and getattr(hook, "__name__", "") in FAITHFUL
+    is_of_torch = getattr(hook, "__module__", "").startswith(HOOK_PACKAGE)
+    is_known = is_of_torch and getattr(hook, "__name__", "") in AVERAGING_HOOKS
     return is_known and (process_group is None or process_group is module.process_group)
 
 
@@ -38,7 +41,7 @@ def _prefixes_of_module(module: Any, distributed: Any) -> dict[int, str]:
     The prefix is "" if the module's group has all ranks, else "group<N>." with the lowest rank N of the group. With a
     hook such as local SGD's, ranks drift apart: then it is "local<own rank>.", which the agent does not compare.
     """
-    if not all(_is_faithful(hook, state, module) for hook, state in getattr(module, "_comm_hooks", ())):
+    if not all(_is_averaging(hook, state, module) for hook, state in getattr(module, "_comm_hooks", ())):
         return {p._cdata: f"local{distributed.get_rank()}." for p in module.module.parameters()}
     ranks = distributed.get_process_group_ranks(module.process_group)
     prefix = "" if len(ranks) == distributed.get_world_size() else f"group{min(ranks)}."
@@ -78,18 +81,19 @@ class Replicas:
             return
         self._own_prefix = f"rank{self._distributed.get_rank()}."
         with suppress_ours():
-            self._has_megatron = of_megatron() is not None
+            self._has_megatron = megatron_coordinates() is not None
         with suppress_ours():
             meshes = (getattr(parameter, "device_mesh", None) for parameter in parameters)
             self._coordinate_mesh = next((root_of(mesh) for mesh in meshes if mesh is not None), None)
         for module in modules:
-            if is_replica(module):  # a DistributedDataParallel
+            if is_ddp(module):
                 with suppress_ours():
                     self._prefixes.update(_prefixes_of_module(module, self._distributed))
 
     def prefix(self, parameter: Any, is_named: bool) -> str:
-        """The prefix of a parameter's name. "": all ranks with the same coordinates must be equal if they hold the same
-        part of it. `is_named`: the name is a path in a model, hence the same on all ranks."""
+        """The prefix of a parameter's name. "": the agent compares the parameter among all ranks that have the same
+        coordinates and hold the same part of it. `is_named`: the name is a path in a model, hence the same on all
+        ranks."""
         if self._distributed is None:
             return ""
         try:

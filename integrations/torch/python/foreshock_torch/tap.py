@@ -38,15 +38,15 @@ def prepare() -> None:
     library = torch.library.Library("foreshock", "DEF")
     for name, more in (("tap", ""), ("tap_backward", "Tensor grad_out, Tensor grad_query, ")):
         library.define(name + _SCHEMA.format(more=more))
-        for key in ("CompositeExplicitAutograd", "Meta"):
-            library.impl(name, _nothing, key)
+        for dispatch_key in ("CompositeExplicitAutograd", "Meta"):
+            library.impl(name, _do_nothing, dispatch_key)
     _library, _torch = library, torch
     _forward, _backward = torch.ops.foreshock.tap.default, torch.ops.foreshock.tap_backward.default
     has_side_effect(_forward)
     has_side_effect(_backward)
 
 
-def _nothing(*arguments: Any) -> None:
+def _do_nothing(*arguments: Any) -> None:
     return
 
 

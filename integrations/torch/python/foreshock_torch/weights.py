@@ -1,7 +1,8 @@
 """Reports weight tensors to the core (libforeshock.so), which measures a few of them in each step.
 
-Lists all tensors that the optimizers step. In each step the core returns the due ones, and this module passes them to
-the core before and after the optimizer's work. One optimizer is the clock: its steps are those of the training.
+Sends the core a list of all tensors that the optimizers step. In each step the core returns which of them are due to be
+measured, and this module passes these to the core before and after the optimizer's work. One optimizer is the clock:
+its steps are those of the training.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Position(NamedTuple):
 NOWHERE = Position(lambda: None, 0, 0, 0)  # for a tensor that is listed but not measured
 
 
-class Numbers(NamedTuple):
+class OptimizerNumbers(NamedTuple):
     """Hyperparameters and step number of one tensor, from its optimizer's group and state. Unknown: NaN, step -1."""
 
     step: int
@@ -101,15 +102,15 @@ class Weights:
         self._due: list[int] = []  # numbers of the tensors to measure in this step
         self._is_due_now = False  # self._due belongs to the step that the clock ends next, not to an earlier one
 
-    def name(
+    def send_list(
         self, optimizers: list[Any], unfollowed: list[Any], temporary: list[int],
         named: dict[int, tuple[Named, Any]], labels: dict[str, str], replicas: Replicas,
     ) -> bool:  # fmt: skip
-        """Sends the list of tensors to the core. Returns False if the core was busy: repeat the call at the next step.
+        """Sends the list of tensors to the core. False: the core was busy; call it again at the next step.
 
         A parameter that several optimizers hold is listed once, with the first of them. `unfollowed`: optimizers whose
         parameters are listed but not measured. `temporary`: addresses of parameters that an optimizer has in its groups
-        only during one of several calls per step; they are not measured either. `named`: {address: (name, parameter)}
+        only during one of several calls per step; these are not measured either. `named`: {address: (name, parameter)}
         of the model. `labels`: {name: layer label}. `replicas`: prefixes names of tensors that may differ over ranks.
         """
         order = {address: n for n, address in enumerate(named)}
@@ -154,7 +155,7 @@ class Weights:
         size = (1 if why == FLAT else elements,)
         return Weight(name, "", size, (0,), size, why)
 
-    def due(self) -> None:
+    def fetch_due(self) -> None:
         """Gets the numbers of the tensors to measure in this step from the core."""
         self._due = self._core.weights_due() if self._positions else []
         self._is_due_now = True
@@ -165,18 +166,18 @@ class Weights:
 
     def end_step(self) -> None:
         """Must be called when the clock ends a step. After a quiet step, whose hooks run only in C++ and do not call
-        due(), self._due belongs to an earlier step and is forgotten."""
+        fetch_due(), self._due belongs to an earlier step and is forgotten."""
         if not self._is_due_now:
             self._due = []
         self._is_due_now = False
 
     @property
-    def is_any_held(self) -> bool:
+    def is_any_measured(self) -> bool:
         """Whether any tensor is measured."""
         return bool(self._positions)
 
     def before_with(self, due: list[int], optimizer: Any) -> int:
-        """Does the work of due() and before(); `due`: the numbers, which the core has already returned."""
+        """Does the work of fetch_due() and before(). `due`: the numbers, which the core has already returned."""
         self._due = due
         self._is_due_now = True
         return self.before(optimizer)
@@ -191,10 +192,10 @@ class Weights:
 
     def after(self, optimizer: Any, ended: int = 0) -> int:
         """Passes the same tensors to the core after `optimizer` changed them. Tensors of other optimizers stay due."""
-        mine = self._due_of(optimizer)
-        done = set(mine)
+        numbers = self._due_of(optimizer)
+        done = set(numbers)
         self._due = [number for number in self._due if number not in done]
-        return self._observe(mine, AFTER | ended)
+        return self._observe(numbers, AFTER | ended)
 
     def _due_of(self, optimizer: Any) -> list[int]:
         return [number for number in self._due if self._positions[number].optimizer() is optimizer]
@@ -203,23 +204,24 @@ class Weights:
         rows = [row for number in numbers if (row := self._row_or_none(number)) is not None]
         return self._core.observe_weights(rows, when) if rows else 0
 
-    def _row_or_none(self, number: int) -> tuple[int, list[int | None], Numbers] | None:
-        """The result of _state_of(); None also if a custom optimizer's groups or state raised an exception."""
+    def _row_or_none(self, number: int) -> tuple[int, list[int | None], OptimizerNumbers] | None:
+        """The result of _row(); None also if a custom optimizer's groups or state raised an exception."""
         try:
-            return self._state_of(number)
+            return self._row(number)
         except Exception as error:
             if is_of_trainer(error):
                 raise
             return None
 
-    def _state_of(self, number: int) -> tuple[int, list[int | None], Numbers] | None:
-        """(number, addresses of parameter, gradient and both moments, Numbers); None: its position has changed."""
+    def _row(self, number: int) -> tuple[int, list[int | None], OptimizerNumbers] | None:
+        """(number, addresses of parameter, gradient and both moments, OptimizerNumbers); None: the optimizer does not
+        have the parameter at its position."""
         position = self._positions[number]
         optimizer = position.optimizer()
-        every_group = groups(optimizer)
-        if optimizer is None or position.group >= len(every_group):
+        param_groups = groups(optimizer)
+        if optimizer is None or position.group >= len(param_groups):
             return None
-        group = every_group[position.group]
+        group = param_groups[position.group]
         members = parameters_in(group)
         if position.index >= len(members) or members[position.index]._cdata != position.address:
             return None
@@ -229,7 +231,7 @@ class Weights:
         square = None if self._adds_decay(optimizer, group) else state.get("exp_avg_sq")
         tensors = (parameter, parameter.grad, state.get("exp_avg"), square)
         addresses = [local(t)._cdata if isinstance(t, self._torch.Tensor) else None for t in tensors]
-        return number, addresses, self._numbers(group, state)
+        return number, addresses, self._optimizer_numbers(group, state)
 
     def _adds_decay(self, optimizer: Any, group: dict[str, Any]) -> bool:
         """Whether weight decay is part of the second moment (exp_avg_sq), as in Adam but not in AdamW (decoupled)."""
@@ -241,10 +243,11 @@ class Weights:
         has_decay = decay != 0 if decay is not None else given is not None
         return has_decay and not group.get("decoupled_weight_decay", not adds_by_default)
 
-    def _numbers(self, group: dict[str, Any], state: dict[str, Any]) -> Numbers:
+    def _optimizer_numbers(self, group: dict[str, Any], state: dict[str, Any]) -> OptimizerNumbers:
         betas = group.get("betas")
         pair = betas if isinstance(betas, (tuple, list)) and len(betas) == 2 else (None, None)
         values = [group.get("lr"), *pair, group.get("eps")]
         known = [on_cpu(self._torch, value) for value in (*values, group.get("weight_decay"))]
         step = step_number(self._torch, state.get("step"))
-        return Numbers(-1 if step is None else step, *(math.nan if value is None else value for value in known))
+        rest = (math.nan if value is None else value for value in known)
+        return OptimizerNumbers(-1 if step is None else step, *rest)
