@@ -13,7 +13,8 @@
 //   load<T>(address), store(address, T)   device memory, aligned to T
 //   publish(address, uint64_t)     stores to host memory; the host then sees this thread's earlier stores too
 //   fresh(const T*)                reads what another block of this launch wrote; only after last() gave true
-//   add(T*, T), max(T*, T)         atomic, relaxed, return the old value; T unsigned, 32 or 64 bits
+//   add(T*, T)                     atomic, relaxed; returns the old value; T is uint32_t or uint64_t
+//   max(uint64_t*, uint64_t)       atomic, relaxed; returns the old value
 //   last(uint32_t*, uint32_t n)    one thread of each block calls it. Returns true in the n-th call on this
 //                                  counter and sets it to zero; then all that the blocks wrote is visible
 //   now()                          ns of the device's clock

@@ -47,8 +47,8 @@ struct GatherPiece {
 };
 static_assert(sizeof(GatherPiece) == 64);
 
-inline constexpr uint32_t kMostPieces = 16;
-inline constexpr uint32_t kMostPositions = 16;
+inline constexpr uint32_t kMostPieces = 16;     // per job
+inline constexpr uint32_t kMostPositions = 16;  // sampled rows of each head
 
 // Scratch memory of a launch. Only one launch at a time may use it. It must be all zero before the first
 // launch, and every launch leaves it all zero. Times are ns of the device's clock.
@@ -191,7 +191,7 @@ constexpr LaunchShape launch_of(const ScalarsJob& job) {
 
 // The kernel kCountPatterns counts 16-bit values, by bit pattern, in kPatterns words of uint32_t. The kernel
 // kCountBins counts fp32 values, by bin, in kBinWords words of uint64_t. Both add to the words. All launches
-// on the same words together may count at most kMostPatterns or kMostBinned values (size of a counter).
+// on the same words together may count at most kMostPatterns or kMostBinned values, or a counter overflows.
 struct HistogramJob {
   uint64_t from;   // address of the values, aligned to their size
   uint64_t count;  // of values

@@ -10,6 +10,7 @@ namespace foreshock {
 
 extern __shared__ Bytes16 shared_memory[];  // its size is set by the launch; Bytes16: aligned to 16 bytes
 
+// The Block of block.h on a device.
 class DeviceBlock {
  public:
   // On a device every thread has its own object, so the index is not needed.
@@ -99,7 +100,8 @@ class DeviceBlock {
 
 extern "C" {
 
-// Defines the kernel foreshock_<name>, for at most `threads` threads per block, which runs <name>_body().
+// Defines the kernel foreshock_<name>, which runs <name>_body(). `threads`: most threads of a block, those of
+// its launch in device_jobs.h.
 #define FORESHOCK_KERNEL(threads, name, Job)                                                                \
   __global__ void __launch_bounds__(threads) foreshock_##name(const __grid_constant__ foreshock::Job job) { \
     foreshock::DeviceBlock block;                                                                           \

@@ -47,8 +47,8 @@ inline uint64_t gather_rows(const TensorView& source, int64_t i, int64_t j, int6
 }
 
 // Counts NaN and Inf in a head: the elements in which all bits of the exponent (those set in `exponent`) are
-// set. If the elements of a row are adjacent, the loop has a constant step. The step and a counter as wide as
-// an element let the compiler vectorize it.
+// set. The loop for adjacent elements has a constant step, and its counter is as wide as an element, so that
+// the compiler vectorizes this loop.
 template <class Bits>
 uint64_t nonfinite_in(const TensorView& view, int64_t batch, int64_t head, Bits exponent) {
   const int64_t stride = view.stride[3] * static_cast<int64_t>(sizeof(Bits));

@@ -58,7 +58,8 @@ size_t pack_patterns(uint32_t* words, char* to, size_t room, size_t sets = kPatt
 size_t pack_bins(uint64_t* words, char* to, size_t room);
 
 // Both functions unpack one list into counters that must be zero, and advance *bytes past the list. The bytes
-// are untrusted: false, with undefined counters, if counting at most `most` values cannot have produced them.
+// are untrusted. If counting at most `most` values cannot have produced them, the functions return false and
+// the counters are undefined.
 bool unpack_patterns(std::span<const std::byte>* bytes, uint64_t most, uint32_t* words);
 bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* words);
 

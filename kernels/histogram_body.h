@@ -52,8 +52,9 @@ FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block
 // The kUnitsOfARound of callers that need no barrier between rounds: more units than a device holds.
 inline constexpr uint64_t kOneRound = uint64_t{1} << 40;
 
-// Successive values of a thread with one bin or pattern. When the run ends, they are added to the word of
-// this bin in device memory: in a tensor of zeros, the threads then do not wait for one word at every value.
+// Successive values of a thread that have the same bin or pattern. At the end of such a run they are added to
+// the word of the bin in device memory, all at once: in a tensor of zeros, the threads would otherwise wait
+// for the same word at every value.
 template <class Word>
 struct Run {
   uint32_t bin;

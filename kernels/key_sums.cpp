@@ -20,7 +20,8 @@ constexpr int64_t kRowsOfABlock = 32, kTile = 128;
 // kExponent: mask of the exponent bits of a format. kLeast: the exponent bits that also stand for all smaller
 // exponents. kMost: the largest exponent bits that BlockSums accepts. BlockSums sums the squares of
 // 2^exponent over up to 2^5 rows in fp32, whose largest power of two is 2^127. So 5 + 2 * exponent <= 127:
-// the exponent is at most 61 (that of fp16 is at most 15). widen() converts a word's upper 16 bits to fp32.
+// the exponent is at most 61 (that of fp16 is at most 15). widen() converts a word's upper 16 bits to fp32. A
+// subnormal fp16 is read with the exponent of 2^-14 and the hidden bit, whose value 2^-14 is then subtracted.
 struct Bf16 {
   static constexpr uint16_t kExponent = 0x7f80, kLeast = (127 + ColumnSum::kLeastExponent) << 7,
                             kMost = (127 + 61) << 7;

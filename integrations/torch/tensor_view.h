@@ -32,7 +32,8 @@
 #pragma weak dlsym
 __asm__(".symver dlopen, dlopen@" FORESHOCK_OLD_LOADER);
 __asm__(".symver dlsym, dlsym@" FORESHOCK_OLD_LOADER);
-// glibc 2.34 also gave this function a new version. It is not weak, since torch itself needs its libpthread.
+// glibc 2.34 also gave pthread_mutex_trylock a new version. This symbol is not weak: before 2.34 it is in
+// libpthread, with which torch itself is linked.
 __asm__(".symver pthread_mutex_trylock, pthread_mutex_trylock@" FORESHOCK_OLD_LOADER);
 #define FORESHOCK_HAS_LOADER (dlopen != nullptr && dlsym != nullptr)
 #else
@@ -44,7 +45,8 @@ namespace foreshock::adapter {
 // The handle that hook.h uses for CUDA's legacy default stream. The CUDA runtime uses null for this stream.
 inline constexpr uintptr_t kLegacyStream = 1;
 
-// Reads the handle of the current CUDA stream from torch's device guard. False: the guard cannot (torch 2.6).
+// Reads the handle of the current CUDA stream from torch's device guard. Returns false if the guard has no
+// function for it (torch 2.6) or fails.
 template <typename Guard>
 bool stream_of_guard(const Guard& guard, c10::Device device, void** handle) noexcept try {
   if constexpr (requires(const Guard& g, c10::Stream s) { g.getStreamNativeHandle(s); }) {
@@ -148,15 +150,16 @@ inline constexpr int kMaxNodes = 64;  // visited in one search
 // input. kOpaque: the search must not go past the node. kOther: the search goes on with the node's inputs.
 enum class NodeKind { kLeaf, kProduct, kUnary, kOther, kOpaque };
 
-// Returns the kind of a node, from the mangled name of its C++ type: nodes of torch's own operations are in
-// the namespace "generated". Node::name() is not used, since it takes the interpreter lock for Python nodes.
+// Returns the kind of a node, from the mangled name of its C++ type, in which the length of each identifier
+// precedes it. Nodes of torch's own operations are in the namespace "generated". Node::name() is not used,
+// since it takes the interpreter lock for Python nodes.
 inline NodeKind kind_of(const torch::autograd::Node& node) {
   const char* type = typeid(node).name();
   if (std::strstr(type, "14AccumulateGrad")) return NodeKind::kLeaf;
   const char* generated = std::strstr(type, "9generated");
   if (!generated) return NodeKind::kOpaque;  // hand-written, or the border of a compiled graph
   const char* name = generated + std::strlen("9generated");
-  while (*name >= '0' && *name <= '9') ++name;  // the length of the name, as in "14AccumulateGrad"
+  while (*name >= '0' && *name <= '9') ++name;  // skips the length
   const auto is = [name](const char* prefix) { return std::strncmp(name, prefix, std::strlen(prefix)) == 0; };
   for (const char* prefix :
        {"AddmmBackward", "MmBackward", "BmmBackward", "BaddbmmBackward", "LinearBackward"})
@@ -187,15 +190,17 @@ inline const void* leaf_behind(const torch::autograd::Node* node) {
 }
 
 // Returns the weight of a product; null if frozen, since the edge of an argument without gradient is empty.
-// The edges are in the order of the arguments: (self, mat2), (input, weight, bias), or (bias, mat1, mat2).
+// The edges, num_outputs() of them, are in the order of the operation's arguments: (self, mat2), (input,
+// weight, bias), or (bias, mat1, mat2).
 inline const void* weight_of(const torch::autograd::Node& product) {
   const char* type = typeid(product).name();
   const bool bias_first = std::strstr(type, "AddmmBackward") || std::strstr(type, "BaddbmmBackward");
-  const uint32_t weight = bias_first ? 2 : 1;
-  return product.num_outputs() <= weight ? nullptr : leaf_behind(product.next_edge(weight).function.get());
+  const uint32_t index = bias_first ? 2 : 1;  // of the weight
+  return product.num_outputs() <= index ? nullptr : leaf_behind(product.next_edge(index).function.get());
 }
 
-// A breadth-first walk over the history of a tensor, each node once. next() is null after at most kMaxNodes.
+// A breadth-first walk over the history of a tensor, each node once. next() returns null after the last node
+// that was added, or after kMaxNodes nodes.
 class HistoryWalk {
  public:
   explicit HistoryWalk(const torch::autograd::Node* first) { add(first); }
@@ -214,7 +219,7 @@ class HistoryWalk {
 };
 
 // Returns the first node that is not unary in the chain that begins with `node`.
-inline const torch::autograd::Node* before_unary(const torch::autograd::Node* node) {
+inline const torch::autograd::Node* skip_unary_nodes(const torch::autograd::Node* node) {
   for (int hops = 0; node && hops < kMaxNodes; ++hops) {
     if (kind_of(*node) != NodeKind::kUnary || node->num_outputs() != 1) return node;
     node = node->next_edge(0).function.get();
@@ -226,7 +231,7 @@ inline const torch::autograd::Node* before_unary(const torch::autograd::Node* no
 // argument that is not a weight. Null: unknown.
 inline const torch::autograd::Node* input_of(const torch::autograd::Node& node) {
   for (const auto& edge : node.next_edges()) {
-    const auto* input = before_unary(edge.function.get());
+    const auto* input = skip_unary_nodes(edge.function.get());
     if (input && !leaf_behind(input)) return input;
   }
   return nullptr;
