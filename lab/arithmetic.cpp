@@ -13,7 +13,7 @@ Arithmetic::Arithmetic(NumberFormat format, Accumulator accumulator, Rounding ro
       accumulator_(accumulator),
       rounding_(rounding),
       seed_(seed),
-      wide_(format_.precision > 24) {}  // 24: the precision of fp32
+      is_wider_than_fp32_(format_.precision > 24) {}  // 24: the precision of fp32
 
 // round_to() makes the random number of an element from its index and the last argument, which is new
 // in each call.

@@ -33,7 +33,7 @@ class Arithmetic {
   double store(double x);
 
   // Returns x as a register holds it: rounded to fp32, or unchanged if format() is more precise than fp32.
-  double in_register(double x) const { return wide_ ? x : static_cast<float>(x); }
+  double in_register(double x) const { return is_wider_than_fp32_ ? x : static_cast<float>(x); }
   double exp(double x) const { return in_register(std::exp(x)); }
 
   // Computes a . b, or adds it to c. The operands must be in format(). Only the accumulator rounds.
@@ -50,7 +50,7 @@ class Arithmetic {
   Accumulator accumulator_;
   Rounding rounding_;
   uint64_t seed_, roundings_ = 0;  // of stochastic rounding; roundings_: calls of cast() and store() so far
-  bool wide_;                      // format_ has more than 24 bits of precision, those of fp32
+  bool is_wider_than_fp32_;        // format_ has more precision than fp32
 };
 
 // For fp8: scales each block of `block_rows` rows so that its largest magnitude becomes the format's largest

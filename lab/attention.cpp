@@ -32,11 +32,11 @@ Tensor row_dots(const Tensor& a, const Tensor& b, State state, Arithmetic& arith
 // Returns a . b. With State::kFormat the running sum over a.cols is stored after every `block` terms.
 Tensor tiled_product(const Tensor& a, const Tensor& b, int block, State state, Arithmetic& arithmetic) {
   if (state == State::kRegisters) return arithmetic.multiply(a, b);
-  const Tensor a_by_depth = transposed(a);
+  const Tensor a_transposed = transposed(a);
   Tensor total(a.rows, b.cols);
   for (int begin = 0; begin < a.cols; begin += block) {
     const int end = std::min(begin + block, a.cols);
-    Tensor part = arithmetic.multiply(transposed(rows_of(a_by_depth, begin, end)), rows_of(b, begin, end));
+    Tensor part = arithmetic.multiply(transposed(rows_of(a_transposed, begin, end)), rows_of(b, begin, end));
     arithmetic.store(part);
     for (size_t i = 0; i < part.data.size(); ++i) total.data[i] += part.data[i];
     arithmetic.store(total);

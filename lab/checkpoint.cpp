@@ -73,20 +73,20 @@ std::string read_entry(const json& entry, uint64_t data_size, StoredTensor* tens
 // Sets *has_duplicates to whether a name has two entries: programs differ in which of the two they read.
 json parse_header(const std::string& text, bool* has_duplicates) {
   constexpr int kDepth = 2;  // {name: {"shape": [...]}}
-  bool deep = false;
+  bool is_too_deep = false;
   size_t names = 0;
   json root = json::parse(
       text,
       [&](int depth, json::parse_event_t event, json&) {
         const bool opens =
             event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
-        if (opens && depth > kDepth) deep = true;
+        if (opens && depth > kDepth) is_too_deep = true;
         names += event == json::parse_event_t::key && depth == 1;
         return !opens || depth <= kDepth;  // deeper values are skipped
       },
       false);
   *has_duplicates = root.is_object() && root.size() != names;
-  return deep ? json() : root;
+  return is_too_deep ? json() : root;
 }
 
 // Returns the name of a tensor that begins inside another one, or "".
@@ -215,8 +215,8 @@ std::string add_file(const std::string& path, const std::set<std::string>* wante
   const Safetensors& file = checkpoint->files.back();
   for (const auto& [name, tensor] : file.tensors()) {
     if (wanted && !wanted->contains(name)) continue;
-    const auto [known, fresh] = checkpoint->tensors.emplace(name, Checkpoint::Place{index, &tensor});
-    if (!fresh)
+    const auto [known, is_new] = checkpoint->tensors.emplace(name, Checkpoint::Place{index, &tensor});
+    if (!is_new)
       return "tensor '" + printable(name) + "' is both in " +
              printable(checkpoint->files[known->second.file].path()) + " and in " + file_name(path) +
              ": name one file, or an index";

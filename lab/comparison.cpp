@@ -20,7 +20,7 @@ namespace {
 
 // Allocates `words` zeroed counters if *pointer is null. With calloc, pages without counts use no memory.
 template <class Pointer>
-void ensure(size_t words, Pointer* pointer) {
+void allocate_if_null(size_t words, Pointer* pointer) {
   using Word = typename Pointer::element_type;
   if (!*pointer) pointer->reset(static_cast<Word*>(std::calloc(words, sizeof(Word))));
   if (!*pointer) throw std::bad_alloc();
@@ -31,11 +31,11 @@ void ensure(size_t words, Pointer* pointer) {
 // Counts 16-bit values by bit pattern, others by the bins of a histogram of fp32; fp64 is rounded to fp32.
 void TensorCounter::count(const char* data, DType type, size_t count) {
   if (type == DType::kBf16 || type == DType::kFp16) {
-    ensure(kPatternWords, &patterns_);
+    allocate_if_null(kPatternWords, &patterns_);
     count_patterns(data, count, patterns_.get());
     return;
   }
-  ensure(kBinWords, &bins_);
+  allocate_if_null(kBinWords, &bins_);
   if (type == DType::kFp32) return count_bins(data, count, bins_.get());
   count_narrowed(data, count);
 }
@@ -106,11 +106,13 @@ namespace {
 constexpr uint64_t kUnit = uint64_t{1} << 24, kBlock = uint64_t{1} << 17;
 
 // The distribution of the values of a tensor, or of all tensors pooled, in one checkpoint.
-struct Counted {
+struct Distribution {
   Histogram histogram;
   double rounding = 0;  // sum of |x - x rounded to fp32|; without() does not reduce it
 
-  Counted without(const Histogram& unpaired) const { return {lab::without(unpaired, histogram), rounding}; }
+  Distribution without(const Histogram& unpaired) const {
+    return {lab::without(unpaired, histogram), rounding};
+  }
   double mean_rounding() const {
     return rounding == 0 ? 0 : rounding / static_cast<double>(histogram.finite);
   }
@@ -146,7 +148,7 @@ std::pair<DType, DType> types_of(const ComparisonTask& task, size_t part) {
   return {type(task.parts[part].side_a), type(task.parts[part].side_b)};
 }
 
-Distance distance_of(const Counted& a, const Counted& b, const Difference& difference) {
+Distance distance_of(const Distribution& a, const Distribution& b, const Difference& difference) {
   Distance distance;
   distance.wasserstein = wasserstein(a.histogram, b.histogram);
   // Rounding changes the values by `rounding` on average, and so W1 by at most `rounding`. W1 lies between
@@ -267,7 +269,7 @@ class Comparer {
       unpaired.push_back(scratch->unpaired[2 * p].take(type_a));
       unpaired.push_back(scratch->unpaired[2 * p + 1].take(type_b));
     }
-    bool last = false;
+    bool is_last = false;
     {
       const std::lock_guard lock(state.mutex);
       state.histograms.resize(task.sides.size());
@@ -278,25 +280,25 @@ class Comparer {
       for (size_t n = 0; n < unpaired.size(); ++n) merge(unpaired[n], &state.unpaired[n]);
       state.roundings[unit.index] = std::move(roundings);
       state.differences[unit.index] = std::move(differences);
-      last = --state.units_left == 0;
+      is_last = --state.units_left == 0;
     }
-    if (last) finish_task(task, &state);  // without the lock: no other thread uses `state` any more
+    if (is_last) finish_task(task, &state);  // without the lock: no other thread uses `state` any more
     report_progress(task, unit);
   }
 
   // Computes the distances of a task from `state`, adds its histograms to the pools, and clears `state`.
   void finish_task(const ComparisonTask& task, TaskState* state) {
-    std::vector<Counted> counted(task.sides.size());
+    std::vector<Distribution> distributions(task.sides.size());
     for (size_t s = 0; s < task.sides.size(); ++s) {
-      counted[s].histogram = std::move(state->histograms[s]);
-      for (const auto& unit : state->roundings) counted[s].rounding += unit[s];
+      distributions[s].histogram = std::move(state->histograms[s]);
+      for (const auto& unit : state->roundings) distributions[s].rounding += unit[s];
     }
     for (size_t p = 0; p < task.parts.size(); ++p) {
       const ComparisonTask::Part& part = task.parts[p];
       Difference sum;
       for (const auto& unit : state->differences) sum.add(unit[p]);
-      const Counted a = counted[part.side_a].without(state->unpaired[2 * p]);
-      const Counted b = counted[part.side_b].without(state->unpaired[2 * p + 1]);
+      const Distribution a = distributions[part.side_a].without(state->unpaired[2 * p]);
+      const Distribution b = distributions[part.side_b].without(state->unpaired[2 * p + 1]);
       TensorDistance& tensor = results_[part.pair].tensors[part.tensor];
       tensor.distance = distance_of(a, b, sum);
       tensor.rounding_a = a.rounding;
@@ -315,7 +317,7 @@ class Comparer {
   // Computes, for each pair of checkpoints, the distance of all compared tensors pooled.
   void compute_pooled_distances() {
     for (size_t p = 0; p < results_.size(); ++p) {
-      Counted a{std::move(pools_[p].a), 0}, b{std::move(pools_[p].b), 0};
+      Distribution a{std::move(pools_[p].a), 0}, b{std::move(pools_[p].b), 0};
       Difference sum;
       for (const TensorDistance& tensor : results_[p].tensors) {
         sum.add(tensor.distance.difference);
@@ -361,7 +363,8 @@ const Checkpoint::Place* find(const Checkpoint& checkpoint, const std::string& n
 }
 
 // Whether a tensor can be compared: it exists in both checkpoints (not null) with supported types (not kNone)
-// and the same shape. Adds the reason to the result if not, and supported types that differ in any case.
+// and the same shape. If not, adds the reason to the result. If so, adds the types to the result if they
+// differ.
 bool comparable(const std::string& name, const Checkpoint::Place* a, const Checkpoint::Place* b,
                 PairResult* result) {
   if (!a && !b) return false;

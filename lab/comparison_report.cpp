@@ -90,38 +90,39 @@ namespace {
 
 using Row = std::vector<std::string>;
 
-std::string written(const char* format, double x) {  // NaN, an unknown value, as "-"
+std::string format_number(const char* format, double x) {  // NaN, an unknown value, as "-"
   if (std::isnan(x)) return "-";
   char text[32];
   std::snprintf(text, sizeof text, format, x);
   return text;
 }
 
-std::string counted(uint64_t count) {  // 12345678 as "12.3 M"
+std::string format_count(uint64_t count) {  // 12345678 as "12.3 M"
   constexpr const char* kUnits[] = {"", " k", " M", " G", " T"};
   double x = static_cast<double>(count);
   size_t unit = 0;
   for (; x >= 999.5 && unit + 1 < std::size(kUnits); x /= 1000) ++unit;  // "%.3g" makes 1e+03 of 999.5
-  return written(unit == 0 ? "%.0f" : "%.3g", x) + kUnits[unit];
+  return format_number(unit == 0 ? "%.0f" : "%.3g", x) + kUnits[unit];
 }
 
 // W1 with four digits, followed by half the distance of its bounds if that is more than 0.05 % of W1.
-std::string distance(const Wasserstein& w) {
+std::string format_distance(const Wasserstein& w) {
   const double half = (w.high - w.low) / 2;
-  return written("%.3e", w.value) + (half > 5e-4 * w.value ? written(" ±%.0e", half) : "");
+  return format_number("%.3e", w.value) + (half > 5e-4 * w.value ? format_number(" ±%.0e", half) : "");
 }
 
 const Row kFigures = {"values", "W1", "noise floor", "mean |d|", "W1/mean |d|", "max |d|", "relative L2"};
 
 Row figures(const Distance& d) {  // the columns with the headings kFigures
   const uint64_t bad = d.non_finite_a + d.non_finite_b;
-  return {counted(d.elements),
-          distance(d.wasserstein),
-          written("%.1e", d.noise_floor),
-          written("%.3e", d.difference.mean_magnitude()),
-          written("%.3f", d.w1_over_mean_abs()),
-          d.difference.pairs > 0 ? written("%.2e", d.difference.max_magnitude) : "-",
-          written("%.3e", d.difference.relative_l2()) + (bad ? "  (" + counted(bad) + " not finite)" : "")};
+  return {format_count(d.elements),
+          format_distance(d.wasserstein),
+          format_number("%.1e", d.noise_floor),
+          format_number("%.3e", d.difference.mean_magnitude()),
+          format_number("%.3f", d.w1_over_mean_abs()),
+          d.difference.pairs > 0 ? format_number("%.2e", d.difference.max_magnitude) : "-",
+          format_number("%.3e", d.difference.relative_l2()) +
+              (bad ? "  (" + format_count(bad) + " not finite)" : "")};
 }
 
 Row joined(Row row, const Row& more) {

@@ -29,7 +29,7 @@ double draw(Kind kind, uint64_t seed, Stream stream, uint64_t i) {
       return 32 + normal(key, i);
     case Kind::kOutlier: {  // one number in 1000 has a large term added
       const uint64_t spikes = key_of(key, kOutliers);
-      const bool spike = uniform(spikes, 3 * i) < 0.001;  // any counter that differs for each i
+      const bool spike = uniform(spikes, 3 * i) < 0.001;  // 3 * i: any counter that is different for each i
       return normal(key, i) + (spike ? 10 * normal(mix(spikes), i) : 0);
     }
     default:

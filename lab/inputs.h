@@ -37,7 +37,8 @@ inline double normal(uint64_t key, uint64_t counter) {
   return radius * std::cos(2 * std::numbers::pi * uniform(key, 2 * counter + 1));
 }
 
-// Outside of attention, one_signed, flat and ties are as normal. grad_out is N(0, 1) unless noted otherwise.
+// A distribution of inputs. Outside of attention, one_signed, flat and ties are as normal. grad_out is normal
+// unless noted otherwise. The laws by name:
 // - normal: N(0, 1)
 // - uniform: U(0, 1)
 // - outlier: N(0, 1) + N(0, 100) * Bernoulli(0.001), as in FlashAttention-3's error table (arXiv 2407.08608)

@@ -21,10 +21,10 @@ constexpr size_t kBiasSlices = 16;              // with fewer slices the bias is
 // negligible.
 constexpr double kReferenceError = 1e-13;
 
-struct Field {
-  const char* stored;  // name of a result in the file
-  const char* tensor;  // name of the same output in the lab (algorithm.h)
-  bool per_query;      // true: the result has a row per query; false: a row per key
+struct Field {  // a result of the call
+  const char* name_in_file;
+  const char* name_in_lab;  // of the same output (algorithm.h)
+  bool per_query;           // true: the result has a row per query; false: a row per key
 };
 constexpr Field kResults[] = {{"out", "out", true},
                               {"lse", "log_sum_exp", true},
@@ -256,7 +256,8 @@ std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>&
   const size_t slices = static_cast<size_t>(call.batch) * call.kv_heads;
   std::vector<const Field*> fields;
   for (const Field& field : kResults)
-    if (call.file.tensors().contains(field.stored) && (call.backward || !is_backward(field.stored)))
+    if (call.file.tensors().contains(field.name_in_file) &&
+        (call.backward || !is_backward(field.name_in_file)))
       fields.push_back(&field);
   std::vector<std::vector<Part>> parts(fields.size() + models.size(), std::vector<Part>(slices));
 
@@ -275,13 +276,14 @@ std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>&
     const Run unfused = plain_of(Family::kAttention).run;
     const Tensors reference = run(unfused, fp64), plain = run(unfused, format);
     for (size_t f = 0; f < fields.size(); ++f) {
-      const char* name = fields[f]->tensor;
+      const char* name = fields[f]->name_in_lab;
       // The log-sum-exp may have another type than the call's other tensors, usually fp32.
-      const NumberFormat stored = *parse_format(name_of(call.file.tensors().at(fields[f]->stored).dtype));
-      parts[f][slice] = part_of(slice_of(call, fields[f]->stored, fields[f]->per_query, b, h), plain.at(name),
-                                reference.at(name), stored);
+      const NumberFormat stored =
+          *parse_format(name_of(call.file.tensors().at(fields[f]->name_in_file).dtype));
+      parts[f][slice] = part_of(slice_of(call, fields[f]->name_in_file, fields[f]->per_query, b, h),
+                                plain.at(name), reference.at(name), stored);
       // An upper bound of the squares of the two terms whose difference is dq. In dk the query replaces k.
-      if (is_zero_gradient(call, fields[f]->stored))
+      if (is_zero_gradient(call, fields[f]->name_in_file))
         parts[f][slice].squares = call.scale * call.scale * squares_of(inputs["grad_out"]) *
                                   squares_of(inputs["value"]) *
                                   squares_of(inputs[fields[f]->per_query ? "key" : "query"]);
@@ -293,7 +295,7 @@ std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>&
 
   std::vector<Verdict> verdicts;
   for (size_t f = 0; f < fields.size(); ++f)
-    verdicts.push_back(verdict_of(call, fields[f]->stored, parts[f], true));
+    verdicts.push_back(verdict_of(call, fields[f]->name_in_file, parts[f], true));
   for (size_t m = 0; m < models.size(); ++m)
     verdicts.push_back(verdict_of(call, std::string(models[m].name), parts[fields.size() + m], false));
   return verdicts;

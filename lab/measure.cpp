@@ -129,9 +129,9 @@ std::vector<Group> groups_of(std::span<const Point> points) {
     const Point& p = points[i];
     const Key key(find_algorithm(p.algorithm)->family, p.format, p.accumulator, p.input, p.rounding,
                   p.reference, p.n, p.d, p.rows, p.backward, p.scale, p.first_seed, p.seeds);
-    const auto [group, is_new] = index.try_emplace(key, groups.size());
+    const auto [entry, is_new] = index.try_emplace(key, groups.size());
     if (is_new) groups.push_back({{}, p.seeds});
-    groups[group->second].points.push_back(i);
+    groups[entry->second].points.push_back(i);
   }
   return groups;
 }
@@ -212,9 +212,9 @@ Measurement summary_of(const Point& point, const std::string& tensor, const std:
   m.signed_sum = interval_of(over_seeds([](D own, D) { return own.signed_sum; }));
   m.over_roundoff = interval_of(over_seeds([](D own, D) { return own.over_roundoff; }));
   m.ratio_to_plain =
-      interval_of(over_seeds([](D own, D p) { return error_ratio(own.relative_l2, p.relative_l2); }));
+      interval_of(over_seeds([](D own, D plain) { return error_ratio(own.relative_l2, plain.relative_l2); }));
   m.max_ratio_to_plain =
-      interval_of(over_seeds([](D own, D p) { return error_ratio(own.max_abs, p.max_abs); }));
+      interval_of(over_seeds([](D own, D plain) { return error_ratio(own.max_abs, plain.max_abs); }));
   std::vector<double> from_plain;
   for (const Result& result : results) {
     m.non_finite += result.own.at(tensor).non_finite;

@@ -108,13 +108,14 @@ Tensor transformed_image(const Transform& t, const Tensor& image, int side, int 
 Tensors winograd(const Transform& t, const Tensors& inputs, Arithmetic& arithmetic) {
   const Tensor &image = inputs.at("image"), &filter = inputs.at("filter");
   const int side = static_cast<int>(std::lround(std::sqrt(image.cols))), out_side = side - 2;
-  const int channels = image.rows, outs = filter.rows, per_side = (out_side + t.tile - 1) / t.tile;
+  const int channels = image.rows, out_channels = filter.rows, per_side = (out_side + t.tile - 1) / t.tile;
   const int tiles = per_side * per_side, positions = t.bt.rows * t.bt.rows;
 
   // One matrix per position of the transformed tile, so that the sum over channels is a matrix product.
-  std::vector<Tensor> left(positions, Tensor(outs, channels)), right(positions, Tensor(channels, tiles));
+  std::vector<Tensor> left(positions, Tensor(out_channels, channels)),
+      right(positions, Tensor(channels, tiles));
   for (int c = 0; c < channels; ++c) {
-    for (int o = 0; o < outs; ++o) {
+    for (int o = 0; o < out_channels; ++o) {
       const Tensor transformed = transformed_filter(t, filter, o, c, arithmetic);
       for (int p = 0; p < positions; ++p) left[p].at(o, c) = transformed.data[p];
     }
@@ -130,8 +131,8 @@ Tensors winograd(const Transform& t, const Tensors& inputs, Arithmetic& arithmet
     arithmetic.cast(right[p]);
     products.push_back(arithmetic.multiply(left[p], right[p]));
   }
-  Tensor out(outs, out_side * out_side);
-  for (int o = 0; o < outs; ++o)
+  Tensor out(out_channels, out_side * out_side);
+  for (int o = 0; o < out_channels; ++o)
     for (int tile = 0; tile < tiles; ++tile) {
       Tensor product(t.bt.rows, t.bt.rows);
       for (int p = 0; p < positions; ++p) product.data[p] = products[p].at(o, tile);

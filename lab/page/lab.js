@@ -29,7 +29,7 @@
         ctx.strokeStyle = dataset.borderColor;
         ctx.globalAlpha = 0.6;
         chart.getDatasetMeta(i).data.forEach((mark, k) => {
-          const value = dataset.points[k]; // the statistic {mean, low, high} of the mark
+          const value = dataset.statistics[k]; // the statistic {mean, low, high} of the mark
           if (!value || value.low === null || (y.type === 'logarithmic' && value.low <= 0)) return;
           const low = y.getPixelForValue(value.low), high = y.getPixelForValue(value.high);
           ctx.beginPath();
@@ -55,7 +55,7 @@
       const colour = COLOURS[i % COLOURS.length];
       return {
         label,
-        points: own.map((p) => p[statistic]),
+        statistics: own.map((p) => p[statistic]),
         data: own.map((p) => ({ x: labels ? labels.indexOf(String(p[drawing.x])) + aside : p[drawing.x], y: p[statistic].mean })),
         borderColor: colour, backgroundColor: colour, borderWidth: 2, pointRadius: labels ? 4.5 : 3,
         borderDash: i < COLOURS.length ? [] : [5, 4], showLine: !labels, tension: 0,
@@ -90,7 +90,7 @@
           legend: { position: 'bottom', labels: { boxWidth: 12, boxHeight: 3, font: { size: 11 } } },
           tooltip: { callbacks: { title: (items) => labels ? labels[Math.round(items[0].parsed.x)]
             : `${drawing.x} ${short(items[0].parsed.x)}`, label: (item) => {
-            const value = item.dataset.points[item.dataIndex];
+            const value = item.dataset.statistics[item.dataIndex];
             return `${item.dataset.label}: ${short(value.mean)}  (${short(value.low)} to ${short(value.high)})`;
           } } },
         },

@@ -127,7 +127,7 @@ def inputs(case: Case, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]
         q[..., 3] *= 30
         k[..., 3] *= 30
         v[..., 3] *= 1000
-    elif case.law == "very negative":  # every score near -300
+    elif case.law == "very negative":  # every score near -300: |direction|^2 / sqrt(d) is 300
         direction = normal(case.d)
         direction *= math.sqrt(300 / direction.square().sum().item() * math.sqrt(case.d))
         q, k = q + direction, k - direction
