@@ -35,7 +35,7 @@ enum class DeviceKernel : int {
   kChecksum,       // ChecksumJob
   kScalars,        // ScalarsJob
 };
-inline constexpr int kDeviceKernels = 9;
+inline constexpr int kDeviceKernels = 9;  // number of kernels
 
 // Symbols in the fatbin, in the order of DeviceKernel.
 inline constexpr const char* kDeviceKernelNames[kDeviceKernels] = {

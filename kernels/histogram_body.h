@@ -89,7 +89,7 @@ template <class Block>
 FORESHOCK_DEVICE void count_patterns_shared(const HistogramJob& job, Block& block) {
   uint32_t* words = reinterpret_cast<uint32_t*>(job.words);
   uint32_t* counters = block.template shared<uint32_t>(0, kPatterns / 2);
-  const auto each_counter = [&](const auto& visit) {
+  const auto each_counter = [&](const auto& visit) {  // calls visit(n) for each word, which has two counters
     block.each([&](uint32_t thread) {
       for (uint32_t n = thread; n < kPatterns / 2; n += block.threads()) visit(n);
     });

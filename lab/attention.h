@@ -10,7 +10,8 @@
 namespace foreshock::lab {
 
 // The operands of attention's products. In fp8, quantise() of arithmetic.h scales and casts each input. All
-// rows get one scale, as in frameworks; [0] is that of row 0. In other formats x is unchanged, the scale 1.
+// rows of an input get one scale, as in frameworks; the code reads that of row 0. In other formats the inputs
+// are unchanged and the scales are 1.
 struct AttentionOperands {
   Tensor query, key, value;
   double score_scale;  // factor from query . key to the scores, the softmax scale included

@@ -40,7 +40,7 @@ std::vector<Claim> claims_of_fig4(Measured measured) {
   const Range in_roundoffs = range_of(with_format(of(measured, "flash2_shipped"), "bf16"),
                                       [](const Measurement& m) { return m.over_roundoff.mean; });
   const Range shipped_max = range_of(of(measured, "flash2_shipped"), max_ratio);
-  // The sweep has one point with these inputs, in fp16.
+  // The sweep has one point of each algorithm with these inputs, in fp16.
   const double fp16_gain = 1 / l2_ratio(of_algorithm_and_input("flash2_shipped", "outlier").at(0));
   return {
       {kStability, "flash attention deviates about ten times more than plain at bf16 (Fig. 4)",

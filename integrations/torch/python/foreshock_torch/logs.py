@@ -3,8 +3,8 @@
 Wraps their logging functions once their modules have been imported. tick(), at the end of a step, looks for new
 modules; nothing is imported, and imports are not watched. A wrapper returns, raises and looks like the function that it
 wraps. Only floats are read, because reading a tensor on a device would wait. If the training logs a tensor with
-TensorBoard (as Megatron-LM does), TensorBoard itself waits for its value and passes that as a float to its FileWriter,
-whose method is wrapped too.
+TensorBoard (as Megatron-LM does), TensorBoard itself reads the value and passes a float to a FileWriter, whose method
+is wrapped too.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ Reader = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]  # (args, 
 
 
 def argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str) -> Any:
+    """The positional argument at `index`, else the keyword argument `name`, else None."""
     return args[index] if len(args) > index else kwargs.get(name)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .signals import is_of_trainer  # whether the training itself raised an exception, which must be raised again
 
-MOST_STEPS = 2**62 - 1  # largest step number: libforeshock.so takes a larger one as "unknown" (hook.h)
+LARGEST_STEP = 2**62 - 1  # libforeshock.so takes a larger step number as "unknown" (hook.h)
 
 
 def on_cpu(torch: Any, value: Any) -> float | None:
@@ -27,13 +27,13 @@ def on_cpu(torch: Any, value: Any) -> float | None:
 
 
 def step_number(torch: Any, value: Any) -> int | None:
-    """The value as a count of steps, without its fraction. None if it is unknown, outside of 0 to MOST_STEPS, or a
+    """The value as a count of steps, without its fraction. None if it is unknown, outside of 0 to LARGEST_STEP, or a
     float of 2**53 or more, which may be inexact."""
     step = _whole_number(value)
     # The comparison with 2**53 also rejects NaN.
     if step is None and (real := on_cpu(torch, value)) is not None and abs(real) < 2.0**53:
         step = int(real)
-    return step if step is not None and 0 <= step <= MOST_STEPS else None
+    return step if step is not None and 0 <= step <= LARGEST_STEP else None
 
 
 def low_64_bits(value: Any) -> int | None:
