@@ -1,5 +1,5 @@
 """Rule 10: `import torch` never fails because of us. The helper is of the standard library alone, in a directory of its
-own, and whatever is wrong with its parts, its door catches everything."""
+own, and whatever is wrong with its parts, start.py catches everything."""
 
 import ast
 import importlib.util

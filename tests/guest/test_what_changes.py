@@ -18,9 +18,9 @@ def test_named_tests_exist():
 
 
 def test_every_registration_of_the_helper_is_listed():
-    """What door.py registers or replaces in torch, by the names of the calls that do it."""
+    """What start.py registers or replaces in torch, by the names of the calls that do it."""
     text = (ROOT / "docs" / "security.md").read_text().split(SECTION)[1]
-    door = (ROOT / "integrations" / "torch" / "python" / "foreshock_torch" / "door.py").read_text()
+    source = (ROOT / "integrations" / "torch" / "python" / "foreshock_torch" / "start.py").read_text()
     known = {
         "register_optimizer_step_pre_hook": "Optimizer hooks",
         "register_optimizer_step_post_hook": "Optimizer hooks",
@@ -28,7 +28,7 @@ def test_every_registration_of_the_helper_is_listed():
         "register_module_module_registration_hook": "Module hooks",
         "Module.__setstate__": "torch.nn.Module.__setstate__",
     }
-    assert set(re.findall(r"\.(register_\w+)\(", door)) <= known.keys()
+    assert set(re.findall(r"\.(register_\w+)\(", source)) <= known.keys()
     assert all(row in text for row in known.values())
-    replaced = set(re.findall(r"^    (\w+\.[\w.]+) = ", door, re.MULTILINE))
+    replaced = set(re.findall(r"^    (\w+\.[\w.]+) = ", source, re.MULTILINE))
     assert replaced == {"modules.Module.__setstate__", "tap.is_active"}, "the second is a module of ours"

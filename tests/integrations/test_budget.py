@@ -81,18 +81,18 @@ def test_what_is_no_habit_is_forgiven() -> None:
     assert blown_at(0.01, mixed((400, 1.2, 10))) is None, "less than half a second in all"
 
 
-SLOW_DOOR = """
+SLOW_HOOKS = """
 import json, time, torch
-from foreshock_torch import door
+from foreshock_torch import start
 spent = []
-off = door.no_function
+off = start.no_function
 class Slow:
     def __enter__(self): time.sleep(0.01); self.off = off(); self.off.__enter__()
     def __exit__(self, *why): self.off.__exit__(*why)
-door.no_function = Slow
-tell = door.monitor.core.step_end
+start.no_function = Slow
+tell = start.monitor.core.step_end
 def told(*given): spent.append(given[4]); tell(*given)
-door.monitor.core.step_end = told
+start.monitor.core.step_end = told
 weight = torch.nn.Parameter(torch.ones(2)); opt = torch.optim.SGD([weight], lr=1e-3)
 for step in range(5):
     weight.square().sum().backward(); opt.step(); opt.zero_grad()
@@ -101,8 +101,8 @@ print(json.dumps(spent))
 
 
 def test_what_is_around_a_call_is_accounted_for(trainer) -> None:
-    """A door that takes 10 ms, before and after each optimizer step: the latter in the next step that is told."""
-    spent = trainer(SLOW_DOOR)
+    """Hooks that take 10 ms, before and after each optimizer step: the latter in the next step that is told."""
+    spent = trainer(SLOW_HOOKS)
     assert len(spent) == 5
     assert spent[0] >= 10 * MS, "before"
     assert all(each >= 20 * MS for each in spent[1:])

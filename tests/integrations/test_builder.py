@@ -295,7 +295,7 @@ def test_misuse_exits_2() -> None:
 def imports(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess:
     env = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
     env |= {"PYTHONPATH": str(INTEGRATION / "python"), "FORESHOCK_DIR": str(tmp_path)}
-    script = "import torch, foreshock_torch.door; foreshock_torch.report(step=1); print(foreshock_torch.door.monitor)"
+    script = "import torch, foreshock_torch.start; foreshock_torch.report(step=1); print(foreshock_torch.start.monitor)"
     command = [sys.executable, "-W", "error", "-c", script]
     return subprocess.run(command, capture_output=True, text=True, env=env | environment)
 

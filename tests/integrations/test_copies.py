@@ -30,7 +30,7 @@ def flat(tensors): return torch.cat([t.detach().flatten().float() for t in tenso
 
 # As DeepSpeed steps its groups (stages 1 and 2) and sub-groups (stage 3): each alone in the optimizer.
 IN_PIECES = f"""{MODEL}
-from foreshock_torch import door
+from foreshock_torch import start
 from foreshock_torch.modules import Modules
 done = []
 def counted(self, *given, real=Modules.named):

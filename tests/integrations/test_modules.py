@@ -112,7 +112,7 @@ print(json.dumps([events(), len(times)]))
 def test_names_go_with_the_modules_that_had_them(trainer, gone: str) -> None:
     """Before a tensor can come to lie where theirs were; those of others are told again at the next step."""
     before, after, again = trainer(f"""{BLOCKS}
-from foreshock_torch import door
+from foreshock_torch import start
 def train():
     opt.zero_grad(); model(torch.randn(2, 8, 32)).square().mean().backward(); opt.step()
 wrapper = nn.Sequential(model[0])

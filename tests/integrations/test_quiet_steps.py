@@ -7,8 +7,8 @@ import statistics
 import pytest
 
 COUNTED = """
-from foreshock_torch import clock, door
-door.monitor.CHECK_EVERY = 16
+from foreshock_torch import clock, start
+start.monitor.CHECK_EVERY = 16
 looks, read = [], clock.parameters_of
 def counted(optimizer): looks[-1] += 1; return read(optimizer)
 clock.parameters_of = counted
@@ -150,13 +150,13 @@ def test_a_step_that_a_scaler_leaves_out_is_not_reported(trainer):
 
 CALLS = """
 _fake.fake_sample(0)
-from foreshock_torch import door
-door.monitor.CHECK_EVERY = 16
+from foreshock_torch import start
+start.monitor.CHECK_EVERY = 16
 calls = []
 def counted(name):
-    real = getattr(door.monitor, name)
+    real = getattr(start.monitor, name)
     def method(*given, **named): calls.append((name, step)); return real(*given, **named)
-    setattr(door.monitor, name, method)
+    setattr(start.monitor, name, method)
 for name in ("before_step", "before_closure", "after_step"): counted(name)
 net = torch.nn.Linear(2, 2)
 optimizer = torch.optim.{optimizer}
@@ -364,10 +364,10 @@ told = [seen, [parameter.tolist() for parameter in net.parameters()]]
 """
     watched, calls = trainer(f"""
 _fake.fake_sample(0)
-from foreshock_torch import door
-calls, real = [], door.monitor.before_step
+from foreshock_torch import start
+calls, real = [], start.monitor.before_step
 def counted(*given): calls.append(1); real(*given)
-door.monitor.before_step = counted
+start.monitor.before_step = counted
 {code}
 print(json.dumps([told, len(calls)]))
 """)
@@ -377,14 +377,14 @@ print(json.dumps([told, len(calls)]))
 
 CLOSURES = """
 _fake.fake_sample(0)
-from foreshock_torch import door
-door.monitor.CHECK_EVERY = 16
+from foreshock_torch import start
+start.monitor.CHECK_EVERY = 16
 net = torch.nn.Linear(2, 2)
 optimizer = torch.optim.{optimizer}
 inside, rows = [], []
 for name in ("before_step", "before_closure", "after_step"):
-    def method(*given, real=getattr(door.monitor, name), **named): inside.append(step); return real(*given, **named)
-    setattr(door.monitor, name, method)
+    def method(*given, real=getattr(start.monitor, name), **named): inside.append(step); return real(*given, **named)
+    setattr(start.monitor, name, method)
 for step in range(40):
     def closure():
         optimizer.zero_grad()
@@ -422,16 +422,16 @@ def test_steps_with_a_closure_are_quiet(trainer, optimizer, clip):
 
 OTHERS = """
 _fake.fake_sample(0)
-from foreshock_torch import door
-door.monitor.CHECK_EVERY = 16
+from foreshock_torch import start
+start.monitor.CHECK_EVERY = 16
 first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
 both = torch.nn.Sequential(first, second)
 one = torch.optim.AdamW(first.parameters(), lr=0.5)
 two = torch.optim.{optimizer}
 inside, rows = [], []
 for name in ("before_step", "after_step"):
-    def method(*given, real=getattr(door.monitor, name)): inside.append(step); return real(*given)
-    setattr(door.monitor, name, method)
+    def method(*given, real=getattr(start.monitor, name)): inside.append(step); return real(*given)
+    setattr(start.monitor, name, method)
 for step in range(40):
     events()
     {training}

@@ -110,7 +110,7 @@ def test_what_a_signal_handler_raises_reaches_the_trainer(trainer, handler: str)
     """Also when the signal comes while a hook of ours runs: preemption is told in this way."""
     caught, rows = trainer(f"""{TOY}
 import functools, os, signal
-from foreshock_torch import door
+from foreshock_torch import start
 class Preempted(Exception): pass
 def stop(number, frame): raise Preempted(number)
 class Stop:
@@ -125,10 +125,10 @@ def interrupted(real):
     return method
 for hook in (None, "before_step", "after_step", None):
     opt.zero_grad(); backward(model)
-    if hook: setattr(door.monitor, hook, interrupted(getattr(door.monitor, hook)))
+    if hook: setattr(start.monitor, hook, interrupted(getattr(start.monitor, hook)))
     try: opt.step()
     except Preempted as error: caught.append(error.args[0] == signal.SIGUSR1)
-    if hook: delattr(door.monitor, hook)
+    if hook: delattr(start.monitor, hook)
 print(json.dumps([caught, events()]))
 """)
     assert caught == [True, True]
@@ -144,7 +144,7 @@ def test_an_exception_of_the_trainer_at_any_line_of_ours_reaches_it(trainer, sen
     lost, tried, rows = trainer(f"""{TOY}
 import ctypes, threading
 _fake.fake_sample({sampled})
-from foreshock_torch import door
+from foreshock_torch import start
 class Preempted(Exception): pass
 send, thread = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.c_ulong(threading.get_ident())
 line = last = 0

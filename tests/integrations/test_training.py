@@ -192,12 +192,12 @@ print(json.dumps([events("gradients"), truth]))
 def test_clock_counts_a_step_once(trainer) -> None:
     seen = trainer(f"""{TOY}
 import foreshock_torch
-from foreshock_torch import door
+from foreshock_torch import start
 from foreshock_torch.clock import Monitor
 out = {{}}
 def reset():
-    core = door.monitor.core
-    core.adapter.foreshock_adapter_step_ended(); door.monitor = Monitor(torch, core); events()
+    core = start.monitor.core
+    core.adapter.foreshock_adapter_step_ended(); start.monitor = Monitor(torch, core); events()
 def fresh(): reset(); model = Toy(); return model, torch.optim.AdamW(model.parameters())
 m, o = fresh()
 for _ in range(2):
@@ -258,10 +258,10 @@ def test_reported_steps_keep_rate_and_cost(trainer, every: int, optimizer: str) 
     told before; the first one, which the optimizer has told, is not told again."""
     rows = trainer(f"""{TOY}
 import foreshock_torch, time
-from foreshock_torch import door
-model = Toy(); opt = torch.optim.{optimizer}(model.parameters()); due = door.monitor.weights.fetch_due
+from foreshock_torch import start
+model = Toy(); opt = torch.optim.{optimizer}(model.parameters()); due = start.monitor.weights.fetch_due
 def slow(): time.sleep(0.002); due()
-door.monitor.weights.fetch_due = slow
+start.monitor.weights.fetch_due = slow
 for step in range(1, 10):
     opt.param_groups[0]["lr"] = step / 64
     loss_of(model).backward(); opt.step(); opt.zero_grad()
@@ -290,10 +290,10 @@ def test_reports_are_ticks(trainer) -> None:
     the hooks is looked for, with an optimizer of torch or without."""
     with_optimizer, without = trainer(f"""{TOY}
 import foreshock, types
-from foreshock_torch import door
+from foreshock_torch import start
 from foreshock_torch.clock import Monitor
 sys.modules["flash_attn.cute"] = types.ModuleType("flash_attn.cute")
-def fresh(): door.monitor = Monitor(torch, door.monitor.core); events()
+def fresh(): start.monitor = Monitor(torch, start.monitor.core); events()
 fresh(); model = Toy(); opt = torch.optim.AdamW(model.parameters())
 for step in range(1, 6):
     loss_of(model).backward(); opt.step(); opt.zero_grad(); foreshock.report(step=step)

@@ -30,15 +30,15 @@ except Exception:  # an incomplete installation must not make a training fail
 
 
 def _enter() -> None:
-    """If torch is imported, starts the helper (foreshock_torch.door), unless `import torch` has started it already."""
+    """If torch is imported, starts the helper (foreshock_torch.start), unless `import torch` has started it already."""
     try:
         if "torch" not in sys.modules:
             return  # `import torch` will start the helper
-        from foreshock_torch import door
+        from foreshock_torch import start
         from foreshock_torch.tap import prepare
 
         prepare()  # defines the operations that tap() calls
-        door.enter(load=True)
+        start.enter(load=True)
     except Exception:
         return
 

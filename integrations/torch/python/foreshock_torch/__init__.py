@@ -23,9 +23,9 @@ def autoload() -> None:
 
             tap.prepare()
         if os.environ.get("FORESHOCK_DIR"):
-            from . import door  # starts the helper, and guards its calls against exceptions
+            from . import start  # starts the helper, and guards its calls against exceptions
 
-            door.enter()
+            start.enter()
     except Exception:  # of the helper
         return
 
@@ -36,6 +36,6 @@ def report(step: Any = None, loss: Any = None, batch_id: Any = None) -> None:
     `step`: optimizer steps done so far, this one included. `loss`: a number or a one-element tensor on the CPU.
     `batch_id`: a whole number, of which 64 bits are kept. Other values are ignored.
     """
-    door = sys.modules.get(f"{__name__}.door")
-    if door is not None:  # else the helper was not started
-        door.call_monitor("report", step, loss, batch_id)
+    start = sys.modules.get(f"{__name__}.start")
+    if start is not None:  # else the helper was not started
+        start.call_monitor("report", step, loss, batch_id)

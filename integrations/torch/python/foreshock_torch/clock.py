@@ -31,9 +31,9 @@ from .names import Named, layer_labels, naming_order, numbered_labels
 from .numbers import low_64_bits, on_cpu, step_number
 from .optimizers import OtherOptimizers, SplitStep, attribute, groups, is_plain, parameters_in, parameters_of, state_of
 from .owners import Owners
-from .place import place, torch_world_size
 from .replicas import Replicas
 from .signals import is_of_trainer
+from .topology import topology, torch_world_size
 from .unseen import UNSEEN_CHECK_TICKS, attention_unseen
 from .weights import ENDED, Weights
 
@@ -130,7 +130,7 @@ class Monitor:
         self.modules.note(module)
         if not self._is_rank_described and torch_world_size() > 1:
             self._is_rank_described = True
-            self.core.describe(place())
+            self.core.describe(topology())
         self._add_time(begin)
 
     def before_step(self, optimizer: Any, has_stepped: bool = False) -> None:
@@ -487,7 +487,7 @@ class Monitor:
         addresses = named_for[1]
         parameters = [p for optimizer in optimizers for p in parameters_of(optimizer)]
         if not self._is_described:
-            self.core.describe(place(parameters, self.modules.alive()))
+            self.core.describe(topology(parameters, self.modules.alive()))
             self._is_described = True
         self._named_for = named_for
         named, labels = self._keep_names(self.modules.named(addresses))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .logs import Logs
-from .place import Place
+from .topology import Topology
 from .weights import DIMS, OptimizerNumbers, Weight
 
 # Constants of hook.h.
@@ -288,11 +288,11 @@ class Core:
             entry.name, entry.value, entry.step = name.encode(errors="replace"), value, step
         self.core.foreshock_observe_scalars(array, len(rows))
 
-    def describe(self, place: Place) -> None:
+    def describe(self, topology: Topology) -> None:
         """Reports rank, world size and parallel coordinates of this process (-1: unknown), and the version of torch."""
         identity = self.Identity(size=self._ctypes.sizeof(self.Identity), version=ABI)
-        identity.rank, identity.local_rank, identity.world_size, identity.attempt = place[:4]
-        for name, coordinate in place.coordinates._asdict().items():
+        identity.rank, identity.local_rank, identity.world_size, identity.attempt = topology[:4]
+        for name, coordinate in topology.coordinates._asdict().items():
             setattr(identity, name + "_parallel", coordinate)
         identity.framework = ("torch " + self._torch.__version__.partition("+")[0]).encode()
         self.core.foreshock_describe(self._ctypes.byref(identity))

@@ -9,7 +9,7 @@ from typing import Any
 from weakref import ref
 
 from .names import Named, plain_name, with_number
-from .place import is_ddp
+from .topology import is_ddp
 
 WRAPPERS = ("_orig_mod", "module")  # attributes of wrappers (torch.compile, DDP) that have the wrapped module
 

@@ -2,9 +2,9 @@
 
 The agent, another process, compares tensors bit for bit across ranks: those of the same name that are the same part of
 the whole tensor, on ranks with the same coordinates. Here the coordinates of a rank are its indices in the tensor,
-pipeline and expert dimensions of parallelism (place.py). Every other tensor that differs between ranks by design must
-have another name on each rank: a manually sharded head, an expert that DDP ignores, a flat shard of FSDP. Its prefix
-has the rank. If a tensor is equal on some ranks but not on all, its prefix has the lowest of these ranks.
+pipeline and expert dimensions of parallelism (topology.py). Every other tensor that differs between ranks by design
+must have another name on each rank: a manually sharded head, an expert that DDP ignores, a flat shard of FSDP. Its
+prefix has the rank. If a tensor is equal on some ranks but not on all, its prefix has the lowest of these ranks.
 suppress_ours() drops exceptions, but not those that a signal handler of the training raised (is_of_trainer()).
 """
 
@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from .place import distributed_functions, is_ddp, megatron_coordinates, root_of
 from .signals import is_of_trainer, suppress_ours
+from .topology import distributed_functions, is_ddp, megatron_coordinates, root_of
 
 NAME_BYTES = 159  # a name has at most so many bytes in the segment (shared memory that the agent reads)
 

@@ -18,8 +18,8 @@ from . import tap  # foreshock.tap(), with which a training reports attention th
 from .clock import Monitor
 from .compiled import Watch, step_traced
 from .core import Core
-from .place import bind_distributed
 from .signals import is_of_trainer, suppress_ours  # distinguish exceptions of the training from those of the helper
+from .topology import bind_distributed
 
 monitor: Any = None  # the Monitor of this process, once enter() has succeeded
 torch: Any = None

@@ -24,7 +24,7 @@ _library: Any = None  # keeps the definitions registered until the process ends
 _forward: Any = None  # the custom operations for the two passes
 _backward: Any = None
 _torch: Any = None  # None: the operations are not defined
-is_active = False  # set once the monitor has started (door.py)
+is_active = False  # set once the monitor has started (start.py)
 
 
 def prepare() -> None:

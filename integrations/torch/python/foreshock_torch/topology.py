@@ -37,7 +37,7 @@ class Coordinates(NamedTuple):
     expert: int = -1
 
 
-class Place(NamedTuple):
+class Topology(NamedTuple):
     rank: int
     local_rank: int
     world_size: int
@@ -154,11 +154,11 @@ def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinate
     return Coordinates()
 
 
-def place(parameters: Iterable[Any] = (), modules: Iterable[Any] = ()) -> Place:
+def topology(parameters: Iterable[Any] = (), modules: Iterable[Any] = ()) -> Topology:
     """The place of this process. The coordinates are found from `parameters` and `modules` of the model."""
     distributed = distributed_functions()
     rank, world_size = _environment_number("RANK"), _environment_number("WORLD_SIZE")
     if distributed is not None:
         rank, world_size = distributed.get_rank(), distributed.get_world_size()
     attempt = _environment_number("TORCHELASTIC_RESTART_COUNT")
-    return Place(rank, _environment_number("LOCAL_RANK"), world_size, attempt, coordinates(parameters, modules))
+    return Topology(rank, _environment_number("LOCAL_RANK"), world_size, attempt, coordinates(parameters, modules))
