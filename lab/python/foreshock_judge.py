@@ -365,7 +365,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="bf16", choices=DTYPES)
     parser.add_argument("--grad", action="store_true", help="judge dq, dk, dv as well")
-    parser.add_argument("--quick", action="store_true", help="a third of the cases")
+    parser.add_argument("--quick", action="store_true", help="less than half of the cases")
     options = parser.parse_args()
     try:
         function = import_function(options.function)
