@@ -32,14 +32,14 @@ using namespace std::chrono_literals;
 using Clock = Run::Clock;
 
 constexpr std::chrono::milliseconds kShortestSleep = 1ms, kLongestSleep = 32ms;
-constexpr const char* kLogFile = "agent.log";  // the agent's stderr, opened by the launcher in the directory
+constexpr const char* kLogFile = "agent.log";  // the agent's stderr, which the launcher opens
 constexpr off_t kMostLogBytes = 256 << 10;
 constexpr auto kPublishEvery = 1s;
-constexpr auto kUpdateIntervalEvery = 2s;     // how often the sampling intervals are chosen
-constexpr auto kDiscoverEvery = 200ms;        // how often new segments and ended launchers are looked for
-constexpr auto kSearchEvery = 1s;             // how often a service searches its tree for runs
-constexpr size_t kMostBytesOfAddress = 4096;  // of agent.json
-constexpr size_t kMostTables = 4096;          // history tables of all runs; a rank has one, and one per layer
+constexpr auto kUpdateIntervalEvery = 2s;   // how often the sampling intervals are chosen
+constexpr auto kDiscoverEvery = 200ms;      // how often new segments and ended launchers are looked for
+constexpr auto kSearchEvery = 1s;           // how often a service searches its tree for runs
+constexpr size_t kMostAddressBytes = 4096;  // largest agent.json of another agent
+constexpr size_t kMostTables = 4096;        // history tables of all runs; a rank has one, and one per layer
 
 volatile std::sig_atomic_t g_stop = 0;
 void request_stop(int) { g_stop = 1; }
@@ -127,28 +127,28 @@ bool Agent::open_single_run(std::string* error) {
     *error = options_.directory + ": " + *error;
     return false;
   }
-  const RunOptions followed = {.run_id = options_.run_id,
-                               .label = options_.run_id,
-                               .record = options_.record,
-                               .max_slowdown = options_.max_slowdown,
-                               .every = options_.every,
-                               .cores = cores_,
-                               .histogram_bytes = options_.record_histograms,
-                               .alerts = &alerts_,
-                               .save_flagged = options_.save_flagged,
-                               .flagged_quota = options_.flagged_quota,
-                               .record_size = options_.record_size};
-  std::unique_ptr<Run> run = Run::open(followed, std::move(directory), error);
+  const RunOptions run_options = {.run_id = options_.run_id,
+                                  .label = options_.run_id,
+                                  .record = options_.record,
+                                  .max_slowdown = options_.max_slowdown,
+                                  .every = options_.every,
+                                  .cores = cores_,
+                                  .histogram_bytes = options_.record_histograms,
+                                  .alerts = &alerts_,
+                                  .save_flagged = options_.save_flagged,
+                                  .flagged_quota = options_.flagged_quota,
+                                  .record_size = options_.record_size};
+  std::unique_ptr<Run> run = Run::open(run_options, std::move(directory), error);
   if (run != nullptr) runs_.emplace_back(std::move(run), Clock::now());
   return !runs_.empty();
 }
 
 // Writes agent.json into the directory of a run. `foreshock status` and the launcher find the agent by it.
 bool Agent::write_address(const Run& run) {
-  const bool moved = options_.last_port > 0 && server_.port() > options_.port;  // options_.port was taken
+  const bool taken = options_.last_port > 0 && server_.port() > options_.port;  // options_.port was taken
   const nlohmann::json address = {
       {"pid", getpid()},           {"pid_namespace", pid_namespace()},        {"address", server_.address()},
-      {"port", server_.port()},    {"port_taken", moved ? options_.port : 0}, {"run", run.label()},
+      {"port", server_.port()},    {"port_taken", taken ? options_.port : 0}, {"run", run.label()},
       {"record", options_.record}, {"save_flagged", options_.save_flagged},   {"service", is_service()},
       {"problem", target_problem_}};
   spdlog::info("run {} at {}", run.label(), server_.endpoint());
@@ -195,7 +195,7 @@ void Agent::loop() {
 void Agent::search(Clock::time_point now) {
   forget_ended(now);
   other_agents_.clear();
-  for (FoundRun& found : tree_->look()) adopt(std::move(found), now);
+  for (FoundRun& found : tree_->find_new()) adopt(std::move(found), now);
 }
 
 // Returns the address of the agent that the owner of a run has started. `text` is the content of its
@@ -214,7 +214,7 @@ Target other_agents_target(const std::string& label, const std::optional<std::st
   return target;
 }
 
-// Starts to follow a run of the tree. If another agent follows it already, adds that one to other_agents_.
+// Starts to follow a run of the tree. If another agent follows it, adds that agent to other_agents_.
 void Agent::adopt(FoundRun found, Clock::time_point now) {
   const auto has_label = [&](const ServedRun& served) { return served.run->label() == found.label; };
   const auto namesake = std::find_if(runs_.begin(), runs_.end(), has_label);
@@ -223,7 +223,7 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
     runs_.erase(namesake);
   }
   std::string error;
-  const std::optional<std::string> address = found.directory->read("agent.json", kMostBytesOfAddress);
+  const std::optional<std::string> address = found.directory->read("agent.json", kMostAddressBytes);
   RunOptions options;  // without a record and flagged slices, which are for single runs
   options.run_id = found.run_id;
   options.label = found.label;
@@ -236,7 +236,7 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
   if (run == nullptr) {
     // If another agent follows the run (`error` is empty) or descriptors are short, search() tries again.
     const bool lacks_descriptors = is_shortage(errno);
-    tree_->leave(found.label, *found.directory, /*busy=*/error.empty() || lacks_descriptors);
+    tree_->leave(found.label, *found.directory, /*retry=*/error.empty() || lacks_descriptors);
     if (lacks_descriptors) {
       if (!has_warned_of_shortage_)
         spdlog::warn("{} has to wait: no descriptor left (ulimit -n)", found.label);
@@ -255,15 +255,15 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
 
 // Drops the runs of a service that have not been needed for options_.forget_after_seconds.
 void Agent::forget_ended(Clock::time_point now) {
-  const auto patience = std::chrono::seconds(options_.forget_after_seconds);
+  const auto forget_after = std::chrono::seconds(options_.forget_after_seconds);
   for (ServedRun& served : runs_)
     if (served.run->is_needed()) served.last_needed = now;
   std::erase_if(runs_, [&](const ServedRun& served) {
-    if (now - served.last_needed < patience) return false;
+    if (now - served.last_needed < forget_after) return false;
     spdlog::info("{} has ended and is forgotten", served.run->label());
     registry_.clear_run(served.run->label());
     served.run->directory().remove("agent.json");
-    tree_->leave(served.run->label(), served.run->directory(), /*busy=*/false);
+    tree_->leave(served.run->label(), served.run->directory(), /*retry=*/false);
     return true;
   });
 }
@@ -478,9 +478,9 @@ TargetFile::~TargetFile() {
   if (lock_ >= 0) close(lock_);
 }
 
-// Whether this agent may write the file of targets. write() replaces the file and its inode, so the lock is
-// on a second file, which is never removed. If the lock file cannot be opened, every agent may write.
-bool TargetFile::is_ours() {
+// Returns whether this agent may write the file of targets. write() replaces the file and its inode, so the
+// lock is on a second file, which is never removed. If the lock file cannot be opened, every agent may write.
+bool TargetFile::claim() {
   if (lock_ >= 0) return true;
   const size_t slash = path_.rfind('/');
   const size_t name_at = slash == std::string::npos ? 0 : slash + 1;
@@ -501,7 +501,7 @@ bool TargetFile::is_ours() {
 
 std::string TargetFile::write(const std::string& text) {
   namespace fs = std::filesystem;
-  if (!is_ours())
+  if (!claim())
     return path_ +
            " is kept by another agent: Prometheus will not find this one there; name a directory, and each "
            "run has a file of its own in it";
@@ -517,11 +517,11 @@ std::string TargetFile::write(const std::string& text) {
 }
 
 void TargetFile::remove() {
-  if (is_ours()) unlink(path_.c_str());
+  if (claim()) unlink(path_.c_str());
 }
 
-// A file of targets is abandoned if its lock is free: its agent was killed. The lock file stays, because an
-// agent may have opened it just now: after its removal, another agent could lock a new file of that name.
+// A file of targets is abandoned if its lock is free: its agent was killed. The lock file is not removed. If
+// it were, an agent that has just opened it could lock it while another agent locks a new file of that name.
 void TargetFile::remove_abandoned() const {
   if (!is_in_directory_) return;
   const std::filesystem::path own = path_;

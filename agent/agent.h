@@ -1,5 +1,6 @@
 // Runs the agent process: reads the shared-memory segments of the trainers of one run on this node, or of all
-// runs below a directory (a service), checks the attention data in them, and publishes the results.
+// runs below a directory (a service), checks the slices (copied parts of attention calls) in them, and
+// publishes the results.
 #ifndef FORESHOCK_AGENT_AGENT_H_
 #define FORESHOCK_AGENT_AGENT_H_
 
@@ -88,7 +89,7 @@ class TargetFile {
   void remove_abandoned() const;
 
  private:
-  bool is_ours();  // locks the file if it is free; false: another agent has locked it
+  bool claim();  // locks the file if it is free; false: another agent has locked it
 
   std::string path_;              // of the file of targets
   bool is_in_directory_ = false;  // the constructor's `path` is a directory

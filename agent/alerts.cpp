@@ -43,9 +43,11 @@ std::string text_of(const std::optional<double>& number) {
   return text;
 }
 
+constexpr char kPrefix[] = "FORESHOCK_ALERT_";  // of the names of the command's variables
+
 // `value` may contain any bytes. c_str() cuts it at the first zero byte, where an environment variable ends.
 std::string variable(const char* name, const std::string& value) {
-  return std::string("FORESHOCK_ALERT_") + name + "=" + value.c_str();
+  return std::string(kPrefix) + name + "=" + value.c_str();
 }
 
 std::string end_text(int status) {  // from waitpid()
@@ -67,7 +69,7 @@ void close_all_on_exec() {
 // Returns a line for a chat or a pager: "my-run: output_error_drift warns in layer 003 on rank 0 at step 60".
 std::string text_of(const EventLine& event) {
   std::string what = event.detector.empty() ? event.event : event.detector + " warns";
-  // "loss_spike" becomes words; the name of a detector stays as it is in docs and series.
+  // "loss_spike" becomes arguments; the name of a detector stays as it is in docs and series.
   if (event.detector.empty()) std::replace(what.begin(), what.end(), '_', ' ');
   std::string text = event.run + ": " + what;
   if (!event.layer.empty()) text += " in layer " + event.layer;
@@ -93,15 +95,15 @@ std::vector<std::string> AlertCommand::environment_of(const EventLine& event, ui
           variable("LEFT_OUT", std::to_string(left_out))};
 }
 
-// Queues an alert. Only counts it if its kind (run, event and detector) had an alert within kApart, or if
+// Queues an alert. Only counts it if its kind (run, event and detector) had an alert within kMinPause, or if
 // waiting_ or last_alerts_ is full.
 void AlertCommand::add(const EventLine& event, Clock::time_point now) {
   if (command_.empty() || !is_alert(event)) return;
   const std::string kind = event.run + '\n' + event.event + '\n' + event.detector;
   if (last_alerts_.size() >= kMostKinds)
-    std::erase_if(last_alerts_, [&](const auto& each) { return now - each.second.queued_at >= kApart; });
+    std::erase_if(last_alerts_, [&](const auto& each) { return now - each.second.queued_at >= kMinPause; });
   const auto found = last_alerts_.find(kind);  // must come after erase_if(), which invalidates iterators
-  const bool is_soon = found != last_alerts_.end() && now - found->second.queued_at < kApart;
+  const bool is_soon = found != last_alerts_.end() && now - found->second.queued_at < kMinPause;
   if (is_soon || waiting_.size() >= kMostWaiting ||
       (found == last_alerts_.end() && last_alerts_.size() >= kMostKinds)) {
     ++left_out_;
@@ -114,13 +116,13 @@ void AlertCommand::add(const EventLine& event, Clock::time_point now) {
 
 void AlertCommand::poll(Clock::time_point now) {
   if (child_ > 0) reap();
-  if (child_ > 0 && !killed_at_ && now - began_ >= kLongest) {
-    spdlog::warn("--on-alert: the command takes more than {} s and is killed", kLongest.count());
+  if (child_ > 0 && !killed_at_ && now - began_ >= kTimeout) {
+    spdlog::warn("--on-alert: the command takes more than {} s and is killed", kTimeout.count());
     killed_at_ = now;
     kill(-child_, SIGKILL);  // kills the command, which leads a process group, and the processes it started
   }
   // Only a command that hangs in the kernel survives SIGKILL, for example on a device that does not answer.
-  if (child_ > 0 && killed_at_ && now - *killed_at_ >= kToDie) {
+  if (child_ > 0 && killed_at_ && now - *killed_at_ >= kGiveUpAfter) {
     given_up_.push_back(std::exchange(child_, -1));
     ++failed_;
   }
@@ -150,13 +152,13 @@ void AlertCommand::reap() {
 }
 
 void AlertCommand::start(const std::vector<std::string>& alert, Clock::time_point now) {
-  // The agent's environment, with `alert` in place of its FORESHOCK_ALERT_ variables.
+  // The agent's environment, with `alert` in place of any variables whose name begins with kPrefix.
   std::vector<char*> variables;
   for (char** each = environ; *each != nullptr; ++each)
-    if (std::strncmp(*each, "FORESHOCK_ALERT_", 16) != 0) variables.push_back(*each);
+    if (std::strncmp(*each, kPrefix, sizeof kPrefix - 1) != 0) variables.push_back(*each);
   for (const std::string& each : alert) variables.push_back(const_cast<char*>(each.c_str()));
   variables.push_back(nullptr);
-  const char* words[] = {"/bin/sh", "-c", command_.c_str(), nullptr};
+  const char* arguments[] = {"/bin/sh", "-c", command_.c_str(), nullptr};
 
   close_all_on_exec();
   posix_spawn_file_actions_t actions;
@@ -173,8 +175,8 @@ void AlertCommand::start(const std::vector<std::string>& alert, Clock::time_poin
   posix_spawnattr_setsigdefault(&attributes, &to_default);
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
-  const int error =
-      posix_spawn(&child_, words[0], &actions, &attributes, const_cast<char**>(words), variables.data());
+  const int error = posix_spawn(&child_, arguments[0], &actions, &attributes, const_cast<char**>(arguments),
+                                variables.data());
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   ++started_;
@@ -215,16 +217,16 @@ void Adviser::restore(int64_t rank, const std::array<DetectorState, kDetectors>&
           states[n].layer, 0};
 }
 
-Signal Adviser::loudest(const std::set<int64_t>& ranks) const {
-  Signal loudest;
+Signal Adviser::strongest(const std::set<int64_t>& ranks) const {
+  Signal strongest;
   for (const auto& [rank, signals] : signals_) {
     if (!ranks.contains(rank)) continue;
     for (const Signal& signal : signals)
-      if (signal.level > loudest.level ||
-          (signal.level == loudest.level && signal.since_step < loudest.since_step))
-        loudest = signal;
+      if (signal.level > strongest.level ||
+          (signal.level == strongest.level && signal.since_step < strongest.since_step))
+        strongest = signal;
   }
-  return loudest;
+  return strongest;
 }
 
 }  // namespace foreshock

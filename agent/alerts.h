@@ -26,11 +26,11 @@ class AlertCommand {
  public:
   using Clock = std::chrono::steady_clock;
   // Shortest time between two alerts of one kind: same run, event and detector, on any rank or layer.
-  static constexpr std::chrono::seconds kApart{60};
-  static constexpr std::chrono::seconds kLongest{60};  // a command that takes longer is killed
-  static constexpr std::chrono::seconds kToDie{5};     // if it exists so long after SIGKILL, it is given up
+  static constexpr std::chrono::seconds kMinPause{60};
+  static constexpr std::chrono::seconds kTimeout{60};     // a command that takes longer is killed
+  static constexpr std::chrono::seconds kGiveUpAfter{5};  // longest wait for its end after SIGKILL
   static constexpr size_t kMostWaiting = 16;
-  static constexpr size_t kMostKinds = 4096;  // kinds of alerts that are remembered for kApart
+  static constexpr size_t kMostKinds = 4096;  // kinds of alerts that are remembered for kMinPause
   // `command` is passed to /bin/sh; if it is empty, nothing is run.
   explicit AlertCommand(std::string command) : command_(std::move(command)) {}
   ~AlertCommand() = default;  // does not end a command that still runs
@@ -38,8 +38,8 @@ class AlertCommand {
   AlertCommand& operator=(const AlertCommand&) = delete;
 
   // Queues the command for an event of the loss or the gradients, or for a detector that starts to warn.
-  // Other events are ignored. If the last alert of the event's kind is younger than kApart, the event is only
-  // counted, and the next alert of this kind reports the count to its command.
+  // Other events are ignored. If the last alert of the event's kind is younger than kMinPause, the event is
+  // only counted, and the next alert of this kind reports the count to its command.
   void add(const EventLine& event, Clock::time_point now);
   // Reaps a command that has ended, kills one that takes too long, starts the next.
   void poll(Clock::time_point now);
@@ -71,7 +71,7 @@ class AlertCommand {
   pid_t child_ = -1;                              // the command that runs; -1: none
   Clock::time_point began_;                       // when child_ was started
   std::optional<Clock::time_point> killed_at_;    // when child_ was killed
-  std::vector<pid_t> given_up_;                   // commands that still existed kToDie after SIGKILL
+  std::vector<pid_t> given_up_;                   // commands that still existed kGiveUpAfter after SIGKILL
   uint64_t started_ = 0, failed_ = 0, left_out_ = 0;
 };
 
@@ -94,7 +94,7 @@ class Adviser {
   // Adds the states that an earlier agent saved. since_step becomes the step of the last warning; 0: none.
   void restore(int64_t rank, const std::array<DetectorState, kDetectors>& states);
   // Returns the signal with the highest level among these ranks; of several, one with the lowest since_step.
-  Signal loudest(const std::set<int64_t>& ranks) const;
+  Signal strongest(const std::set<int64_t>& ranks) const;
 
  private:
   std::map<int64_t, std::array<Signal, kDetectors>> signals_;  // by rank, then detector

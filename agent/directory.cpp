@@ -19,7 +19,7 @@ bool is_shortage(int error) { return error == EMFILE || error == ENFILE || error
 namespace {
 
 // O_NOFOLLOW: links are not followed. O_NONBLOCK: opening a FIFO does not wait for its other end.
-constexpr int kCareful = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+constexpr int kSafeFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
 
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
@@ -43,10 +43,10 @@ template <class Keep>
 std::vector<std::string> sorted_names(int directory, bool* was_read, const Keep& keep) {
   std::vector<std::string> names;
   // Opens the directory again, because a duplicated descriptor would share the read position.
-  const int own = ::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR* stream = own >= 0 ? fdopendir(own) : nullptr;
+  const int reopened = ::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* stream = reopened >= 0 ? fdopendir(reopened) : nullptr;
   bool could_read = stream != nullptr || !is_shortage(errno);
-  if (stream == nullptr && own >= 0) close(own);
+  if (stream == nullptr && reopened >= 0) close(reopened);
   for (size_t seen = 0; stream != nullptr && seen < Directory::kMostEntries; ++seen) {
     errno = 0;
     const dirent* entry = readdir(stream);
@@ -67,13 +67,13 @@ bool replace_file(int directory, const std::string& name, std::string_view bytes
   const std::string unfinished = name + kUnfinishedSuffix;
   unlinkat(directory, unfinished.c_str(), 0);  // a killed agent may have left this file
   // O_EXCL: opening fails if another process has created the file since unlinkat().
-  const int file = ::openat(directory, unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | kCareful, 0600);
+  const int file = ::openat(directory, unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | kSafeFlags, 0600);
   if (file < 0) return false;
   const bool is_written = (prepare == nullptr || prepare(file)) && write_all(file, bytes);
   int failure = errno;  // the reason of the first failure, if any: of prepare(), write, close or rename
   // A network file system may report only at close() that it is full.
   const bool is_closed = close(file) == 0;
-  if (is_written) failure = errno;  // of close(); used only if it failed
+  if (is_written) failure = errno;  // of close(); used only if close() failed
   if (is_written && is_closed) {
     if (renameat(directory, unfinished.c_str(), directory, name.c_str()) == 0) return true;
     failure = errno;
@@ -106,7 +106,7 @@ std::unique_ptr<Directory> Directory::open_again(std::string* why) const {
 
 std::unique_ptr<Directory> Directory::open_at(int parent, const std::string& name, const std::string& path,
                                               std::string* why) {
-  const int descriptor = ::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | kCareful);
+  const int descriptor = ::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | kSafeFlags);
   struct stat status = {};
   if (descriptor >= 0 && fstat(descriptor, &status) == 0)
     return std::unique_ptr<Directory>(new Directory(path, descriptor, status.st_uid));
@@ -141,7 +141,7 @@ int Directory::open_file(const std::string& name, int flags) const {
     errno = EINVAL;
     return -1;
   }
-  const int file = ::openat(descriptor_, name.c_str(), flags | kCareful, 0600);
+  const int file = ::openat(descriptor_, name.c_str(), flags | kSafeFlags, 0600);
   if (file < 0) return -1;
   struct stat status = {};
   const bool is_trusted_directory = owner_ == 0 || owner_ == geteuid();  // its files may belong to anyone

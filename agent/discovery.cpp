@@ -39,10 +39,11 @@ bool is_unchanged(const struct stat& a, const struct stat& b) {
 }
 
 // Whether the last change is more than two seconds old. Two changes within one tick of the kernel's clock
-// have the same time stamp, so a second change directly after the first could not be seen in the status.
+// have the same time stamp, so the status would not show a second change directly after the first.
 bool is_settled(const struct stat& status) { return status.st_mtim.tv_sec + 2 < time(nullptr); }
 
-// Whether a launcher (run.lock) or trainer (.seg) has created a file here. *was_read: whether all was read.
+// Whether a launcher (run.lock) or trainer (.seg) has created a file here. *was_read becomes false if a
+// shortage of descriptors or memory prevented the check.
 bool is_run_directory(const Directory& directory, bool* was_read) {
   *was_read = true;
   return directory.has("run.lock") || !directory.names("", ".seg", was_read).empty();
@@ -50,8 +51,8 @@ bool is_run_directory(const Directory& directory, bool* was_read) {
 
 }  // namespace
 
-std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::look(size_t most,
-                                                                     std::vector<Refusal>* refused) {
+std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::find_new(size_t most,
+                                                                         std::vector<Refusal>* refused) {
   std::vector<std::unique_ptr<segment::SegmentReader>> found;
   unread_ = 0;
   const std::vector<std::string> files = directory_.names("", ".seg");
@@ -61,11 +62,11 @@ std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::look(size_t most
       ++unread_;
       continue;
     }
-    const std::string name = file.substr(0, file.size() - 4);
+    const std::string name = file.substr(0, file.size() - std::strlen(".seg"));
     std::string why;
     bool is_short = false;  // descriptors or memory were short
     auto reader = open(name, &is_short, &why);
-    if (!is_short) {  // else the next look() tries the segment again
+    if (!is_short) {  // else the next find_new() tries the segment again
       known_.insert(file);
       waiting_.erase(file);
     }
@@ -99,7 +100,7 @@ std::unique_ptr<segment::SegmentReader> Discovery::open(const std::string& name,
   return nullptr;
 }
 
-std::vector<FoundRun> Tree::look() {
+std::vector<FoundRun> Tree::find_new() {
   found_.clear();
   followed_ = 0;
   for (auto& [label, seen] : seen_) {
@@ -110,7 +111,7 @@ std::vector<FoundRun> Tree::look() {
   was_read_ = true;
   scan(*root_, "", &unused);
   // After an incomplete listing a missing run may still exist. If its entry were removed here, the next
-  // look() would return the run as a new one, and the agent would lose the run's statistics.
+  // find_new() would return the run as a new one, and the agent would lose the run's statistics.
   if (was_read_) std::erase_if(seen_, [](const auto& entry) { return !entry.second.was_found; });
   return std::exchange(found_, {});
 }
@@ -125,9 +126,9 @@ void Tree::scan(const Directory& directory, const std::string& prefix, size_t* r
     const std::string label = prefix + name;
     const std::optional<struct stat> status = directory.status_of(name);
     if (!status || !S_ISDIR(status->st_mode)) continue;
-    size_t runs_of_entry = 0;  // for an entry of the root, which is a run or a user: the runs followed in it
-    size_t* count = prefix.empty() ? &runs_of_entry : runs_of_user;
-    const bool is_new = needs_examination(label, *status, count);
+    size_t runs_of_entry = 0;  // runs followed in this entry of the root, which is a run or a user
+    size_t* runs_of_owner = prefix.empty() ? &runs_of_entry : runs_of_user;
+    const bool is_new = needs_examination(label, *status, runs_of_owner);
     const auto known = seen_.find(label);
     // A user's directory is scanned each time: a new file in a run does not change the status of its parent.
     const bool may_be_user = prefix.empty() && (known == seen_.end() || !known->second.followed);
@@ -137,7 +138,7 @@ void Tree::scan(const Directory& directory, const std::string& prefix, size_t* r
     if (inside == nullptr ? is_shortage(errno) : !was_read) was_read_ = false;  // may be readable later
     if (inside == nullptr || !was_read) continue;
     if (is_run) {
-      if (is_new) examine(label, std::move(inside), count);
+      if (is_new) examine(label, std::move(inside), runs_of_owner);
       continue;
     }
     seen_[label] = {.status = inside->status(), .settled = is_settled(inside->status())};
@@ -154,7 +155,7 @@ bool Tree::needs_examination(const std::string& label, const struct stat& now, s
   seen.was_found = true;
   *runs_of_user += seen.followed;
   if (seen.followed) return !is_same_directory(seen.status, now);  // it was removed and created again
-  return seen.busy || !seen.settled || !is_unchanged(seen.status, now);
+  return seen.retry || !seen.settled || !is_unchanged(seen.status, now);
 }
 
 void Tree::examine(const std::string& label, std::unique_ptr<Directory> directory, size_t* runs_of_user) {
@@ -165,20 +166,19 @@ void Tree::examine(const std::string& label, std::unique_ptr<Directory> director
     seen_[label] = {.status = now, .settled = true};
     return;
   }
-  if (followed_ >= kMostRuns || *runs_of_user >= kMostRunsOfOne) return;  // the next look() examines it again
+  if (followed_ >= kMostRuns || *runs_of_user >= kMostRunsOfUser)
+    return;  // the next find_new() examines it again
   ++followed_;
   ++*runs_of_user;
   seen_[label] = {.status = now, .followed = true, .settled = true};
   found_.push_back({label, label.substr(label.find('/') + 1), std::move(directory)});
 }
 
-// Called if a run is not, or no longer, followed. `busy`: the next look() examines it even if unchanged,
-// since another agent follows it or no descriptor was free.
-void Tree::leave(const std::string& label, const Directory& directory, bool busy) {
+void Tree::leave(const std::string& label, const Directory& directory, bool retry) {
   const auto known = seen_.find(label);
   const struct stat now = directory.status();
   if (known == seen_.end() || !is_same_directory(known->second.status, now)) return;
-  known->second = {.status = now, .busy = busy, .settled = is_settled(now)};
+  known->second = {.status = now, .retry = retry, .settled = is_settled(now)};
 }
 
 }  // namespace foreshock

@@ -23,14 +23,14 @@ class Discovery {
   struct Refusal {
     std::string name;  // safe to print
     std::string why;
-    bool is_waiting;  // file descriptors or memory were short; the next look() tries the segment again
+    bool is_waiting;  // file descriptors or memory were short; the next find_new() tries the segment again
   };
 
   // Returns at most `most` segments that it has not returned before. A segment that cannot be followed is
   // added to `refused` once, and once more if it first had to wait (is_waiting) and then proves unusable.
-  std::vector<std::unique_ptr<segment::SegmentReader>> look(size_t most, std::vector<Refusal>* refused);
-  size_t waiting() const { return waiting_.size(); }  // segments that wait (is_waiting) after the last look()
-  // Number of segments that the last look() did not try, because it had already found `most`.
+  std::vector<std::unique_ptr<segment::SegmentReader>> find_new(size_t most, std::vector<Refusal>* refused);
+  size_t waiting() const { return waiting_.size(); }  // segments that wait for descriptors or memory
+  // Number of segments that the last find_new() did not try, because it had already found `most`.
   size_t unread() const { return unread_; }
 
  private:
@@ -40,7 +40,7 @@ class Discovery {
 
   const Directory& directory_;
   std::set<std::string> known_;    // existing .seg files that were returned, or refused as unusable
-  std::set<std::string> waiting_;  // .seg files that the next look() tries again; not in known_
+  std::set<std::string> waiting_;  // .seg files that the next find_new() tries again; not in known_
   size_t unread_ = 0;
 };
 
@@ -55,29 +55,29 @@ struct FoundRun {
 // id> or ROOT/<user>/<run id>. Everything below ROOT may be made by hostile users.
 class Tree {
  public:
-  // Most runs followed at the same time: of the tree, and of one user. Further runs wait until others end.
+  // Most runs followed at the same time: in the tree, and of one user. Further runs wait until others end.
   static constexpr size_t kMostRuns = 256;
-  static constexpr size_t kMostRunsOfOne = 64;
+  static constexpr size_t kMostRunsOfUser = 64;
 
   explicit Tree(std::unique_ptr<Directory> root) : root_(std::move(root)) {}
 
   // Returns run directories that are not followed yet, or that have replaced a followed one of the same name.
   // From then on the tree counts them as followed. A directory with an invalid name counts as refused.
-  std::vector<FoundRun> look();
+  std::vector<FoundRun> find_new();
 
-  // To be called if the caller does not follow a returned directory, or no longer follows it. `busy`: another
-  // agent serves the directory, or no file descriptor was free; the next look() returns it again. If not
-  // `busy`, look() returns it only after a file was created in it.
-  void leave(const std::string& label, const Directory& directory, bool busy);
+  // Must be called if the caller does not follow a returned directory, or stops following it. With `retry`,
+  // the next find_new() returns the directory again: another agent serves it, or no file descriptor was free.
+  // Without `retry`, find_new() returns it only after a file was created in it.
+  void leave(const std::string& label, const Directory& directory, bool retry);
 
   uint64_t refused() const { return refused_; }
 
  private:
   struct Seen {
-    struct stat status = {};              // of the directory, when it was last examined
-    bool followed = false, busy = false;  // neither: the directory is ignored until a file is created in it
-    bool settled = false;                 // `status` is so old that a change would give another time stamp
-    bool was_found = true;                // the present look() has found the directory
+    struct stat status = {};               // of the directory, when it was last examined
+    bool followed = false, retry = false;  // neither: the directory is ignored until a file is created in it
+    bool settled = false;                  // any later change will give the directory another time stamp
+    bool was_found = true;                 // the present find_new() has found the directory
   };
   // Whether a directory must be examined. If it is followed, adds 1 to *runs_of_user.
   bool needs_examination(const std::string& label, const struct stat& now, size_t* runs_of_user);
@@ -88,9 +88,9 @@ class Tree {
 
   std::unique_ptr<Directory> root_;
   std::map<std::string, Seen> seen_;  // by label
-  std::vector<FoundRun> found_;       // result of the present look()
+  std::vector<FoundRun> found_;       // result of the present find_new()
   size_t followed_ = 0;               // runs of the whole tree that are followed
-  bool was_read_ = true;              // the present look() could read every directory
+  bool was_read_ = true;              // the present find_new() could read every directory
   uint64_t refused_ = 0;
 };
 

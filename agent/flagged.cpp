@@ -136,7 +136,7 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const LayerContext
 // Overload for FlaggedSlices::consider(), which passes a JudgedSlice or JudgedColumns.
 bool is_fit_as_control(const JudgedSlice& judged) { return foreshock::is_fit_as_control(judged.deviation); }
 
-// As is_beyond(), for dK or dV of a slice of key columns, whose error ratio is fused_ratio only.
+// Does the same as is_beyond() for dK or dV of a slice of key columns, which has fused_ratio only.
 bool is_key_beyond(const JudgedColumns& judged, const SliceDeviation& d, double times) {
   return d.fused_ratio.value_or(0) > times * ratio_limit_of_keys(judged.columns.rows()) &&
          d.relative_error_max.value_or(0) > kReferenceError;
@@ -169,8 +169,8 @@ std::string name_part(const std::string& text) {
   return name;
 }
 
-// The last 8 digits of the segment's name, which differ between processes, and the slice's ticket, which
-// counts the slices of the segment, make the file name unique.
+// Returns the name of the slice's file. It is unique: the last 8 digits of the segment's name differ between
+// processes, and the ticket differs between the slices of a segment.
 std::string name_of_file(FlagReason reason, const segment::Slot& slot, const LayerOfCall& layer,
                          const RankStatistics& rank, const std::string& segment) {
   char middle[64], end[40];
@@ -269,8 +269,8 @@ uint64_t alignment_of(const std::string& type) {
 }
 
 // Returns a flagged slice with its name, most metadata and the array of positions; the caller adds the rest.
-FlaggedSlice described(FlagReason reason, const segment::Slot& slot, const LayerOfCall& layer,
-                       const RankStatistics& rank, const std::string& segment) {
+FlaggedSlice begin_flagged_slice(FlagReason reason, const segment::Slot& slot, const LayerOfCall& layer,
+                                 const RankStatistics& rank, const std::string& segment) {
   FlaggedSlice flagged;
   flagged.name = name_of_file(reason, slot, layer, rank, segment);
   flagged.reason = reason;
@@ -316,7 +316,7 @@ uint64_t FlaggedSlice::bytes() const {
 
 FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedColumns& judged,
                            const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment) {
-  FlaggedSlice flagged = described(reason, slot, layer, rank, segment);
+  FlaggedSlice flagged = begin_flagged_slice(reason, slot, layer, rank, segment);
   const SliceDeviation* dk_and_dv[] = {&judged.deviation.grad_key, &judged.deviation.grad_value};
   // The cause is the tensor that has the reason: dK if both tensors have it, and for a control.
   const bool is_dk = reason == FlagReason::kControl || flag_reason(judged, *dk_and_dv[0], rank) == reason;
@@ -335,7 +335,7 @@ FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const J
 
 FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedSlice& judged,
                            const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment) {
-  FlaggedSlice flagged = described(reason, slot, layer, rank, segment);
+  FlaggedSlice flagged = begin_flagged_slice(reason, slot, layer, rank, segment);
   add_figures_of_layer(slot.pass /* tensor 0: out, 1: dQ */, layer.label, rank, &flagged.metadata);
   for (const Figure& figure : figures_of(judged.deviation))
     flagged.metadata[figure_key(judged.deviation.tensor, figure)] = figure.text;
@@ -372,8 +372,8 @@ std::string flagged_file(const FlaggedSlice& slice) {
   file += text;
   const size_t header_end = file.size();
   for (const FlaggedSlice::Array* array : order) file += array->bytes;
-  const size_t place = checksum_place(file, header_end);
-  return file.replace(place, kNoChecksum.size(), checksum_of(file, place));
+  const size_t checksum = checksum_offset(file, header_end);
+  return file.replace(checksum, kNoChecksum.size(), checksum_of(file, checksum));
 }
 
 struct Usage {
@@ -500,9 +500,9 @@ void FlaggedWriter::drop(FlaggedDrop why) {
   ++shared_->counts.dropped[static_cast<size_t>(why)];
 }
 
-bool FlaggedWriter::wait(milliseconds most) {
+bool FlaggedWriter::wait(milliseconds max_wait) {
   std::unique_lock lock(shared_->mutex);
-  return shared_->changed.wait_for(lock, most, [&] { return shared_->is_idle(); });
+  return shared_->changed.wait_for(lock, max_wait, [&] { return shared_->is_idle(); });
 }
 
 FlaggedCounts FlaggedWriter::counts() const {
@@ -553,9 +553,9 @@ void FlaggedSlices::consider(const segment::Slot& slot, const Judged& judged, co
     return writer_.offer(flagged_slice(FlagReason::kControl, slot, judged, layer, rank, segment));
   }
   if (found == places_.end() && places_.size() >= kMostPlaces) return writer_.drop(FlaggedDrop::kAlike);
-  const uint64_t count = ++places_[key].seen[static_cast<size_t>(*reason)];
-  // Of the slices flagged for one reason at one place, the 1st to 4th (kFirst), 8th, 16th, ... are saved.
-  if (count > kFirst && !std::has_single_bit(count)) return writer_.drop(FlaggedDrop::kAlike);
+  const uint64_t count = ++places_[key].flagged[static_cast<size_t>(*reason)];
+  // For each place and reason, the 1st to 4th (kAlwaysSaved), 8th, 16th, ... flagged slices are saved.
+  if (count > kAlwaysSaved && !std::has_single_bit(count)) return writer_.drop(FlaggedDrop::kAlike);
   writer_.offer(flagged_slice(*reason, slot, judged, layer, rank, segment));
 }
 

@@ -23,20 +23,20 @@
 
 namespace foreshock {
 
-// The checksum in the JSON header of a file: its key, and the digits that are written before it is computed.
+// The checksum in the JSON header of a file: its key, and the digits that stand there while it is computed.
 inline constexpr std::string_view kChecksumKey = "\"checksum\":\"", kNoChecksum = "0000000000000000";
 
 // Returns the offset of the checksum's 16 digits, which must be in the first `header` bytes; npos: not there.
-inline size_t checksum_place(std::string_view file, size_t header) {
+inline size_t checksum_offset(std::string_view file, size_t header) {
   const size_t key = file.substr(0, header).find(kChecksumKey);
-  const size_t place = key == file.npos ? file.npos : key + kChecksumKey.size();
-  return place == file.npos || place + kNoChecksum.size() > header ? file.npos : place;
+  const size_t offset = key == file.npos ? file.npos : key + kChecksumKey.size();
+  return offset == file.npos || offset + kNoChecksum.size() > header ? file.npos : offset;
 }
 
-// Returns the checksum over all bytes of a file, with the digits at `place` counted as zeros.
-inline std::string checksum_of(std::string_view file, size_t place) {
-  const uint64_t before = fnv1a(kNoChecksum, fnv1a(file.substr(0, place)));
-  return hexadecimal(fnv1a(file.substr(place + kNoChecksum.size()), before));
+// Returns the checksum over all bytes of a file, with the digits at `offset` counted as zeros.
+inline std::string checksum_of(std::string_view file, size_t offset) {
+  const uint64_t before = fnv1a(kNoChecksum, fnv1a(file.substr(0, offset)));
+  return hexadecimal(fnv1a(file.substr(offset + kNoChecksum.size()), before));
 }
 
 // Reasons to save a slice. A slice has one reason, the first that applies in this order. A control is an
@@ -66,12 +66,12 @@ struct JudgedColumns {
 // Returns the reason to flag a slice, or nothing for an ordinary slice.
 //  nonfinite           the slice, or another row of its heads, has NaN or Inf where the reference is finite
 //  deviation_ratio     the slice's error, divided by that of a correct kernel, exceeds 4 times the alarm
-//                      limit; or it exceeds the limit and the layer has this alarm (two of its last 64 slices
-//                      exceed the limit; one may by chance)
+//                      limit; or it exceeds the limit and the layer has this alarm, which needs two of the
+//                      layer's last 64 slices, since one slice may exceed the limit by chance
 //  bias                the layer has a bias alarm or (forward) the bias detector warns, and the slice's own
 //                      bias is beyond the limit with the same sign
-//  output_error_drift  backward: the detector with this name warns; out differs from the rounded reference
-//  logit               forward: a detector of the largest logit warns; the kernel may be correct
+//  output_error_drift  backward: the detector with this name warns, and out differs from the rounded
+//  reference logit               forward: a detector of the largest logit warns; the kernel may be correct
 // A slice equal to the rounded reference (fp64, rounded once) is never flagged as deviation_ratio, bias or
 // output_error_drift.
 std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStatistics& rank);
@@ -188,12 +188,13 @@ class FlaggedWriter {
 };
 
 // Chooses the checked slices of one run to be saved. A layer that stays faulty would fill any quota with
-// similar slices. So for each rank, layer, pass and reason only the first kFirst slices are saved, and then
-// the 8th, 16th, 32nd, ... After the first flagged slice, one ordinary slice of the same rank, layer and pass
-// (a "place") is saved as a control: it shows the kernel's correct result for similar inputs. One thread.
+// similar slices. So for each rank, layer, pass and reason the first kAlwaysSaved (4) slices are saved, and
+// then the 8th, 16th, 32nd, ... After the first flagged slice, one ordinary slice of the same rank, layer and
+// pass (a "place") is saved as a control: it shows the kernel's correct result for similar inputs. One
+// thread.
 class FlaggedSlices {
  public:
-  static constexpr uint64_t kFirst = 4;
+  static constexpr uint64_t kAlwaysSaved = 4;
   static constexpr size_t kMostPlaces = 65536;
 
   FlaggedSlices(std::string path, uint64_t most_bytes)
@@ -209,10 +210,9 @@ class FlaggedSlices {
   const FlaggedWriter& writer() const { return writer_; }
 
  private:
-  // Counts the flagged slices of one rank, layer and pass, by reason.
-  struct Place {
-    std::array<uint64_t, kFlagReasons> seen = {};
-    bool has_control = false;  // a control was saved
+  struct Place {                                      // one rank, layer and pass
+    std::array<uint64_t, kFlagReasons> flagged = {};  // flagged slices so far, by reason
+    bool has_control = false;                         // a control was queued for writing
   };
 
   FlaggedWriter writer_;

@@ -1,6 +1,6 @@
-// Follows one run on this node: its segments (the shared-memory file of each trainer process; a Followed has
-// one), and its launchers (the `foreshock run` processes that start trainers, write exit.<id>.json and wait
-// for summary.<id>.json). Publishes the run's metrics and summaries, and sends the trainers advice.
+// Follows one run on this node: its segments (the shared-memory file of each trainer process), and its
+// launchers (the `foreshock run` processes that start trainers, write exit.<id>.json and wait for
+// summary.<id>.json). Publishes the run's metrics and summaries, and sends the trainers advice.
 #include "agent/run.h"
 
 #include <fcntl.h>
@@ -21,17 +21,17 @@
 
 namespace foreshock {
 
-Followed::Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run,
-                   Pipeline* pipeline)
+FollowedProcess::FollowedProcess(std::unique_ptr<segment::SegmentReader> segment, const std::string& run,
+                                 Pipeline* pipeline)
     : name(segment->name()), segment_(std::move(segment)), pipeline_(pipeline), changed_(Clock::now()) {
   rank.run = run;
   pipeline_->refresh(*segment_, &rank);  // sets the rank's number, by which resume_from() finds its detectors
   pipeline_->resume_from(*segment_, &rank);
 }
 
-bool Followed::poll() { return !is_finished() && pipeline_->poll(*segment_, &rank); }
+bool FollowedProcess::poll() { return !is_finished() && pipeline_->poll(*segment_, &rank); }
 
-void Followed::look(Clock::time_point now) {
+void FollowedProcess::refresh(Clock::time_point now) {
   if (is_finished()) return;
   // Reads the trainer's lock before the counters: if it is free, the trainer has stored its last counts.
   rank.alive = segment_->is_locked();
@@ -41,11 +41,11 @@ void Followed::look(Clock::time_point now) {
   last_totals_ = rank.totals;
 }
 
-bool Followed::is_gone(Clock::time_point now, Clock::duration quiet) const {
+bool FollowedProcess::is_gone(Clock::time_point now, Clock::duration quiet) const {
   return !rank.alive && now - changed_ >= quiet;
 }
 
-void Followed::finish(RunState state) {
+void FollowedProcess::finish(RunState state) {
   if (is_finished()) return;
   pipeline_->finish(*segment_, &rank);
   rank.state = state;
@@ -82,7 +82,7 @@ constexpr auto kGoneAfter = 10s;
 // The free lock then proves that the trainer is dead; its last stores become visible within this time.
 constexpr auto kGoneAfterExit = 100ms;
 // Ranks that still run at this time after their command has ended are summarised as they are.
-constexpr auto kDrainAtMost = 5s;
+constexpr auto kMaxDrainTime = 5s;
 // Limit of the segments of one run on one node, of all attempts. A live segment needs two file descriptors.
 constexpr size_t kMostSegments = 512;
 // Limit of ended segments whose rank has a later process. The statistics of the oldest ones are dropped.
@@ -211,12 +211,12 @@ bool Run::poll() {
 }
 
 bool Run::discover(Registry* registry) {
-  // At the limit, first finishes dead ranks, because make_room() drops only finished ones.
+  // At the limit, first finishes dead ranks, because drop_replaced() drops only finished ones.
   if (followed_.size() >= kMostSegments) finish_dead_ranks(Clock::now());
-  make_room();
+  drop_replaced();
   may_have_descriptors_ = false;
   std::vector<Discovery::Refusal> refused;
-  auto found = discovery_.look(kMostSegments - followed_.size(), &refused);
+  auto found = discovery_.find_new(kMostSegments - followed_.size(), &refused);
   for (auto& segment : found) follow(std::move(segment), registry);
   for (const Discovery::Refusal& refusal : refused) {
     refusal_ = refusal.why;
@@ -229,20 +229,20 @@ bool Run::discover(Registry* registry) {
 }
 
 // If there are too many segments, drops the oldest ended ones whose rank has a later process.
-void Run::make_room() {
-  const auto is_over = [](const auto& each) { return each->is_finished() && !each->rank.current; };
-  auto over = static_cast<size_t>(std::count_if(followed_.begin(), followed_.end(), is_over));
+void Run::drop_replaced() {
+  const auto can_drop = [](const auto& each) { return each->is_finished() && !each->rank.current; };
+  auto droppable = static_cast<size_t>(std::count_if(followed_.begin(), followed_.end(), can_drop));
   const bool is_full = followed_.size() >= kMostSegments;
-  if (over <= kMostReplaced && !is_full) return;
+  if (droppable <= kMostReplaced && !is_full) return;
   if (!has_warned_of_limit_)
     spdlog::warn("{}: more than {} processes have trained; {}", options_.label, followed_.size(),
-                 over > 0 ? "the summary has the latest" : "further ones are not followed");
+                 droppable > 0 ? "the summary has the latest" : "further ones are not followed");
   has_warned_of_limit_ = true;
-  // If followed_ is full, drops many at once, so that room need not be made for every new segment.
+  // If followed_ is full, drops many at once, so that the next new segments need no further call.
   const size_t kept = is_full ? kMostReplaced / 2 : kMostReplaced;
   std::erase_if(followed_, [&](const auto& each) {
-    if (over <= kept || !is_over(each)) return false;
-    --over;
+    if (droppable <= kept || !can_drop(each)) return false;
+    --droppable;
     ++processes_left_out_;
     return true;
   });
@@ -250,7 +250,7 @@ void Run::make_room() {
 
 void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* registry) {
   segment->set_agent_pid(static_cast<uint64_t>(getpid()));
-  auto followed = std::make_unique<Followed>(std::move(segment), options_.label, pipeline_.get());
+  auto followed = std::make_unique<FollowedProcess>(std::move(segment), options_.label, pipeline_.get());
   RankStatistics& rank = followed->rank;
   facts_.restore_rank(followed->name, &followed->rank);
   spdlog::info("{}: rank {} in {}", options_.label, rank.identity.rank, label_text(followed->name));
@@ -271,10 +271,10 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
 }
 
 void Run::finish_dead_ranks(Clock::time_point now) {
-  looked_at_ = now;
+  refreshed_at_ = now;
   for (auto& followed : followed_) {
     if (followed->is_finished()) continue;
-    followed->look(now);
+    followed->refresh(now);
     if (followed->rank.identity.late_ready == 1) announce(*followed);
     const bool has_later_process = !followed->rank.current;  // of the same rank, see follow()
     if (!followed->is_gone(now, has_later_process ? kGoneAfterExit : kGoneAfter)) continue;
@@ -289,7 +289,7 @@ void Run::finish_dead_ranks(Clock::time_point now) {
 
 // Writes the "started" line of a rank to the record once. Callers wait until the trainer has written the
 // fields of its identity that late_ready announces, such as its parallel coordinates, or until the rank ends.
-void Run::announce(Followed& followed) {
+void Run::announce(FollowedProcess& followed) {
   if (followed.announced) return;
   followed.announced = true;
   record_run(followed.rank, "started");
@@ -298,22 +298,22 @@ void Run::announce(Followed& followed) {
 // Finishes a process whose rank has a later process, and removes its segment at once: a command that trains
 // again and again would fill the node's shared memory. rank.state stays kRunning until the launcher reports
 // how its command ended; then drain() sets it.
-void Run::retire(Followed& followed) {
+void Run::retire(FollowedProcess& followed) {
   followed.finish(RunState::kRunning);
   may_have_descriptors_ = true;
   announce(followed);
   record_run(followed.rank, "ended");
-  for (const char* end : {".seg", ".ctl"}) directory_->remove(followed.name + end);
+  for (const char* suffix : {".seg", ".ctl"}) directory_->remove(followed.name + suffix);
   facts_.forget(followed.name);
   followed.rank.shrink_to_summary();
 }
 
-RunState Run::end_of(const Followed& followed, RunState command_end) const {
+RunState Run::end_of(const FollowedProcess& followed, RunState command_end) const {
   // A process that was replaced by a later attempt has failed, even if the later attempt ends well.
   return is_replaced(followed) ? RunState::kFailed : command_end;
 }
 
-void Run::finish(Followed& followed, RunState command_end) {
+void Run::finish(FollowedProcess& followed, RunState command_end) {
   followed.finish(end_of(followed, command_end));
   may_have_descriptors_ = true;
   facts_.note(followed.name, followed.rank);  // the statistics are final after finish()
@@ -323,7 +323,7 @@ void Run::finish(Followed& followed, RunState command_end) {
 }
 
 // Whether a later attempt of the job has the same rank. A second training in one attempt does not count.
-bool Run::is_replaced(const Followed& followed) const {
+bool Run::is_replaced(const FollowedProcess& followed) const {
   const segment::Identity& replaced = followed.rank.identity;
   return std::any_of(followed_.begin(), followed_.end(), [&](const auto& other) {
     return other->rank.identity.rank == replaced.rank && other->rank.identity.attempt > replaced.attempt;
@@ -340,7 +340,7 @@ void Run::set_final_state(RunState state) {
 RunState Run::state() const {
   const bool all_have_ended = std::all_of(followed_.begin(), followed_.end(), [this](const auto& each) {
     return !each->rank.current || each->is_finished() ||
-           (each->has_exited_well() && each->is_gone(looked_at_, kFinishedAfter));
+           (each->has_exited_well() && each->is_gone(refreshed_at_, kFinishedAfter));
   });
   // A segment that discover() has not opened yet may belong to a training that still runs.
   if (state_ != RunState::kRunning || followed_.empty() || !all_have_ended || discovery_.waiting() > 0 ||
@@ -360,7 +360,7 @@ bool Run::drain(const LauncherExit& exit, Clock::time_point now) {
       continue;
     }
     followed->poll();
-    followed->look(now);
+    followed->refresh(now);
     if (followed->is_gone(now, kGoneAfterExit))
       finish(*followed, exit.state);
     else
@@ -378,7 +378,7 @@ std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* 
     const bool is_drained = drain(exit, now);
     // drain() has closed descriptors. Segments that can be opened now are drained by the next call.
     if (discovery_.waiting() > 0 && discover(registry)) continue;
-    if (!is_drained && now - seen < kDrainAtMost) continue;
+    if (!is_drained && now - seen < kMaxDrainTime) continue;
     set_final_state(exit.state);
     ended.push_back(exit);
   }
@@ -444,19 +444,19 @@ void Run::record_run(const RankStatistics& rank, const char* state) {
 
 namespace {
 
-constexpr auto kFlaggedAtMost = 2s;      // longest wait of a summary for the files of the last flagged slices
+constexpr auto kMaxFlaggedWait = 2s;     // longest wait of a summary for the files of the last flagged slices
 constexpr size_t kMostRanksShown = 128;  // on the page
 
 // Returns the newest step of any rank and the longest interval of weight snapshots.
-RunPosition position_of(const std::vector<std::unique_ptr<Followed>>& all) {
-  RunPosition furthest;
+RunPosition position_of(const std::vector<std::unique_ptr<FollowedProcess>>& all) {
+  RunPosition position;
   for (const auto& followed : all) {
     const RankStatistics& rank = followed->rank;
     if (!rank.current || rank.last_step.sequence == 0) continue;  // 0: the rank has ended no step yet
-    furthest.step = std::max(furthest.step, rank.last_step.step);
-    furthest.interval = std::max(furthest.interval, rank.tensors.interval);
+    position.step = std::max(position.step, rank.last_step.step);
+    position.interval = std::max(position.interval, rank.tensors.interval);
   }
-  return furthest;
+  return position;
 }
 
 }  // namespace
@@ -472,7 +472,7 @@ void Run::write_summary(const LauncherExit& exit) {
     return each->launcher_id() != exit.launcher_id;
   });
   if (flagged_ != nullptr) {
-    flagged_->writer().wait(kFlaggedAtMost);
+    flagged_->writer().wait(kMaxFlaggedWait);
     summary["flagged"] = flagged_json(flagged_->writer());
     input.flagged = flagged_->writer().counts();
     input.flagged_directory = flagged_->writer().path();
@@ -488,11 +488,11 @@ void Run::write_summary(const LauncherExit& exit) {
 }
 
 // Returns the processes of a launcher in the order of their ranks; `launcher_id` 0: those of all launchers.
-std::vector<const Followed*> Run::ranks_of(uint64_t launcher_id) const {
-  std::vector<const Followed*> ordered;
+std::vector<const FollowedProcess*> Run::processes_of(uint64_t launcher_id) const {
+  std::vector<const FollowedProcess*> ordered;
   for (const auto& followed : followed_)
     if (launcher_id == 0 || followed->launcher_id() == launcher_id) ordered.push_back(followed.get());
-  std::stable_sort(ordered.begin(), ordered.end(), [](const Followed* a, const Followed* b) {
+  std::stable_sort(ordered.begin(), ordered.end(), [](const FollowedProcess* a, const FollowedProcess* b) {
     return a->rank.identity.rank < b->rank.identity.rank;
   });
   return ordered;
@@ -502,7 +502,7 @@ SummaryInput Run::summary_input(uint64_t launcher_id) const {
   SummaryInput input;
   input.run = options_.label;
   input.state = state();
-  for (const Followed* followed : ranks_of(launcher_id)) input.ranks.push_back(&followed->rank);
+  for (const FollowedProcess* followed : processes_of(launcher_id)) input.ranks.push_back(&followed->rank);
   input.weights = &pipeline_->weights();
   input.ranks_here = ranks();
   input.cores_per_rank = cores_per_rank();
@@ -516,13 +516,13 @@ SummaryInput Run::summary_input(uint64_t launcher_id) const {
 
 nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
   nlohmann::json ranks = nlohmann::json::array();
-  std::vector<const Followed*> ordered = ranks_of(launcher_id);
+  std::vector<const FollowedProcess*> ordered = processes_of(launcher_id);
   // If the page cannot show all processes, it drops replaced ones first, then the highest ranks.
   if (for_page && ordered.size() > kMostRanksShown)
-    std::erase_if(ordered, [](const Followed* followed) { return !followed->rank.current; });
+    std::erase_if(ordered, [](const FollowedProcess* followed) { return !followed->rank.current; });
   if (for_page && ordered.size() > kMostRanksShown) ordered.resize(kMostRanksShown);
   const nlohmann::json optimizer = optimizer_json(pipeline_->weights().optimizer());  // covers all ranks
-  for (const Followed* followed : ordered) {
+  for (const FollowedProcess* followed : ordered) {
     ranks.push_back(for_page ? state_of(followed->rank, cores_per_rank())
                              : summary_of(followed->rank, cores_per_rank()));
     ranks.back()["precursors"] = precursors_json(followed->rank);
@@ -599,7 +599,7 @@ namespace {
 constexpr double kAheadSeconds = 0.25;
 constexpr int64_t kMostAhead = 64;  // steps
 
-// Returns the number of steps in kAheadSeconds, at most kMostAhead. `step_seconds`: 0 if unknown.
+// Returns the number of steps in kAheadSeconds, at most kMostAhead, also if `step_seconds` is 0 (unknown).
 int64_t steps_ahead(double step_seconds) {
   if (!(step_seconds > kAheadSeconds / kMostAhead)) return kMostAhead;
   return static_cast<int64_t>(kAheadSeconds / step_seconds);
@@ -612,8 +612,8 @@ int64_t steps_ahead(double step_seconds) {
 int64_t Run::step_to_act_from() const {
   const int64_t unreached = effective_step();  // a step that no rank has reached
   if (ranks() < 2) return unreached;
-  // Of the slowest rank. rank.step_seconds is the time between two reported steps, which are `stride` apart.
-  double step_seconds = 0;
+  // rank.step_seconds is the time between two reported steps, whose numbers differ by `stride`.
+  double step_seconds = 0;  // of the slowest rank
   for (const auto& followed : followed_)
     if (!followed->is_finished())
       step_seconds = std::max(step_seconds, mean_of(followed->rank.step_seconds).value_or(0) /
@@ -626,7 +626,7 @@ void Run::advise() {
   std::set<int64_t> ranks;
   for (const auto& followed : followed_)
     if (!followed->is_finished()) ranks.insert(followed->rank.identity.rank);
-  const Signal signal = pipeline_->adviser().loudest(ranks);
+  const Signal signal = pipeline_->adviser().strongest(ranks);
   if (signal == advised_signal_) return;
   advised_signal_ = signal;
   advice_ = {};

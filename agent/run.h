@@ -27,16 +27,17 @@
 
 namespace foreshock {
 
-// One segment that the agent follows, with the statistics of its rank.
-class Followed {
+// One trainer process that the agent follows: its segment, and the statistics of its rank.
+class FollowedProcess {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run, Pipeline* pipeline);
+  FollowedProcess(std::unique_ptr<segment::SegmentReader> segment, const std::string& run,
+                  Pipeline* pipeline);
   // Processes new data of the segment. Returns false if there was none, or if the segment is finished.
   bool poll();
   // Reads the counters, and whether the trainer still holds the lock on its segment: a dead one does not.
-  void look(Clock::time_point now);
+  void refresh(Clock::time_point now);
   // Whether the trainer has released its lock and no counter has changed for `quiet`.
   bool is_gone(Clock::time_point now, Clock::duration quiet) const;
   // Whether the process has called exit(0), so that it produces no more data even if its launcher still runs.
@@ -56,7 +57,7 @@ class Followed {
  private:
   std::unique_ptr<segment::SegmentReader> segment_;
   Pipeline* pipeline_;
-  segment::Totals last_totals_;  // counters at the last look()
+  segment::Totals last_totals_;  // counters at the last refresh()
   Clock::time_point changed_;    // last time when the lock was held or a counter changed
 };
 
@@ -95,7 +96,7 @@ struct RunOptions {
 // One run on this node: its segments, their ranks' state, launchers that wait for a summary. Not thread-safe.
 class Run {
  public:
-  using Clock = Followed::Clock;
+  using Clock = FollowedProcess::Clock;
 
   // Opens the run in `directory`, <base>/<run id>, and holds agent.lock for the life of the Run. On failure
   // returns null. *error is then one line, or "" if another agent holds the lock. If the lock failed,
@@ -132,7 +133,8 @@ class Run {
   // `agent_cpu_seconds` is the CPU time that the agent has spent on this run so far.
   void update_interval(double agent_cpu_seconds);
 
-  // Whether a launcher is alive, or a segment is not finished or can now get the descriptor that it lacked.
+  // Whether the agent must not end: a launcher is alive, a segment is not finished, or a waiting segment may
+  // get its file descriptor now.
   bool is_needed() const;
 
   const std::string& run_id() const { return options_.run_id; }
@@ -148,25 +150,25 @@ class Run {
 
  private:
   Run(const RunOptions& options, std::unique_ptr<Directory> directory, int lock);
-  void make_room();  // drops replaced processes if too many are kept
+  void drop_replaced();  // drops ended processes that were replaced, if there are too many
   void follow(std::unique_ptr<segment::SegmentReader> segment, Registry* registry);
   // Reads the remaining data of a launcher's ranks. Returns whether all of it has been read.
   bool drain(const LauncherExit& exit, Clock::time_point now);
-  void announce(Followed& followed);  // writes the start of a rank into the record
+  void announce(FollowedProcess& followed);  // writes the start of a rank into the record
   // Finishes a process that a later one has replaced, and removes its segment.
-  void retire(Followed& followed);
+  void retire(FollowedProcess& followed);
   // Finishes a process. `command_end`: how its launcher's command has ended.
-  void finish(Followed& followed, RunState command_end);
+  void finish(FollowedProcess& followed, RunState command_end);
   // Returns the final state of a process: failed if a later attempt has replaced it, else `command_end`.
-  RunState end_of(const Followed& followed, RunState command_end) const;
-  bool is_replaced(const Followed& followed) const;
+  RunState end_of(const FollowedProcess& followed, RunState command_end) const;
+  bool is_replaced(const FollowedProcess& followed) const;
   // The state of all ranks that decides the sampling interval.
   struct Measured {
     SamplingCost cost;  // without `agent`, which measure() does not set
     AgentWork work;     // without `cpu_seconds`, which measure() does not set
     // The agent's CPU time for the first look (the first samples), which `cost` and `work` do not include.
     double first_look_seconds = 0;
-    uint64_t in_force = 0;             // the present interval, in steps
+    uint64_t current_interval = 0;     // in steps
     double budget = 0;                 // limit of the slowdown, as a ratio
     bool is_in_burst = false;          // a burst of denser sampling is pending or runs
     int64_t slowest_step = INT64_MAX;  // last step of the slowest rank
@@ -189,7 +191,7 @@ class Run {
   // Returns the input of the summary for the ranks of one launcher, or of all (0).
   SummaryInput summary_input(uint64_t launcher_id) const;
   // Returns the processes that a launcher started, or all (0), sorted by rank.
-  std::vector<const Followed*> ranks_of(uint64_t launcher_id) const;
+  std::vector<const FollowedProcess*> processes_of(uint64_t launcher_id) const;
   int cores_per_rank() const;
   // Writes the agent's cost into the segments. The trainers deduct it from their budgets.
   void charge_trainers();
@@ -207,7 +209,7 @@ class Run {
   RankFacts facts_;                     // past alarms and events by segment, saved for the next agent
   bool record_was_incomplete_ = false;  // an earlier agent could not write some lines of the record
   bool has_incomplete_file_ = false;    // the directory has the file kRecordIncomplete
-  std::vector<std::unique_ptr<Followed>> followed_;
+  std::vector<std::unique_ptr<FollowedProcess>> followed_;
   RunState state_ = RunState::kRunning;  // kRunning until all processes have ended, then worst_
   RunState worst_ = RunState::kRunning;  // the worst end of a process so far
   uint64_t refused_segments_ = 0;        // segments refused for good
@@ -215,7 +217,7 @@ class Run {
   std::string refusal_;                  // reason of the last refusal
   bool may_have_descriptors_ = false;    // segments were closed since the last discover()
   bool has_warned_of_limit_ = false;
-  Clock::time_point looked_at_ = {};     // time of the last finish_dead_ranks()
+  Clock::time_point refreshed_at_ = {};  // time of the last finish_dead_ranks()
   uint64_t processes_left_out_ = 0;      // replaced processes that were dropped to make room
   uint64_t interval_ = 0;                // interval sent to the ranks; 0: none yet
   AgentWork work_at_last_choice_;        // the work at the last update_interval() that had enough samples

@@ -1,6 +1,6 @@
 // Predicts the cost of sampling, chooses how many steps lie between two sampled steps (the interval), and
-// plans bursts of denser sampling. The second half applies the choice to the ranks of a run. `in_force`: the
-// current interval. `budget` and `max_slowdown`: the share of the trainer's time that foreshock may take.
+// plans bursts of denser sampling. The second half applies the choice to the ranks of a run. `budget` and
+// `max_slowdown`: the share of the trainer's time that foreshock may take.
 #include "agent/sampling.h"
 
 #include <spdlog/spdlog.h>
@@ -54,13 +54,13 @@ double predicted_slowdown(const SamplingCost& cost, uint64_t interval) {
   return cost.step_seconds > 0 ? per_interval / (n * cost.step_seconds) : 0;
 }
 
-uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force) {
-  if (cost.step_seconds <= 0) return in_force;  // no step was measured yet
-  uint64_t interval = in_force < kLeastInterval ? kLeastInterval : in_force;
+uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t current_interval) {
+  if (cost.step_seconds <= 0) return current_interval;  // no step was measured yet
+  uint64_t interval = current_interval < kLeastInterval ? kLeastInterval : current_interval;
   while (interval < kMostInterval && predicted_slowdown(cost, interval) > max_slowdown &&
          share_of_samples(cost, interval) > kLeastShare * max_slowdown)
     interval *= 2;
-  if (interval != in_force) return interval;
+  if (interval != current_interval) return interval;
   // A fifth of the budget must stay unused after halving, so that the interval does not oscillate.
   while (interval > kLeastInterval && predicted_slowdown(cost, interval / 2) <= 0.8 * max_slowdown)
     interval /= 2;
@@ -69,7 +69,7 @@ uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t
 
 // Plans a burst from from_step on, with the smallest interval whose predicted cost is at most kBurstSlowdown
 // times the limit. A pause must separate it from the last burst.
-std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, uint64_t in_force,
+std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, uint64_t current_interval,
                                 int64_t from_step, const std::optional<Burst>& last) {
   if (cost.step_seconds <= 0 || from_step < 0 || from_step > INT64_MAX - segment::kMostBurstSteps)
     return std::nullopt;
@@ -78,11 +78,13 @@ std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, u
     const int64_t pause = kBurstPause * (last->until_step - last->from_step);
     if (from_step >= last->from_step && from_step - last->until_step < pause) return std::nullopt;
   }
+  // A trainer that reports every stride-th step gets no more samples from an interval below its stride.
   uint64_t interval =
       std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(cost.stride, 1, kMostInterval)));
-  while (interval < in_force && predicted_slowdown(cost, interval) > segment::kBurstSlowdown * max_slowdown)
+  while (interval < current_interval &&
+         predicted_slowdown(cost, interval) > segment::kBurstSlowdown * max_slowdown)
     interval *= 2;
-  if (interval > in_force / 2) return std::nullopt;  // it would not sample twice as often as now
+  if (interval > current_interval / 2) return std::nullopt;  // it would not sample twice as often as now
   const int64_t steps = kBurstSamples * static_cast<int64_t>(interval);
   const int64_t until_step = from_step + std::min(steps, segment::kMostBurstSteps);
   return Burst{interval, from_step, until_step, /*planned_step=*/from_step};  // Run sets another planned_step
@@ -100,7 +102,7 @@ namespace {
 
 // A new interval takes effect this many reported steps after the newest, so that all ranks read it in time.
 constexpr int64_t kStepsAhead = 4;
-constexpr double kDefaultSlowdown = 0.01;
+constexpr double kDefaultSlowdown = 0.01;  // of --max-slowdown, as a ratio
 
 // Returns the smaller of the slowdown limit `limit` found so far (0: none) and the limit that a trainer
 // reports. A reported limit outside (0, 1] is replaced by the default.
@@ -149,7 +151,7 @@ std::optional<Run::Measured> Run::measure() const {
     all.work.sampled_steps = std::max(all.work.sampled_steps, rank.sampled_steps);
     all.work.judging_seconds += rank.judging_seconds;
     all.first_look_seconds += rank.first_look.agent_seconds;
-    all.in_force = std::max(all.in_force, rank.last_step.interval);
+    all.current_interval = std::max(all.current_interval, rank.last_step.interval);
     all.is_in_burst |= burst_ && is_pending_or_running(*burst_, rank.last_step.step);
   }
   return all;
@@ -164,13 +166,13 @@ void Run::update_interval(double agent_cpu_seconds) {
   if (!cost) return;  // too few samples since the last choice
   agent_cost_ = cost;
   work_at_last_choice_ = measured->work;
-  if (measured->is_in_burst) return;  // in_force is the burst's interval, not one chosen by this function
+  if (measured->is_in_burst) return;  // current_interval is the burst's interval
   measured->cost.agent = *agent_cost_;
-  const uint64_t interval = choose_interval(measured->cost, measured->budget, measured->in_force);
-  if (interval == measured->in_force) return;
+  const uint64_t interval = choose_interval(measured->cost, measured->budget, measured->current_interval);
+  if (interval == measured->current_interval) return;
   interval_ = interval;
-  spdlog::info("sampling every {} steps (was {}): predicted cost {:.2f} %", interval, measured->in_force,
-               100 * predicted_slowdown(measured->cost, interval));
+  spdlog::info("sampling every {} steps (was {}): predicted cost {:.2f} %", interval,
+               measured->current_interval, 100 * predicted_slowdown(measured->cost, interval));
   for (auto& followed : followed_)
     if (!followed->is_finished()) followed->segment().set_interval(interval, effective_step());
 }
@@ -180,7 +182,7 @@ void Run::begin_burst() {
   if (!measured || !agent_cost_) return;  // the cost of a burst cannot be predicted yet
   measured->cost.agent = *agent_cost_;
   const auto burst =
-      plan_burst(measured->cost, measured->budget, measured->in_force, effective_step(), burst_);
+      plan_burst(measured->cost, measured->budget, measured->current_interval, effective_step(), burst_);
   if (!burst) return;
   burst_ = burst;
   burst_->planned_step = measured->slowest_step;

@@ -43,11 +43,11 @@ std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& no
 // Returns the share of the training's time that the monitor takes if one step in `interval` is sampled.
 double predicted_slowdown(const SamplingCost& cost, uint64_t interval);
 
-// Returns the interval to use from now on; `in_force` is the current one. The interval doubles until the
+// Returns the interval to use from now on instead of `current_interval`. The interval doubles until the
 // predicted slowdown is within the budget `max_slowdown`. The interval is halved only if a fifth of the
 // budget would still be unused, so that it does not oscillate. If unsampled steps alone exceed the budget,
 // samples still get an eighth of the budget.
-uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force);
+uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t current_interval);
 
 // Denser sampling for some steps after a detector's level has risen: the detector gets more samples sooner.
 struct Burst {
@@ -59,14 +59,14 @@ struct Burst {
 // Sampled steps of a burst: an eighth of the samples in a detector's baseline (detector.h: 256), so that
 // the cause of the burst does not become the baseline.
 inline constexpr int64_t kBurstSamples = 32;
-// No burst begins until this many times the length of the last one have passed. On average bursts then cost
-// less than a quarter of --max-slowdown more: (kBurstSlowdown - 1) / (1 + 8), with kBurstSlowdown = 3.
+// After a burst, none begins for this many times its length. So the average cost of bursts beyond the budget
+// is less than a quarter of --max-slowdown: (kBurstSlowdown - 1) / (1 + 8), with kBurstSlowdown = 3.
 inline constexpr int64_t kBurstPause = 8;
 
 // Plans a burst that begins at `from_step`. Its interval is the smallest power of two whose predicted
 // slowdown stays within kBurstSlowdown times the budget. Returns nothing if this interval is more than half
-// of the current interval `in_force`, or if the pause after the burst `last` is not over.
-std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, uint64_t in_force,
+// of `current_interval`, or if the pause after the burst `last` is not over.
+std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, uint64_t current_interval,
                                 int64_t from_step, const std::optional<Burst>& last);
 
 // Whether a rank whose last step is `step` is in the burst or has yet to reach it. False if `step` is before

@@ -115,7 +115,7 @@ bool is_as_written(const lab::Safetensors& file) {
   if (!is_read || size < sizeof length) return false;
   std::memcpy(&length, bytes.data(), sizeof length);
   if (length > size - sizeof length) return false;
-  const size_t place = checksum_place(bytes, sizeof length + length);
+  const size_t place = checksum_offset(bytes, sizeof length + length);
   return place != bytes.npos && checksum_of(bytes, place) == bytes.substr(place, kNoChecksum.size());
 }
 

@@ -44,11 +44,11 @@ class Detectors {
 
 TEST(Adviser, SaysNothingOfATrainingThatIsQuiet) {
   Adviser adviser;
-  EXPECT_EQ(adviser.loudest({0, 1}), Signal{});
+  EXPECT_EQ(adviser.strongest({0, 1}), Signal{});
   Detectors rank(&adviser, 0);
   rank.change(DetectorId::kBias, Level::kWatch, "003", 10);
   rank.change(DetectorId::kBias, Level::kQuiet, "003", 20);
-  EXPECT_EQ(adviser.loudest({0, 1}), Signal{});
+  EXPECT_EQ(adviser.strongest({0, 1}), Signal{});
 }
 
 TEST(Adviser, NamesTheLoudestThenTheEarliest) {
@@ -57,13 +57,13 @@ TEST(Adviser, NamesTheLoudestThenTheEarliest) {
   first.change(DetectorId::kBias, Level::kWatch, "003", 10);
   second.change(DetectorId::kGradientGrowth, Level::kWatch, "", 12);
   const Signal earliest = {Level::kWatch, 0, 10, "bias", "003", 1.25};
-  EXPECT_EQ(adviser.loudest({0, 1}), earliest);
+  EXPECT_EQ(adviser.strongest({0, 1}), earliest);
   second.change(DetectorId::kGradientGrowth, Level::kWarn, "", 14);
-  const Signal loudest = {Level::kWarn, 1, 14, "gradient_growth", "", 1.25};
-  EXPECT_EQ(adviser.loudest({0, 1}), loudest);
-  EXPECT_EQ(adviser.loudest({0}), earliest) << "the other one has left";
+  const Signal strongest = {Level::kWarn, 1, 14, "gradient_growth", "", 1.25};
+  EXPECT_EQ(adviser.strongest({0, 1}), strongest);
+  EXPECT_EQ(adviser.strongest({0}), earliest) << "the other one has left";
   second.change(DetectorId::kGradientGrowth, Level::kQuiet, "", 30);
-  EXPECT_EQ(adviser.loudest({0, 1}), earliest);
+  EXPECT_EQ(adviser.strongest({0, 1}), earliest);
 }
 
 TEST(Adviser, AWarningThatLastsKeepsItsBeginningInHoweverManyLayers) {
@@ -71,12 +71,12 @@ TEST(Adviser, AWarningThatLastsKeepsItsBeginningInHoweverManyLayers) {
   Detectors rank(&adviser, 0);
   rank.change(DetectorId::kBias, Level::kWarn, "003", 10);
   rank.change(DetectorId::kBias, Level::kWarn, "005", 12, Level::kWarn, "003");
-  EXPECT_EQ(adviser.loudest({0}).since_step, 10);
-  EXPECT_EQ(adviser.loudest({0}).layer, "003");
+  EXPECT_EQ(adviser.strongest({0}).since_step, 10);
+  EXPECT_EQ(adviser.strongest({0}).layer, "003");
   // The first is over, the second is not: still the same warning.
   rank.change(DetectorId::kBias, Level::kQuiet, "003", 30, Level::kWarn, "005");
-  EXPECT_EQ(adviser.loudest({0}).since_step, 10);
-  EXPECT_EQ(adviser.loudest({0}).layer, "005");
+  EXPECT_EQ(adviser.strongest({0}).since_step, 10);
+  EXPECT_EQ(adviser.strongest({0}).layer, "005");
 }
 
 TEST(Adviser, ATrainingThatGoesBackIsQuietAgain) {
@@ -84,7 +84,7 @@ TEST(Adviser, ATrainingThatGoesBackIsQuietAgain) {
   Detectors rank(&adviser, 0);
   rank.change(DetectorId::kBias, Level::kWarn, "003", 10);
   rank.resume(4);
-  EXPECT_EQ(adviser.loudest({0}), Signal{});
+  EXPECT_EQ(adviser.strongest({0}), Signal{});
 }
 
 TEST(Adviser, ANewAgentKnowsWhatTheLastOneLeft) {
@@ -96,7 +96,7 @@ TEST(Adviser, ANewAgentKnowsWhatTheLastOneLeft) {
   state.last_warn_step = 40;
   adviser.restore(2, states);
   const Signal left = {Level::kWarn, 2, 40, "max_logit", "001", 0};
-  EXPECT_EQ(adviser.loudest({2}), left);
+  EXPECT_EQ(adviser.strongest({2}), left);
 }
 
 }  // namespace

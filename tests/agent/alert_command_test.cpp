@@ -117,11 +117,11 @@ TEST_F(AlertCommandTest, ACommandThatHangsIsKilledWithAllItStarted) {
   commands.poll(now_);
   while (read("child").empty()) std::this_thread::sleep_for(1ms);
   const pid_t child = std::stoi(read("child"));
-  commands.poll(now_ + AlertCommand::kLongest - 1s);
+  commands.poll(now_ + AlertCommand::kTimeout - 1s);
   EXPECT_EQ(commands.started(), 1u) << "one at a time";
   EXPECT_EQ(kill(child, 0), 0);
   while (commands.started() == 1) {
-    commands.poll(now_ + AlertCommand::kLongest);
+    commands.poll(now_ + AlertCommand::kTimeout);
     std::this_thread::sleep_for(1ms);
   }
   EXPECT_EQ(commands.failed(), 1u);
@@ -132,7 +132,7 @@ TEST_F(AlertCommandTest, ACommandThatHangsIsKilledWithAllItStarted) {
   };
   while (!has_ended()) std::this_thread::sleep_for(1ms);
   while (commands.is_busy()) {  // the second one
-    commands.poll(now_ + 3 * AlertCommand::kLongest);
+    commands.poll(now_ + 3 * AlertCommand::kTimeout);
     std::this_thread::sleep_for(1ms);
   }
 }

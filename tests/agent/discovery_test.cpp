@@ -13,7 +13,7 @@ namespace {
 struct Looking {
   size_t look() {
     refused.clear();
-    for (auto& segment : discovery.look(100, &refused)) found.push_back(std::move(segment));
+    for (auto& segment : discovery.find_new(100, &refused)) found.push_back(std::move(segment));
     return found.size();
   }
 

@@ -185,7 +185,7 @@ TEST_F(FlaggedTest, KeyPositionsAreKeptWithBothGradientsAndAControl) {
 TEST_F(FlaggedTest, TheChecksumSeesEveryByte) {
   sample(1, kWrong);
   const std::string file = bytes_of(files().at(0));
-  const size_t place = checksum_place(file, file.size());
+  const size_t place = checksum_offset(file, file.size());
   ASSERT_NE(place, file.npos);
   EXPECT_EQ(checksum_of(file, place), file.substr(place, kNoChecksum.size()));
   for (size_t at = 0; at < file.size(); ++at) {

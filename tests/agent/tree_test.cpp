@@ -21,7 +21,7 @@ class TreeTest : public testing::Test {
   }
   std::vector<std::string> look() {
     std::vector<std::string> labels;
-    found_ = tree_->look();
+    found_ = tree_->find_new();
     for (const FoundRun& run : found_) labels.push_back(run.label);
     return labels;
   }
@@ -101,10 +101,10 @@ TEST_F(TreeTest, HostileNamesAndLinksAreNotFollowed) {
 }
 
 TEST_F(TreeTest, OneUserDoesNotTakeAllPlaces) {
-  for (size_t n = 0; n < Tree::kMostRunsOfOne + 10; ++n) make_run("mallory/" + std::to_string(n));
+  for (size_t n = 0; n < Tree::kMostRunsOfUser + 10; ++n) make_run("mallory/" + std::to_string(n));
   make_run("zoe/one");
   const Labels found = look();
-  EXPECT_EQ(found.size(), Tree::kMostRunsOfOne + 1);
+  EXPECT_EQ(found.size(), Tree::kMostRunsOfUser + 1);
   EXPECT_EQ(found.back(), "zoe/one");
   EXPECT_EQ(look(), Labels{});
   tree_->leave(found[0], *Directory::open(root_ / found[0], &why_), false);
