@@ -69,7 +69,7 @@ void close_all_on_exec() {
 // Returns a line for a chat or a pager: "my-run: output_error_drift warns in layer 003 on rank 0 at step 60".
 std::string text_of(const EventLine& event) {
   std::string what = event.detector.empty() ? event.event : event.detector + " warns";
-  // "loss_spike" becomes arguments; the name of a detector stays as it is in docs and series.
+  // "loss_spike" becomes words; the name of a detector stays as it is in docs and series.
   if (event.detector.empty()) std::replace(what.begin(), what.end(), '_', ' ');
   std::string text = event.run + ": " + what;
   if (!event.layer.empty()) text += " in layer " + event.layer;

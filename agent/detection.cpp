@@ -14,7 +14,7 @@ namespace {
 constexpr char kMagic[] = "foreshock detectors 3\n";
 constexpr uint64_t kMostRanks = 4096;
 
-// Hash of the table of detectors. A state saved with another table cannot be restored.
+// Returns a hash of the table of detectors. A state saved with another table cannot be restored.
 uint64_t fingerprint() {
   uint64_t hash = fnv1a("");
   for (const DetectorInfo& info : kDetectorTable) {
@@ -72,7 +72,7 @@ void watches_fields(State& state, Map& watches) {
 
 // Returns the larger of the two error ratios: the error divided by that of unfused (deviation_ratio) and by
 // that of fused attention (fused_ratio) in the same precision. Both have the same limit. A ratio that is not
-// finite or missing (fused_ratio in old records) is left out; the detectors ignore a result of Inf.
+// finite or missing (fused_ratio in old records) is left out. The detectors ignore a result of NaN or Inf.
 static std::optional<double> error_ratio(const SampleLine& line) {
   if (!line.fused_ratio || !std::isfinite(*line.fused_ratio)) return line.deviation_ratio;
   if (!line.deviation_ratio || !std::isfinite(*line.deviation_ratio)) return line.fused_ratio;
@@ -145,7 +145,7 @@ const std::vector<EventLine>& Watches::observe(const SpectrumLine& line) {
 
 const std::vector<EventLine>& Watches::observe(const TensorLine& line) {
   begin();
-  // Scope "job": `foreshock merge` made this line from the lines of the nodes. Detectors observe only those.
+  // Scope "job": `foreshock merge` made this line from lines of nodes. Detectors observe only lines of nodes.
   if (line.scope == "job" || !line.step || !line.wasserstein_previous) return lines_found_;
   return observe_of_run(line.run, DetectorId::kWeightShift, line.tensor, line.layer, *line.step,
                         *line.wasserstein_previous, static_cast<int64_t>(line.interval_steps.value_or(0)));
@@ -163,7 +163,7 @@ const std::vector<EventLine>& Watches::observe_of_run(const std::string& run, De
                                                       int64_t step, double value, int64_t span) {
   const auto lowest = watches_.lower_bound({run, INT64_MIN});
   if (lowest == watches_.end() || lowest->first.first != run) return lines_found_;
-  const int64_t rank = lowest->first.second;
+  const int64_t rank = lowest->first.second;  // it has detectors, so watch_for() does not return null
   watch_for(run, rank)->observe(detector, place, layer, step, value, 0, &found_, span);
   return end(run, rank);
 }

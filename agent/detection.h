@@ -78,7 +78,7 @@ class Watches {
   int64_t last_rank_ = 0;
 };
 
-// One sentence per detector with too many series: "rms_staleness has no room for 91808 of its series".
+// Returns a sentence per detector with too many series: "rms_staleness has no room for 918 of its series".
 std::vector<std::string> series_left_out(const RankWatch& watch);
 // Returns series_left_out() of all ranks, with "rank 3: " if there are several, and reports ignored lines.
 std::vector<std::string> left_out(const Watches& watches);

@@ -20,7 +20,7 @@ namespace foreshock {
 // Data-parallel ranks have the same layers. The rank with data-parallel coordinate 0 owns (exports) the
 // series of these layers.
 Ownership ownership_of(const segment::Identity& identity) {
-  // As long as late_ready is not 1, the trainer has not written the coordinates in the job.
+  // Until late_ready is 1, the trainer has not written its coordinates in the job.
   if (identity.late_ready != 1 || identity.data_parallel < 0) return Ownership::kUnknown;
   return identity.data_parallel == 0 ? Ownership::kOwner : Ownership::kReplica;
 }
@@ -161,7 +161,7 @@ void publish_training(const RankStatistics& rank, RankWriter& series) {
   series.set(Metric::kLossWindow, mean_of(rank.loss_window), "mean");
   series.set(Metric::kLossWindow, max_of(rank.loss_window), "max");
   series.set(Metric::kLossZscore, rank.loss_zscore);
-  if (const auto spikes = rank.losses(WatchEventKind::kLossSpike))
+  if (const auto spikes = rank.loss_event_count(WatchEventKind::kLossSpike))
     series.set(Metric::kLossSpikesTotal, spikes->count);
   series.set(Metric::kGradientNorm, rank.gradient_norm);
   series.set(Metric::kGradientNormWindowMax, max_of(rank.gradient_window));
@@ -371,8 +371,8 @@ static json nonfinite_name(const std::optional<double>& value) {
 
 json summary_of(const RankStatistics& rank, int cores_per_rank) {
   const LayerStatistics* worst = rank.worst_layer();
-  const auto spikes = rank.losses(WatchEventKind::kLossSpike),
-             divergences = rank.losses(WatchEventKind::kDivergence);
+  const auto spikes = rank.loss_event_count(WatchEventKind::kLossSpike),
+             divergences = rank.loss_event_count(WatchEventKind::kDivergence);
   json nonfinite = json::array();
   for (const auto& [label, layer] : rank.layers)
     if (layer.nonfinite_steps > 0) nonfinite.push_back(label);

@@ -111,7 +111,7 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
                   static_cast<double>(rank.tensors.skipped[reason]));
   // One checksum over all weights of the rank, and the checksum's step: only checksums of one step may be
   // compared. The label `group` is equal on ranks that hold the same tensors.
-  const Replicas::OfRank* own = replicas.of(rank.identity.rank);
+  const Replicas::RankChecksum* own = replicas.checksum_of(rank.identity.rank);
   if (own == nullptr) return;  // no checksum is complete yet
   registry->clear_metric(Metric::kWeightChecksum, rank.run, number);
   registry->clear_metric(Metric::kWeightChecksumStep, rank.run, number);

@@ -28,9 +28,9 @@ void History::merge_neighbours() {
       const Cell& old_cell = cell(n, c);
       Cell& new_cell = merged[target * columns_.size() + c];
       if (columns_[c].keep == Keep::kMean)
-        new_cell.sum += old_cell.sum;
-      else if (old_cell.count > 0 && (new_cell.count == 0 || old_cell.sum > new_cell.sum))
-        new_cell.sum = old_cell.sum;
+        new_cell.combined += old_cell.combined;
+      else if (old_cell.count > 0 && (new_cell.count == 0 || old_cell.combined > new_cell.combined))
+        new_cell.combined = old_cell.combined;
       new_cell.count += old_cell.count;
     }
   }
@@ -41,7 +41,7 @@ void History::merge_neighbours() {
 }
 
 // Makes sure that there is a point for `step`, which must not be before the first point.
-void History::make_room(int64_t step) {
+void History::extend_to(int64_t step) {
   while (static_cast<uint64_t>((step >> shift_) - first_point_) >= most_points_) merge_neighbours();
   const auto points = static_cast<size_t>((step >> shift_) - first_point_) + 1;
   if (cells_.size() < points * columns_.size()) cells_.resize(points * columns_.size());
@@ -51,13 +51,13 @@ void History::add(int64_t step, size_t column, double value) {
   if (step < 0 || !std::isfinite(value)) return;
   if (first_point_ < 0) first_point_ = step;
   if ((step >> shift_) < first_point_) return;
-  make_room(step);
+  extend_to(step);
   Cell& target = cell(static_cast<size_t>((step >> shift_) - first_point_), column);
   const auto rounded = static_cast<float>(value);
   if (columns_[column].keep == Keep::kMean)
-    target.sum += rounded;
-  else if (target.count == 0 || rounded > target.sum)
-    target.sum = rounded;
+    target.combined += rounded;
+  else if (target.count == 0 || rounded > target.combined)
+    target.combined = rounded;
   ++target.count;
 }
 
@@ -72,7 +72,7 @@ void History::copy_to(HistoryTable* table) const {
       const Cell& source = cells_[n * columns_.size() + c];
       if (source.count == 0) continue;
       const float divisor = columns_[c].keep == Keep::kMean ? static_cast<float>(source.count) : 1;
-      values[n] = source.sum / divisor;
+      values[n] = source.combined / divisor;
     }
     table->columns.emplace_back(columns_[c].name, std::move(values));
   }
@@ -149,8 +149,8 @@ bool several_beyond(const SampleWindow& values, double limit, int least_count = 
 // Whether bias and excess bias both give an alarm and have the same sign, and the control gives none.
 bool is_biased(const PassStatistics& pass, uint32_t tensor) {
   const double limit = bias_limit(tensor);
-  const std::optional<Bias> own = pass.bias.bias(), excess = pass.excess_bias.bias();
-  return is_alarm(own, limit) && is_alarm(excess, limit) && (own->ulp > 0) == (excess->ulp > 0) &&
+  const std::optional<Bias> bias = pass.bias.bias(), excess = pass.excess_bias.bias();
+  return is_alarm(bias, limit) && is_alarm(excess, limit) && (bias->ulp > 0) == (excess->ulp > 0) &&
          !is_alarm(pass.rounded_bias.bias(), kBiasUlp);
 }
 
@@ -201,6 +201,7 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor,
     PastAlarm& past = statistics.past.try_emplace(kind, PastAlarm{step, step, alarm.value}).first->second;
     past.first_step = std::min(past.first_step, step);
     past.last_step = std::max(past.last_step, step);
+    // Negated, so that a stored NaN is replaced.
     if (alarm.value && !(std::fabs(past.most.value_or(0)) >= std::fabs(*alarm.value)))
       past.most = alarm.value;
   }
@@ -244,7 +245,7 @@ uint64_t RankStatistics::in_flight(uint32_t wanted_pass) const {
   return totals.sampled[wanted_pass] > ended ? totals.sampled[wanted_pass] - ended : 0;
 }
 
-std::optional<LossCount> RankStatistics::losses(WatchEventKind kind) const {
+std::optional<LossCount> RankStatistics::loss_event_count(WatchEventKind kind) const {
   if (!loss_events_known || !current) return std::nullopt;
   return watch != nullptr ? watch->losses(kind) : LossCount();
 }

@@ -48,11 +48,11 @@ class History {
 
  private:
   struct Cell {
-    float sum = 0;  // Keep::kMean: sum of the values; Keep::kMax: the largest value
-    uint32_t count = 0;
+    float combined = 0;  // Keep::kMean: sum of the values; Keep::kMax: the largest value
+    uint32_t count = 0;  // of the values
   };
 
-  void make_room(int64_t step);
+  void extend_to(int64_t step);
   void merge_neighbours();
   Cell& cell(size_t point, size_t column) { return cells_[point * columns_.size() + column]; }
 
@@ -253,10 +253,10 @@ struct LayerAlarm {
   uint32_t pass;
   const char* kind;             // nonfinite, bias, deviation_ratio, fused_ratio, conservation or log_sum_exp
   std::optional<double> value;  // the largest ratio, or the bias in ulp; absent for nonfinite
-  // Step of the last slice that itself exceeds the limit (bias: of the last slice in the pool). `nonfinite`
-  // ends 64 slices later. The alarm of a ratio ends when fewer of its last 64 values exceed the limit than
-  // kSlicesBeyond, or than kSlicesBeyondKeys for the fused_ratio of dK and dV.
-  // After a divergence, ratios and bias may stay: slices whose inputs are all NaN add nothing to them.
+  // Step of the last slice that itself exceeds the limit (bias: of the last slice in the pool). An alarm of
+  // kind nonfinite ends 64 slices later. An alarm of a ratio ends when fewer than kSlicesBeyond of its last
+  // 64 values exceed the limit (fused_ratio of dK and dV: fewer than kSlicesBeyondKeys). After a divergence,
+  // alarms of ratios and bias may stay, since slices whose inputs are all NaN add no values.
   int64_t last_step = -1;
   uint32_t tensor = 0;  // JudgedTensor
 };
@@ -317,14 +317,14 @@ struct RankStatistics {
   // The last step that an earlier agent has processed, if this agent has replaced it; else -1.
   int64_t taken_up_step = -1;
   bool loss_events_known = true;  // the loss events of steps up to taken_up_step are known too
-  // Returns the loss events over all attempts; empty if an earlier agent may have seen some, or if !current.
-  std::optional<LossCount> losses(WatchEventKind kind) const;
+  // Counts the loss events over all attempts; empty if an earlier agent may have seen some, or if !current.
+  std::optional<LossCount> loss_event_count(WatchEventKind kind) const;
   StepWindow loss_window, gradient_window;
   Window<kLossWindow> gradient_before;    // norms of the last 128 steps, for gradient_zscore
   std::optional<double> loss_zscore;      // of the last step, against the last 128 losses that were not high
   std::optional<double> gradient_zscore;  // of the last step, against the norms of the 128 steps before it
-  // Duration of the steps without pauses, the part that the monitor takes in the trainer (own), and CPU time
-  // of the agent for the rank. Own and agent's time exclude the cost of the first look (FirstLookCost).
+  // train_seconds: duration of the steps without pauses. own_seconds: the part of it that the monitor takes.
+  // agent_seconds: CPU time of the agent for the rank. The last two exclude the first look (FirstLookCost).
   struct Cost {
     double train_seconds = 0, own_seconds = 0, agent_seconds = 0;
   };
@@ -418,7 +418,7 @@ inline uint64_t key_slices_of(const RankStatistics& rank) {
   return grad_key != nullptr ? grad_key->judged : 0;
 }
 
-// Continues a rank after `last`, the last step of an earlier agent. `watch`: the detectors after it, or null.
+// Continues a rank after `last`, the last step of an earlier agent. `watch`: the restored detectors, or null.
 void resume_from(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank);
 // Adds an ended step.
 void observe_step(const segment::StepRecord& step, RankStatistics* rank);

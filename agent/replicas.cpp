@@ -75,10 +75,10 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   const uint64_t part = hash_of_part(name, record, identity) + (stripped ? 1 : 0);
   if (parts_.size() >= kMostParts && !parts_.contains(part)) return {};
   const auto [found, is_new] = parts_.try_emplace(part);
-  Compared& compared = found->second;
+  ComparedPart& compared = found->second;
   if (is_new) compared.is_replica = !stripped;
   if (!stripped) tensors_.try_emplace(name);
-  if (compared.holders.insert(identity.rank).second) compared.is_settled = false;
+  if (compared.holders.insert(identity.rank).second) compared.has_all_holders = false;
   std::vector<int32_t> outliers;
   if (record.step <= compared.closed) return outliers;
   // If a rank reports a part twice in a step, only the first checksum counts, which it computed directly
@@ -99,22 +99,22 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
 
 // Whether `arrived` has all checksums that will arrive for a step: all ranks that hold a replica have
 // reported it (with hybrid sharding not all ranks hold one), or the other ranks have reported a later step.
-bool Replicas::is_complete(const Compared& compared, int64_t step, const Checksums& arrived,
+bool Replicas::is_complete(const ComparedPart& compared, int64_t step, const Checksums& arrived,
                            size_t ranks_here) const {
   if (arrived.size() >= ranks_here ||
-      (compared.is_settled && compared.holders.size() > 1 && arrived.size() >= compared.holders.size()))
+      (compared.has_all_holders && compared.holders.size() > 1 && arrived.size() >= compared.holders.size()))
     return true;
   const auto is_done = [&](const auto& rank) { return rank.second > step || arrived.contains(rank.first); };
   return reached_.size() >= ranks_here && std::all_of(reached_.begin(), reached_.end(), is_done);
 }
 
 // Whether the tensor is a replica. If its rank is in its name, it must have been equal at kEqualSteps steps.
-bool Replicas::is_replica(const Checksums& checksums, Compared* compared) {
+bool Replicas::is_replica(const Checksums& checksums, ComparedPart* compared) {
   if (compared->is_replica) return true;
   const uint64_t first = checksums.begin()->second;
-  compared->is_apart |= !std::all_of(checksums.begin(), checksums.end(),
-                                     [first](const auto& by_rank) { return by_rank.second == first; });
-  if (compared->is_apart) return false;  // once the ranks have differed, it never becomes a replica
+  compared->has_differed |= !std::all_of(checksums.begin(), checksums.end(),
+                                         [first](const auto& by_rank) { return by_rank.second == first; });
+  if (compared->has_differed) return false;  // once the ranks have differed, it never becomes a replica
   // Only steps with a new checksum count, since constant tensors are equal without being replicas.
   if (compared->equal_steps == 0 || first != compared->last_equal) ++compared->equal_steps;
   compared->last_equal = first;
@@ -124,14 +124,15 @@ bool Replicas::is_replica(const Checksums& checksums, Compared* compared) {
 
 // Compares the checksums of the oldest open step. Adds to *outliers the ranks that differ from the majority;
 // without a majority, all ranks.
-void Replicas::close(Compared* compared, const std::string& name, std::vector<int32_t>* outliers) {
+void Replicas::close(ComparedPart* compared, const std::string& name, std::vector<int32_t>* outliers) {
   const auto node = compared->open.extract(compared->open.begin());
   const Checksums& checksums = node.mapped();
   compared->closed = node.key();
   open_ -= checksums.size();
-  compared->is_settled = true;  // `holders` counts as complete until another rank reports the part
+  compared->has_all_holders = true;  // until another rank reports the part
   if (checksums.size() < 2) return;
-  // Whether the tensor's name contains the rank. Only the training script can keep such a tensor equal.
+  // Whether the tensor's name contains the rank; equal_steps counts only then. Only the training script can
+  // keep such a tensor equal.
   const bool is_by_hand = compared->equal_steps > 0 || !compared->is_replica;
   if (!is_replica(checksums, compared)) return;
   Tensor& tensor = tensors_[name];
@@ -189,7 +190,7 @@ void Replicas::restart() {
   }
 }
 
-const Replicas::OfRank* Replicas::of(int32_t rank) const {
+const Replicas::RankChecksum* Replicas::checksum_of(int32_t rank) const {
   const auto found = ranks_.find(rank);
   return found == ranks_.end() || found->second.last.step < 0 ? nullptr : &found->second.last;
 }
@@ -203,7 +204,7 @@ Replicas::Coverage Replicas::coverage() const {
   std::map<int32_t, size_t> on_rank;  // by rank: parts that are not treated as replicas
   for (const auto& [part, compared] : parts_) {
     if (compared.is_replica) continue;
-    coverage.maybe_replicas += !compared.is_apart && compared.holders.size() > 1;
+    coverage.maybe_replicas += !compared.has_differed && compared.holders.size() > 1;
     for (const int32_t rank : compared.holders) ++on_rank[rank];
   }
   for (const auto& [rank, n] : on_rank) coverage.most_on_a_rank = std::max(coverage.most_on_a_rank, n);

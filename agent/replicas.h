@@ -35,7 +35,7 @@ class Replicas {
   // One checksum of all parts that a rank has reported in an interval, the steps between two measurements of
   // a tensor. It is exported as a metric, with which Prometheus compares ranks of different nodes; one metric
   // per tensor would be too many.
-  struct OfRank {
+  struct RankChecksum {
     int64_t step = -1;    // first step of the interval; -1: no interval is complete
     double checksum = 0;  // a whole number of 52 bits, which a double holds exactly
     std::string group;    // equal for ranks that hold the same parts of the same tensors
@@ -43,14 +43,14 @@ class Replicas {
   // Returns the last complete interval of a rank. An interval is complete when the rank has reported all
   // parts that it holds, or the same parts as in the previous interval (some parts may never be reported).
   // Null if no interval is complete, or if this rank's tensor-, pipeline- or expert-parallel rank is unknown.
-  const OfRank* of(int32_t rank) const;
+  const RankChecksum* checksum_of(int32_t rank) const;
 
   // Numbers of tensors that may have replicas. Slow: iterates over all tensors.
   struct Coverage {
     std::vector<std::string> never;  // tensors that were reported but never compared
     size_t by_hand = 0;              // compared tensors that the training script keeps equal
-    // Both count parts that have their rank in their name and are not treated as replicas. most_on_a_rank:
-    // the largest number on one rank. maybe_replicas: those on several ranks that have never differed.
+    // Numbers of parts that have their rank in their name and are not treated as replicas. most_on_a_rank:
+    // the largest number on one rank. maybe_replicas: parts on several ranks that have never differed.
     size_t most_on_a_rank = 0, maybe_replicas = 0;
   };
   Coverage coverage() const;
@@ -64,16 +64,16 @@ class Replicas {
  private:
   using Checksums = std::map<int32_t, uint64_t>;  // by rank
   // One part of a tensor, on all ranks that hold it.
-  struct Compared {
+  struct ComparedPart {
     int64_t closed = -1;                // the last step that close() has compared or skipped
     std::map<int64_t, Checksums> open;  // by step: checksums that wait for those of other ranks
     std::set<int32_t> holders;          // ranks that have reported this part so far
-    bool is_settled = false;            // a step was closed since the last holder was added
+    bool has_all_holders = false;       // assumed once a step was closed, until another is added
     // False for a tensor with its rank in its name, until kEqualSteps equal steps show that it is a replica.
     bool is_replica = true;
-    // The members below are used only for a tensor that has its rank in its name. is_apart: the tensor
+    // The members below are used only for a tensor that has its rank in its name. has_differed: the tensor
     // differed between ranks while is_replica was false. It then never becomes a replica.
-    bool is_apart = false;
+    bool has_differed = false;
     uint64_t last_equal = 0;   // checksum of the last step at which all ranks were equal
     uint32_t equal_steps = 0;  // equal steps with another checksum than the equal step before
   };
@@ -88,22 +88,24 @@ class Replicas {
     // Sums over the parts in `seen`. sum: of a hash of part and checksum. group: of a hash of the part alone.
     uint64_t sum = 0, group = 0;
     uint64_t last_group = 0;  // `group` of the previous interval
-    OfRank last;              // the last complete interval
+    RankChecksum last;        // the last complete interval
     uint64_t mismatches = 0;
   };
   // Whether no other rank will report the part at `step`. `arrived`: the checksums that were reported.
-  bool is_complete(const Compared& compared, int64_t step, const Checksums& arrived, size_t ranks_here) const;
+  bool is_complete(const ComparedPart& compared, int64_t step, const Checksums& arrived,
+                   size_t ranks_here) const;
   // Compares the oldest open step of a part. Adds the ranks that differ to *outliers.
-  void close(Compared* compared, const std::string& name, std::vector<int32_t>* outliers);
-  static bool is_replica(const Checksums& checksums, Compared* compared);  // updates Compared::is_replica
+  void close(ComparedPart* compared, const std::string& name, std::vector<int32_t>* outliers);
+  // Updates ComparedPart::is_replica and returns it.
+  static bool is_replica(const Checksums& checksums, ComparedPart* compared);
   void add_to_rank(const segment::TensorRecord& record, uint64_t part, Rank* rank);
   static void end_interval(Rank* rank);
 
-  std::map<uint64_t, Compared> parts_;  // by hash_of_part()
+  std::map<uint64_t, ComparedPart> parts_;  // by hash_of_part()
   std::map<int32_t, Rank> ranks_;
   std::map<std::string, Tensor> tensors_;  // tensors that may have replicas
   std::map<int32_t, int64_t> reached_;     // by rank: step of its latest record
-  size_t open_ = 0;                        // checksums in all Compared::open
+  size_t open_ = 0;                        // checksums in all ComparedPart::open
   uint64_t compared_ = 0;
   size_t most_ranks_ = 0, tensors_compared_ = 0;
 };

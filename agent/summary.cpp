@@ -480,8 +480,8 @@ std::string attention_entries(const Ranks& ranks, const PassTotals (&passes)[2])
 }
 
 std::string loss_events_text(const RankStatistics& rank) {
-  const std::optional<LossCount> spikes = rank.losses(WatchEventKind::kLossSpike),
-                                 divergences = rank.losses(WatchEventKind::kDivergence);
+  const std::optional<LossCount> spikes = rank.loss_event_count(WatchEventKind::kLossSpike),
+                                 divergences = rank.loss_event_count(WatchEventKind::kDivergence);
   // Absent if an earlier agent may have seen some, or if a later process of the rank has them (!current).
   if (!spikes || !divergences) return rank.current ? ", spikes unknown" : "";
   // A spike that became a divergence has the same onset. Both are shown as one event, the divergence.

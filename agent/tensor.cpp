@@ -39,7 +39,8 @@ void add_pair(double numerator, double denominator, double* to_numerator, double
 
 }  // namespace
 
-OptimizerSums OptimizerSums::of(segment::Bytes payload, double weight_squares, double update_squares) {
+OptimizerSums OptimizerSums::from_payload(segment::Bytes payload, double weight_squares,
+                                          double update_squares) {
   OptimizerSums sums;
   std::fill(std::begin(sums.values), std::end(sums.values), std::numeric_limits<double>::quiet_NaN());
   const size_t bytes = std::min(payload.size() / sizeof(double) * sizeof(double), sizeof sums.values);
@@ -100,7 +101,7 @@ void OptimizerHealth::forget_before(int64_t step) {
 std::optional<OptimizerHealth::Summary> OptimizerHealth::summary() const {
   if (tensors_.empty()) return std::nullopt;
   const double unknown = std::numeric_limits<double>::quiet_NaN();
-  Summary summary{OptimizerSums::of({}, unknown, unknown), {}, {}, {}, {}};
+  Summary summary{OptimizerSums::from_payload({}, unknown, unknown), {}, {}, {}, {}};
   const auto keep_largest = [](const std::optional<double>& value, const std::string& name,
                                std::optional<double>* largest, std::string* largest_name) {
     if (!value || (*largest && **largest >= *value)) return;

@@ -34,11 +34,11 @@ struct OptimizerSums {
 
   // Reads `values` from the payload of a tensor record in the segment. Values that a short payload lacks are
   // NaN; bytes after the known values are ignored.
-  static OptimizerSums of(segment::Bytes payload, double weight_squares, double update_squares);
+  static OptimizerSums from_payload(segment::Bytes payload, double weight_squares, double update_squares);
   // In the formulas, g is the gradient, v_hat Adam's bias-corrected second moment, dW the change of W.
   std::optional<double> gradient_rms() const;
-  std::optional<double> rms_staleness() const;   // sqrt(mean(g^2 / max(v_hat, eps^2)))
-  std::optional<double> surprise_ratio() const;  // share of elements with g^2 > 50 (v_hat before the step)
+  std::optional<double> rms_staleness() const;            // sqrt(mean(g^2 / max(v_hat, eps^2)))
+  std::optional<double> surprise_ratio() const;           // share with g^2 > 50 * v_hat of the step before
   std::optional<double> epsilon_dominated_ratio() const;  // share of elements with sqrt(v_hat) < eps
   std::optional<double> update_ratio() const;             // |dW| / |W|
 

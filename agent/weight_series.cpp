@@ -187,7 +187,7 @@ bool WeightSeries::open_window(const TensorSnapshot& snapshot, Group* group) {
     group->previous_window = group->newest = -1;
     group->interval = snapshot.interval;
   }
-  if (group->newest < 0) group->closed = window - 1;  // -1: this is the group's first window of this interval
+  if (group->newest < 0) group->closed = window - 1;  // the group's first window of this interval
   if (window <= group->closed) return false;
   group->newest = std::max(group->newest, window);
   group->seen_at_window = window_count_;

@@ -20,8 +20,9 @@ namespace foreshock {
 // complete window, whose histogram is compared with that of the previous window. Thread-compatible.
 class WeightSeries {
  public:
-  // Keeps at most `most_bytes` of histograms, in their storage format; first snapshots only up to half of it.
-  // A tensor whose snapshot exceeds the limit is excluded from its layer and the model.
+  // Keeps at most `most_bytes` of histograms, in their storage format. A first snapshot is kept only if all
+  // kept histograms then take at most half of it. A tensor whose snapshot exceeds the limit is excluded from
+  // its layer and the model.
   explicit WeightSeries(uint64_t most_bytes) : most_bytes_(most_bytes) {}
 
   // Adds a snapshot. Sets its distances to earlier snapshots and its stored histogram. `is_first`: if the
@@ -117,7 +118,7 @@ class WeightSeries {
   const uint64_t most_bytes_;
   std::map<TensorKey, Tensor> tensors_;
   std::map<std::string, Group> groups_;
-  std::set<std::string> new_groups_;  // has at least the groups that are in their first window
+  std::set<std::string> new_groups_;  // groups that may be in their first window
   std::map<int64_t, Sums> models_;  // by window: the model's sums in at most kMostBuilding incomplete windows
   std::map<std::string, PoolSnapshot> layers_;
   PoolSnapshot model_;

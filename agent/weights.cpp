@@ -19,10 +19,10 @@ namespace {
 
 constexpr size_t kMostTensors = 1 << 16;  // records of further tensors are dropped
 // Limits of the snapshots of one tensor that wait for the parts of other ranks: kMostPending of them, or
-// kFewPending if the oldest waits for more than kPatience seconds. If a limit is exceeded, the ranks whose
+// kFewPending if the oldest waits for more than kMaxWaitSeconds. If a limit is exceeded, the ranks whose
 // parts are missing are assumed to report no weights.
 constexpr size_t kMostPending = 64, kFewPending = 2;
-constexpr double kPatience = 10;  // by the trainers' clock
+constexpr double kMaxWaitSeconds = 10;  // by the trainers' clock
 
 uint64_t whole_elements(const segment::TensorRecord& record) {
   uint64_t elements = 1;
@@ -103,9 +103,9 @@ void join_optimizer(const segment::TensorView& view, TensorSnapshot* snapshot) {
   const segment::Bytes payload = view.payload[segment::kTensorOptimizer];
   // The sum of squares of the values whose change is known. NaN: not reported; all values are used.
   const double changed = reduction(view, segment::kUpdatedSumOfSquares);
-  const OptimizerSums sums =
-      OptimizerSums::of(payload, std::isnan(changed) ? reduction(view, segment::kSumOfSquares) : changed,
-                        reduction(view, segment::kUpdateSumOfSquares));
+  const OptimizerSums sums = OptimizerSums::from_payload(
+      payload, std::isnan(changed) ? reduction(view, segment::kSumOfSquares) : changed,
+      reduction(view, segment::kUpdateSumOfSquares));
   if (snapshot->optimizer)
     snapshot->optimizer->join(sums);
   else if (!payload.empty() && snapshot->parts.size() == 1)
@@ -139,7 +139,7 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   const segment::TensorRecord& record = view.record;
   *why = nullptr;
   begin_attempt(record, identity);
-  const RollbackWatch::Verdict verdict = rollback_.take(record, identity.rank);
+  const RollbackWatch::Verdict verdict = rollback_.classify(record, identity.rank);
   if (verdict == RollbackWatch::Verdict::kStale) {  // the record is from before a rollback of the run
     ++dropped_;
     return {};
@@ -148,15 +148,16 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   if (verdict == RollbackWatch::Verdict::kWentBack) restart(!is_at_start_of_run(record));
   ranks_here_ = ranks_here;
   reached_[identity.rank] = record.step;
-  series_.expect_none_before(passed());  // here too, since this function may return before its last lines
-  const std::vector<int32_t> odd = replicas_.add(record, identity, ranks_here);  // differ from replicas
+  series_.expect_none_before(first_open_step());  // also here, since the last line may not be reached
+  const std::vector<int32_t> odd = replicas_.add(record, identity, ranks_here);  // ranks that differ
   const TensorKey key = key_of(record, identity);
   const auto found = known_.find(key);
   std::vector<TensorSnapshot> done;
   const bool is_checksum = record.form == segment::HistogramForm::kNone;  // a replica that sends no histogram
   if (is_checksum || (found != known_.end() && record.step <= found->second.last_step)) {
     // This rank's part is late: the snapshot was completed without it. Later ones must wait for the rank.
-    if (!is_checksum && found->second.holders.insert(identity.rank).second) found->second.is_settled = false;
+    if (!is_checksum && found->second.holders.insert(identity.rank).second)
+      found->second.has_all_holders = false;
     if (odd.empty()) return done;
     // A snapshot without parts, which only reports that a replica differs.
     TensorSnapshot& late = done.emplace_back();
@@ -181,11 +182,11 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   if (pending.ranks.insert(identity.rank).second) add_part(view, histogram, &pending);
   const auto& [oldest, waiting] = *known.pending.begin();
   const double waited = 1e-9 * static_cast<double>(record.time_ns) - waiting.snapshot.time;
-  if (known.pending.size() > kMostPending || (known.pending.size() > kFewPending && waited > kPatience))
+  if (known.pending.size() > kMostPending || (known.pending.size() > kFewPending && waited > kMaxWaitSeconds))
     stop_waiting_for_ranks(oldest + 1);  // then finish() completes or drops the oldest step
   finish(&known, &done);
-  make_room(&done);
-  series_.expect_none_before(passed());
+  limit_pending_bytes(&done);
+  series_.expect_none_before(first_open_step());
   return done;
 }
 
@@ -195,8 +196,8 @@ void Weights::begin_attempt(const segment::TensorRecord& record, const segment::
   if (!attempt_.is_new(record, identity)) return;
   restart(!is_at_start_of_run(record));
   rollback_.restart();
-  is_followed_before_ |= is_any_taken_;  // this agent has followed an earlier attempt
-  is_any_taken_ = true;
+  is_followed_before_ |= has_any_record_;  // this agent has followed an earlier attempt
+  has_any_record_ = true;
   has_reported_initial_unknown_ = false;
 }
 
@@ -205,11 +206,11 @@ void Weights::restart(bool keeps_initial) {
   waiting_.clear();
   pending_bytes_ = 0;
   reached_.clear();
-  expected_ = std::numeric_limits<size_t>::max();  // all ranks of the node
+  expected_ranks_ = std::numeric_limits<size_t>::max();  // all ranks of the node
   series_.restart(keeps_initial);
   replicas_.restart();
   optimizer_ = {};
-  forgotten_ = 0;
+  last_removal_ = 0;
 }
 
 // Whether a record may belong to the first snapshot of its tensor in the run. It must be the first of its
@@ -260,10 +261,10 @@ void Weights::add_part(const segment::TensorView& view, const Histogram& histogr
   join_optimizer(view, &snapshot);
 }
 
-// Whether every rank has reported this step of a tensor, or has reported a later step of any tensor.
-// reached_: the last step of each rank; expected_: the number of ranks that report weights, if some do not.
+// Whether every rank that reports weights has reported this step of a tensor, or a later step of any tensor.
+// reached_: the last step of each rank.
 bool Weights::have_passed(int64_t step, const Pending& pending) const {
-  return reached_.size() >= std::min(ranks_here_, expected_) &&
+  return reached_.size() >= std::min(ranks_here_, expected_ranks_) &&
          std::ranges::all_of(reached_, [&](const auto& rank) {
            return rank.second > step || pending.ranks.contains(rank.first);
          });
@@ -275,7 +276,7 @@ bool Weights::is_complete(const Known& known, int64_t step, const Pending& pendi
   if (pending.snapshot.elements == pending.snapshot.whole_elements) return true;
   if (pending.ranks.size() >= ranks_here_) return true;
   return std::ranges::includes(pending.ranks, known.holders) &&
-         (known.is_settled || have_passed(step, pending));
+         (known.has_all_holders || have_passed(step, pending));
 }
 
 // Moves the snapshots that need not wait any longer to *done, in the order of steps. Drops a snapshot that
@@ -288,7 +289,7 @@ void Weights::finish(Known* known, std::vector<TensorSnapshot>* done) {
     const auto& [step, pending] = *known->pending.begin();
     const bool is_whole = is_complete(*known, step, pending);
     known->holders = pending.ranks;
-    known->is_settled = is_whole;
+    known->has_all_holders = is_whole;
     if (!is_whole) {
       drop(known, step);
       continue;
@@ -317,8 +318,8 @@ std::map<int64_t, Weights::Pending>::node_type Weights::extract(Known* known, in
 }
 
 // Returns a step such that no snapshot of an earlier step will be completed any more, or 0 if unknown.
-int64_t Weights::passed() const {
-  if (reached_.empty() || reached_.size() < std::min(ranks_here_, expected_)) return 0;
+int64_t Weights::first_open_step() const {
+  if (reached_.empty() || reached_.size() < std::min(ranks_here_, expected_ranks_)) return 0;
   const auto by_step = [](const auto& a, const auto& b) { return a.second < b.second; };
   const int64_t reached = std::ranges::min_element(reached_, by_step)->second;
   return waiting_.empty() ? reached : std::min(reached, waiting_.begin()->first);
@@ -334,10 +335,11 @@ void Weights::note_initial(const TensorSnapshot& snapshot) {
 // Stops waiting for ranks that have not reached `step`, and assumes that they report no weights any more.
 void Weights::stop_waiting_for_ranks(int64_t step) {
   std::erase_if(reached_, [step](const auto& rank) { return rank.second < step; });
-  expected_ = reached_.size();
+  expected_ranks_ = reached_.size();
 }
 
-void Weights::make_room(std::vector<TensorSnapshot>* done) {
+void Weights::limit_pending_bytes(std::vector<TensorSnapshot>* done) {
+  // Returns the oldest step with a waiting snapshot, and the tensor of the snapshot; null if none waits.
   const auto oldest = [this] {
     std::pair<int64_t, Known*> first = {std::numeric_limits<int64_t>::max(), nullptr};
     for (auto& [key, known] : known_)
@@ -363,8 +365,8 @@ void Weights::take_optimizer(const TensorSnapshot& snapshot) {
   optimizer_.take(snapshot.key, static_cast<uint32_t>(snapshot.shape.size()), snapshot.step,
                   *snapshot.optimizer);
   const auto interval = static_cast<int64_t>(snapshot.interval);
-  if (snapshot.step - forgotten_ < interval) return;
-  forgotten_ = snapshot.step;
+  if (snapshot.step - last_removal_ < interval) return;
+  last_removal_ = snapshot.step;
   optimizer_.forget_before(snapshot.step - 3 * interval);
 }
 

@@ -61,12 +61,12 @@ class AttemptWatch {
 class RollbackWatch {
  public:
   // Longest time, by the trainers' clock, for which records of a rank that has not returned count as stale.
-  static constexpr uint64_t kPatienceNs = 10'000'000'000;
+  static constexpr uint64_t kMaxStaleNs = 10'000'000'000;
 
   // kWentBack: the first record after a return. kStale: written before the return, but read after kWentBack.
   enum class Verdict { kGoesOn, kWentBack, kStale };
   // Classifies a record. The records of a rank must be passed in the order in which it wrote them.
-  Verdict take(const segment::TensorRecord& record, int32_t rank) {
+  Verdict classify(const segment::TensorRecord& record, int32_t rank) {
     Rank& writer = ranks_[rank];
     if (record.step < writer.step) ++writer.returns;
     writer.step = record.step;
@@ -79,9 +79,9 @@ class RollbackWatch {
       // The time is counted from the rank's own first stale record. If it were counted from the last return,
       // a run that returns again and again would make every record stale.
       if (writer.behind_since_ns == 0) writer.behind_since_ns = record.time_ns;
-      if (record.time_ns - writer.behind_since_ns < kPatienceNs) return Verdict::kStale;
+      if (record.time_ns - writer.behind_since_ns < kMaxStaleNs) return Verdict::kStale;
     }
-    writer.returns = returns_;  // a rank that was behind for kPatienceNs is assumed not to return
+    writer.returns = returns_;  // a rank that was behind for kMaxStaleNs is assumed not to return
     writer.behind_since_ns = 0;
     return Verdict::kGoesOn;
   }
@@ -151,8 +151,8 @@ class Weights {
     std::map<int64_t, Pending> pending;  // by step
     int64_t last_step = -1;              // step of the last complete snapshot
     // The last snapshot that was completed or dropped:
-    std::set<int32_t> holders;  // ranks that have reported a part of it
-    bool is_settled = false;    // it was complete, and no other rank has reported a part of it since
+    std::set<int32_t> holders;     // ranks that have reported a part of it
+    bool has_all_holders = false;  // it was complete, and no other rank has reported a part of it since
   };
 
   bool read(const segment::TensorView& view, const Known* known, Histogram* histogram, const char** why);
@@ -166,9 +166,10 @@ class Weights {
   void note_initial(const TensorSnapshot& snapshot);
   void stop_waiting_for_ranks(int64_t step);  // those that have not reached `step`
   // Completes or drops the oldest snapshots until the waiting ones fit into the memory limit.
-  void make_room(std::vector<TensorSnapshot>* done);
+  void limit_pending_bytes(std::vector<TensorSnapshot>* done);
   void take_optimizer(const TensorSnapshot& snapshot);
-  int64_t passed() const;  // no snapshot of a step before this one will be completed any more; 0: unknown
+  // No snapshot of a step before this one will be completed any more. 0: unknown.
+  int64_t first_open_step() const;
   // Whether the record may be of its tensor's first snapshot in the run.
   bool may_be_first(const segment::TensorRecord& record, const segment::Identity& identity) const;
   void begin_attempt(const segment::TensorRecord& record, const segment::Identity& identity);
@@ -180,17 +181,18 @@ class Weights {
   Replicas replicas_;
   WeightSeries series_;
   OptimizerHealth optimizer_;
-  int64_t forgotten_ = 0;  // step of the last removal of old tensors from optimizer_
-  uint64_t dropped_ = 0;   // stale records, records of tensors beyond a limit, snapshots that lack a part
+  int64_t last_removal_ = 0;  // step of the last removal of old tensors from optimizer_
+  uint64_t dropped_ = 0;      // stale records, records of tensors beyond a limit, snapshots that lack a part
   uint64_t pending_bytes_ = 0;
   std::map<int32_t, int64_t> reached_;  // by rank: step of its latest record
   size_t ranks_here_ = 1;
-  size_t expected_ = std::numeric_limits<size_t>::max();  // how many ranks report weights; max(): unknown
-  std::map<int64_t, size_t> waiting_;                     // by step: tensors that wait for a part
+  // Number of ranks that report weights; the largest number if unknown.
+  size_t expected_ranks_ = std::numeric_limits<size_t>::max();
+  std::map<int64_t, size_t> waiting_;  // by step: tensors that wait for a part
   AttemptWatch attempt_;
   RollbackWatch rollback_;
   bool is_followed_before_ = false;         // an earlier agent followed the run, or this one another attempt
-  bool is_any_taken_ = false;               // take() was called in any attempt
+  bool has_any_record_ = false;             // take() was called in any attempt
   std::optional<int64_t> initial_unknown_;  // result of the next take_initial_unknown()
   bool has_reported_initial_unknown_ = false;
 };

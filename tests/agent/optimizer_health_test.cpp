@@ -23,7 +23,7 @@ std::vector<double> numbers(double elements, double staleness) {
 }
 
 OptimizerSums sums(const std::vector<double>& values, double weight = kUnknown, double update = kUnknown) {
-  return OptimizerSums::of(std::as_bytes(std::span(values)), weight, update);
+  return OptimizerSums::from_payload(std::as_bytes(std::span(values)), weight, update);
 }
 
 TEST(OptimizerHealth, FiguresOfATensor) {

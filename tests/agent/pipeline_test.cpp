@@ -201,8 +201,8 @@ TEST(Pipeline, ASpikeOfTheLossIsAnEventWithItsStep) {
   for (int n = 1; n <= 200; ++n) trainer.step(n, 2.0 + 0.01 * (n % 7));
   for (int n = 201; n <= 204; ++n) trainer.step(n, 9.0);
   pipeline.poll(*reader, &rank);
-  EXPECT_EQ(rank.losses(WatchEventKind::kLossSpike)->count, 1u);
-  EXPECT_EQ(rank.losses(WatchEventKind::kLossSpike)->first_step, 201);
+  EXPECT_EQ(rank.loss_event_count(WatchEventKind::kLossSpike)->count, 1u);
+  EXPECT_EQ(rank.loss_event_count(WatchEventKind::kLossSpike)->first_step, 201);
 }
 
 TEST(Pipeline, ALossThatStaysUpIsASpikeAndADivergence) {
@@ -214,8 +214,8 @@ TEST(Pipeline, ALossThatStaysUpIsASpikeAndADivergence) {
     trainer.step(n, n < 300 ? 1 + 1e-3 * std::sin(n) : 50);
     pipeline.poll(*reader, &rank);
   }
-  EXPECT_EQ(rank.losses(WatchEventKind::kLossSpike)->first_step, 300);
-  EXPECT_EQ(rank.losses(WatchEventKind::kDivergence)->first_step, 300);
+  EXPECT_EQ(rank.loss_event_count(WatchEventKind::kLossSpike)->first_step, 300);
+  EXPECT_EQ(rank.loss_event_count(WatchEventKind::kDivergence)->first_step, 300);
 }
 
 TEST(Pipeline, AnAgentThatTakesUpTellsWhatItsForerunnerSaw) {
@@ -227,7 +227,7 @@ TEST(Pipeline, AnAgentThatTakesUpTellsWhatItsForerunnerSaw) {
     trainer.step(n, n < 290 ? 1 + 1e-3 * std::sin(n) : 50);
     before.poll(*reader, &rank);
   }
-  ASSERT_EQ(rank.losses(WatchEventKind::kLossSpike)->first_step, 290);
+  ASSERT_EQ(rank.loss_event_count(WatchEventKind::kLossSpike)->first_step, 290);
 
   for (const bool restored : {true, false}) {
     Pipeline after(nullptr);
@@ -241,7 +241,7 @@ TEST(Pipeline, AnAgentThatTakesUpTellsWhatItsForerunnerSaw) {
     EXPECT_EQ(taken.taken_up_step, restored ? 300 : 301);
     EXPECT_EQ(taken.last_loss, restored ? 50 : 40);
     EXPECT_EQ(taken.loss_events_known, restored);
-    const std::optional<LossCount> spikes = taken.losses(WatchEventKind::kLossSpike);
+    const std::optional<LossCount> spikes = taken.loss_event_count(WatchEventKind::kLossSpike);
     EXPECT_EQ(spikes.has_value(), restored);
     EXPECT_EQ(spikes ? spikes->first_step : -1, restored ? 290 : -1);
     trainer.step(restored ? 301 : 302, 40);

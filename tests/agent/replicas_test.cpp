@@ -104,8 +104,8 @@ TEST(Replicas, RanksThatNumberTheirStepsInOtherWaysAreNotCompared) {
     EXPECT_EQ(show_from(1, step, 2), Odd());
   }
   EXPECT_EQ(replicas.compared(), 0u);
-  ASSERT_TRUE(replicas.of(0) && replicas.of(1));
-  EXPECT_NE(replicas.of(0)->group, replicas.of(1)->group) << "nor by another node's reader";
+  ASSERT_TRUE(replicas.checksum_of(0) && replicas.checksum_of(1));
+  EXPECT_NE(replicas.checksum_of(0)->group, replicas.checksum_of(1)->group) << "nor by another node's reader";
   show_from(0, 7, 2);
   EXPECT_EQ(show_from(1, 7, 2), (Odd{0, 1}));
 }
@@ -152,17 +152,17 @@ TEST(Replicas, ATensorThatIsNeverShownKeepsNobodyFromBeingCompared) {
   for (int rank = 0; rank < 2; ++rank) {
     show_two_of_three(rank, 1, true);
     show_two_of_three(rank, 2, true);
-    EXPECT_EQ(replicas.of(rank), nullptr) << "more may come in this interval";
+    EXPECT_EQ(replicas.checksum_of(rank), nullptr) << "more may come in this interval";
     show_two_of_three(rank, 3, true);
-    ASSERT_NE(replicas.of(rank), nullptr);
-    EXPECT_EQ(replicas.of(rank)->step, 16);
+    ASSERT_NE(replicas.checksum_of(rank), nullptr);
+    EXPECT_EQ(replicas.checksum_of(rank)->step, 16);
   }
-  EXPECT_EQ(replicas.of(0)->group, replicas.of(1)->group);
-  EXPECT_EQ(replicas.of(0)->checksum, replicas.of(1)->checksum);
+  EXPECT_EQ(replicas.checksum_of(0)->group, replicas.checksum_of(1)->group);
+  EXPECT_EQ(replicas.checksum_of(0)->checksum, replicas.checksum_of(1)->checksum);
   show_two_of_three(0, 4, false);
-  EXPECT_EQ(replicas.of(0)->step, 24);
+  EXPECT_EQ(replicas.checksum_of(0)->step, 24);
   show_two_of_three(0, 5, true);
-  EXPECT_EQ(replicas.of(0)->step, 24) << "of 32 on there was no room for one";
+  EXPECT_EQ(replicas.checksum_of(0)->step, 24) << "of 32 on there was no room for one";
 }
 
 // Whole tensor `name` of one of two ranks of a job whose coordinates are not known.

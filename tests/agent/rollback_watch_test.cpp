@@ -12,7 +12,7 @@ Verdict take(RollbackWatch* watch, int rank, int64_t step, uint64_t time_ns) {
   segment::TensorRecord record = {};
   record.step = step;
   record.time_ns = time_ns;
-  return watch->take(record, rank);
+  return watch->classify(record, rank);
 }
 
 TEST(RollbackWatch, WhatARankHasShownBeforeItWentBackIsOfBefore) {
@@ -31,8 +31,8 @@ TEST(RollbackWatch, ARankThatDoesNotGoBackIsHeardAgain) {
   take(&watch, 1, 10, kSecond);
   take(&watch, 0, 3, 2 * kSecond);
   EXPECT_EQ(take(&watch, 1, 11, 2 * kSecond), Verdict::kStale);
-  EXPECT_EQ(take(&watch, 1, 12, 2 * kSecond + RollbackWatch::kPatienceNs), Verdict::kGoesOn);
-  EXPECT_EQ(take(&watch, 1, 13, 2 * kSecond + RollbackWatch::kPatienceNs), Verdict::kGoesOn);
+  EXPECT_EQ(take(&watch, 1, 12, 2 * kSecond + RollbackWatch::kMaxStaleNs), Verdict::kGoesOn);
+  EXPECT_EQ(take(&watch, 1, 13, 2 * kSecond + RollbackWatch::kMaxStaleNs), Verdict::kGoesOn);
 }
 
 // One return of rank 1 is not seen: it has left turns out. The others come too fast for any patience with the

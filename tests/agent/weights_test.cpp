@@ -102,8 +102,8 @@ TEST(Weights, ReplicasCountOnceAndTheOddOneIsNamed) {
   EXPECT_EQ(weights.replicas().mismatches(0), 0u);
   EXPECT_EQ(weights.replicas().compared(), 4u);
   // What other nodes compare by.
-  const auto *zero = weights.replicas().of(0), *one = weights.replicas().of(1),
-             *two = weights.replicas().of(2);
+  const auto *zero = weights.replicas().checksum_of(0), *one = weights.replicas().checksum_of(1),
+             *two = weights.replicas().checksum_of(2);
   ASSERT_TRUE(zero && one && two);
   EXPECT_EQ(zero->group, one->group);
   EXPECT_EQ(zero->checksum, two->checksum);
