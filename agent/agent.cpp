@@ -70,7 +70,7 @@ class Agent {
   void discover(Clock::time_point now);
   void update_intervals();
   nlohmann::json state_of_agent() const;
-  void bound_log();
+  void limit_log();
   void publish();
   void publish_targets(Published* published);
   bool is_needed() const;
@@ -111,7 +111,7 @@ int Agent::run() {
   else if (!write_address(*runs_[0].run))
     return fail("cannot write to " + options_.directory + ": " + std::strerror(errno));
   if (!options_.file_sd.empty()) target_file_.remove_abandoned();
-  be_nice();  // after the start of the HTTP thread, which keeps its priority
+  lower_priority();  // after the start of the HTTP thread, which keeps its priority
   loop();
   alerts_.start_all(Clock::now());  // the commands of --on-alert that still wait
   server_.stop();
@@ -328,7 +328,7 @@ nlohmann::json Agent::state_of_agent() const {
 
 // Limits the size of agent.log, which is in shared memory, and to which the commands of --on-alert write too.
 // Moves the end of a longer text to agent.log.1. Does nothing if stderr is not the agent.log of this run.
-void Agent::bound_log() {
+void Agent::limit_log() {
   struct stat log = {};
   if (is_service() || runs_.empty() || fstat(STDERR_FILENO, &log) != 0 || !S_ISREG(log.st_mode) ||
       log.st_size <= kMostLogBytes)
@@ -349,7 +349,7 @@ void Agent::bound_log() {
 
 // Gives the HTTP server a new state of all runs, and updates the file of targets. Also limits the log.
 void Agent::publish() {
-  bound_log();
+  limit_log();
   for (ServedRun& served : runs_) served.run->publish(&registry_);
   registry_.set(Metric::kBuildInfo, {FORESHOCK_VERSION}, 1);
   auto published = std::make_shared<Published>();

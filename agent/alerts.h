@@ -75,7 +75,7 @@ class AlertCommand {
   uint64_t started_ = 0, failed_ = 0, left_out_ = 0;
 };
 
-// The level (quiet, watch or warn) of one detector of a rank. `score`: the detector warns from 1 on.
+// The level (quiet, watch or warn) of one detector of a rank. `score`: at 1 or more it warns.
 struct Signal {
   Level level = Level::kQuiet;
   int64_t rank = -1, since_step = 0;  // since_step: first step of this level

@@ -391,12 +391,12 @@ bool read_usage(int folder, Usage* usage) {
   }
   while (const dirent* entry = readdir(list)) {
     const std::string_view name = entry->d_name;
-    const bool is_part = name.ends_with(std::string(kFlaggedSuffix) + kUnfinishedSuffix);
+    const bool is_unfinished = name.ends_with(std::string(kFlaggedSuffix) + kUnfinishedSuffix);
     struct stat status = {};
-    if ((!is_part && !name.ends_with(kFlaggedSuffix)) ||
+    if ((!is_unfinished && !name.ends_with(kFlaggedSuffix)) ||
         fstatat(folder, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0)
       continue;
-    if (is_part && time(nullptr) - status.st_mtime > FlaggedFolder::kAbandonedSeconds &&
+    if (is_unfinished && time(nullptr) - status.st_mtime > FlaggedFolder::kAbandonedSeconds &&
         unlinkat(folder, entry->d_name, 0) == 0)
       continue;
     ++usage->files;

@@ -40,7 +40,8 @@ double cores_of_v1_cgroup(const std::string& directory) {
 
 // Returns the smallest limit of the cgroup root + path and of every cgroup above it up to `root`. cores_of()
 // returns the limit of one cgroup: no limit if its directory is not visible here.
-double tightest(const std::string& root, const std::string& path, double (*cores_of)(const std::string&)) {
+double smallest_limit(const std::string& root, const std::string& path,
+                      double (*cores_of)(const std::string&)) {
   std::string directory = root + path;
   for (double cores = kUnlimited;; directory.resize(directory.rfind('/'))) {
     cores = std::min(cores, cores_of(directory));
@@ -59,16 +60,16 @@ int cores_of_node() {
 }
 
 double cgroup_cores(const std::string& cgroups, const std::string& root) {
-  double cores = tightest(root, "", cores_of_v2_cgroup);  // `root` is our cgroup in a cgroup namespace
+  double cores = smallest_limit(root, "", cores_of_v2_cgroup);  // `root` is our cgroup in a cgroup namespace
   std::ifstream file(cgroups);
   for (std::string line; std::getline(file, line);) {  // "number:controllers:path", for v2 "0::path"
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos || line[second + 1] != '/') continue;
     const std::string controllers = line.substr(first + 1, second - first - 1),
                       path = line.substr(second + 1);
-    if (line.starts_with("0::")) cores = std::min(cores, tightest(root, path, cores_of_v2_cgroup));
+    if (line.starts_with("0::")) cores = std::min(cores, smallest_limit(root, path, cores_of_v2_cgroup));
     if (std::string(",").append(controllers).append(",").find(",cpu,") != std::string::npos)
-      cores = std::min(cores, tightest(root + "/" + controllers, path, cores_of_v1_cgroup));
+      cores = std::min(cores, smallest_limit(root + "/" + controllers, path, cores_of_v1_cgroup));
   }
   return cores;
 }
@@ -107,7 +108,7 @@ void raise_descriptor_limit() {
 // in ten took over 100 ms (at most 535) with 19, and none over 50 ms with 10 (Linux 6.18). If another process
 // leads the session (the agent was started by hand or by a job's script), the session is not changed, since
 // its other processes would become slower too.
-void be_nice() {
+void lower_priority() {
   setpriority(PRIO_PROCESS, 0, 19);
   if (getsid(0) == getpid()) std::ofstream("/proc/self/autogroup") << "10";
 }

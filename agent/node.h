@@ -31,7 +31,7 @@ std::string user_name(uid_t user);
 void raise_descriptor_limit();
 // Gives this thread and the threads that it starts later the lowest CPU priority. If this process leads its
 // session, also lowers the priority of the session, which Linux schedules as one group (autogroup).
-void be_nice();
+void lower_priority();
 
 }  // namespace foreshock
 

@@ -204,7 +204,7 @@ void WatchState::restore(const Directory& directory, const std::string& run, con
     return record->write(reset_event);
   }
   std::string error;  // unused: if the record cannot be read, its last lines are not replayed
-  const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &error, false);
+  const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &error, /*with_older_part=*/false);
   if (reader == nullptr || offset == kNoRecord || !reader->seek(offset)) return;
   for (EventLine& event : replay(*reader, watches, already_written)) {
     event.time = seconds_since_1970();

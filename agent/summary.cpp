@@ -165,8 +165,8 @@ std::string on_rank(const Ranks& ranks, const RankStatistics& rank) {
 // -- findings: what is wrong --
 
 struct Finding {
-  int severity;          // a Severity; the headline of the finding with the lowest is the verdict
-  const char* headline;  // in the first line
+  int severity;          // a Severity
+  const char* headline;  // the verdict, in the first line, if this is the most severe finding
   std::string text;
 };
 // Most severe first. kAlarm, kPastAlarm: active or ended alarms of a layer; kWholePass: of all layers.
@@ -518,7 +518,7 @@ std::string ended_early_text(const Ranks& ranks) {
     furthest = std::max(furthest, step);
   }
   std::string text;
-  size_t early = 0;
+  size_t early = 0;  // ranks that ended early, of which the first kMostNamed are named
   for (const auto& [rank, step] : reached) {
     if (step + kMostStepsApart >= furthest || ++early > kMostNamed) continue;
     text += (text.empty() ? "" : ", ") + ("rank " + std::to_string(rank)) +
@@ -653,8 +653,8 @@ std::string weights_entries(const SummaryInput& input) {
 // head.weight and 36 more". The 120 have replicas; they include tensors that no rank has reported yet.
 std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& coverage, const Ranks& ranks) {
   const size_t compared = replicas.tensors_compared();
+  // Largest numbers on one rank: of tensors, and of tensors without replicas.
   const size_t held = max_over(ranks, [](auto& rank) { return rank.tensors.tensors; });
-  // most_on_a_rank: the largest number of tensors without replicas on one rank.
   const size_t unreplicated = std::min(coverage.most_on_a_rank, held);
   const size_t tensors = std::max(compared + coverage.never.size(), held - unreplicated);
   std::string text = counted(replicas.most_ranks(), "rank", "ranks") +
@@ -699,8 +699,9 @@ std::string milliseconds(double seconds) {
   return formatted(seconds < 0.01 ? "%.2g" : "%.0f", 1e3 * seconds) + " ms";
 }
 
-// If the cost of unsampled steps (other_step_cost), which longer sampling intervals cannot reduce, exceeds
-// the limit, names the step length at which it does not. `allowed`: the limit; 0: unknown; >= 1: not set.
+// If the cost of unsampled steps (other_step_cost) exceeds the limit, names the shortest step length for
+// which it does not. A longer sampling interval does not reduce it. `allowed`: the limit; 0: unknown; 1 or
+// more: the user has set none.
 std::string short_steps_text(const RankStatistics& rank, double allowed) {
   if (allowed <= 0 || allowed >= 1 || rank.other_step_cost.size() == 0) return "";
   const double fixed = median_of(rank.other_step_cost), step = median_of(rank.step_seconds);

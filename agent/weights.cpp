@@ -214,7 +214,7 @@ void Weights::restart(bool keeps_initial) {
 }
 
 // Whether a record may belong to the first snapshot of its tensor in the run. It must be the first of its
-// process. Also, its process must be at the start of the run, or continue no earlier attempt that is known.
+// process. Also, its process must be at the start of the run, or no earlier attempt of the run may be known.
 bool Weights::may_be_first(const segment::TensorRecord& record, const segment::Identity& identity) const {
   if (record.snapshot != 1) return false;
   return is_at_start_of_run(record) || !(is_followed_before_ || identity.attempt > 0);

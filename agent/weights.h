@@ -191,7 +191,7 @@ class Weights {
   std::map<int64_t, size_t> waiting_;  // by step: tensors that wait for a part
   AttemptWatch attempt_;
   RollbackWatch rollback_;
-  bool is_followed_before_ = false;         // an earlier agent followed the run, or this one another attempt
+  bool is_followed_before_ = false;         // an earlier attempt, or an earlier agent, is known
   bool has_any_record_ = false;             // take() was called in any attempt
   std::optional<int64_t> initial_unknown_;  // result of the next take_initial_unknown()
   bool has_reported_initial_unknown_ = false;

@@ -1,4 +1,4 @@
-"""What the PyTorch adapter adds to an attention call that is not sampled, and to calls of other operations.
+"""Measures the time that the PyTorch adapter adds to an unsampled attention call, and to calls of other operations.
 
     python bench/adapter_overhead.py [--library LIB] [--cache DIR] [--rounds 200]
 

@@ -1,4 +1,4 @@
-"""How late is an alert? Detectors count steps, Prometheus scrapes and evaluates by the clock.
+"""Measures the delay of an alert: from the step of a detector's warning until the alert is true in Prometheus.
 
     python bench/alert_delay.py [--servers 6] [--intervals 1 5 15] [--faults 3]
 
@@ -31,12 +31,13 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 RULES = ROOT / "dashboards" / "rules" / "foreshock.yml"
-LEARNING = 30  # seconds of training before the fault; in them the detector learns from its first 64 steps
-# After the fault the gradients are multiplied by LOW for QUIET steps, then grow by the factor GROWTH per step.
-LOW, GROWTH, QUIET = 1e-4, 1.13, 40
-PATIENCE = 90  # longest wait for the warning and for the alert, in seconds
+LEARNING_SECONDS = 30  # training before the fault, in which the detector learns from its first 64 steps
+# After the fault the gradients are multiplied by LOW_FACTOR for LOW_STEPS steps, then grow by GROWTH per step.
+LOW_FACTOR, GROWTH, LOW_STEPS = 1e-4, 1.13, 40
+MAX_WAIT_SECONDS = 90  # for the warning, and for the alert
 
 # The program of the training. It prints the time at each end of a step. The fault begins once the file `fault` exists.
+# Its clip_grad_norm_ has so high a limit that no gradient is clipped: the call only gives foreshock the gradient norm.
 TRAINING = """
 import os, sys, time
 sys.path.insert(0, {support!r})
@@ -49,7 +50,7 @@ fault_steps = 0
 while True:
     optimizer.zero_grad()
     fault_steps += os.path.exists({fault!r})
-    factor = {low} * {growth} ** max(fault_steps - {quiet}, 0) if fault_steps else 1
+    factor = {low_factor} * {growth} ** max(fault_steps - {low_steps}, 0) if fault_steps else 1
     (loss_of(model, batches()) * factor).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
     optimizer.step()
@@ -85,7 +86,7 @@ def start_prometheus(folder: pathlib.Path, agent_port: int, interval: int) -> tu
     shutil.copy(RULES, folder / "rules.yml")  # Prometheus derives the moment of evaluation from the path
     (folder / "prometheus.yml").write_text(
         f"global: {{scrape_interval: {interval}s, scrape_timeout: {interval}s, evaluation_interval: {interval}s,"
-        f" external_labels: {{server: '{folder.name}'}}}}\n"  # it derives the moment of scraping from these labels
+        f" external_labels: {{server: '{folder.name}'}}}}\n"  # Prometheus derives the moment of scraping from them
         f"rule_files: ['{folder}/rules.yml']\n"
         f"scrape_configs: [{{job_name: foreshock, static_configs: [{{targets: ['127.0.0.1:{agent_port}']}}]}}]\n"
     )
@@ -97,7 +98,7 @@ def start_prometheus(folder: pathlib.Path, agent_port: int, interval: int) -> tu
 
 def warned_at(agent_port: int) -> float:
     """The time at which the agent first exports that the detector has warned."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + MAX_WAIT_SECONDS
     while time.monotonic() < end:
         metrics = get(f"http://127.0.0.1:{agent_port}/metrics")
         now = time.time()
@@ -115,7 +116,7 @@ def step_of_warning(record: pathlib.Path) -> int:
 
 def true_at(port: int) -> float:
     """The time of the evaluation at which the rule became true in this Prometheus."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + MAX_WAIT_SECONDS
     while time.monotonic() < end:
         for alert in json.loads(get(f"http://127.0.0.1:{port}/api/v1/alerts"))["data"]["alerts"]:
             if alert["labels"]["alertname"] == "ForeshockGradientGrowth":
@@ -132,7 +133,11 @@ def one_fault(intervals: list[int], servers: int) -> tuple[float, dict[int, list
     environment = os.environ | {"FORESHOCK_DIR": str(folder), "OMP_NUM_THREADS": "1"}
     fault = folder / "fault"
     program = TRAINING.format(
-        support=str(ROOT / "tests" / "support"), fault=str(fault), low=LOW, growth=GROWTH, quiet=QUIET
+        support=str(ROOT / "tests" / "support"),
+        fault=str(fault),
+        low_factor=LOW_FACTOR,
+        growth=GROWTH,
+        low_steps=LOW_STEPS,
     )
     command = [str(BUILD / "bin" / "foreshock"), "run", "--run-id", "delay", "--port", "0"]
     command += ["--record", str(folder / "record.jsonl"), "--", sys.executable, "-c"]
@@ -151,7 +156,7 @@ def one_fault(intervals: list[int], servers: int) -> tuple[float, dict[int, list
                 server, port = start_prometheus(folder / f"server-{interval}-{number}", agent_port, interval)
                 stack.enter_context(terminated_at_exit(server))
                 ports[interval].append(port)
-        time.sleep(max(LEARNING, 2 * max(intervals)))  # each server has scraped at least once
+        time.sleep(max(LEARNING_SECONDS, 2 * max(intervals)))  # each server has scraped at least once
         fault.touch()
         export = warned_at(agent_port)
         step_end = float((folder / "steps").read_text().split()[step_of_warning(folder / "record.jsonl") - 1])
@@ -165,14 +170,17 @@ def main() -> int:
     parser.add_argument("--intervals", type=int, nargs="+", default=[1, 5, 15], help="seconds")
     parser.add_argument("--faults", type=int, default=3)
     options = parser.parse_args()
-    waits, delays = [], {interval: [] for interval in options.intervals}
+    export_delays, alert_delays = [], {interval: [] for interval in options.intervals}
     for _ in range(options.faults):
         until_export, until_true = one_fault(options.intervals, options.servers)
-        waits.append(until_export)
+        export_delays.append(until_export)
         for interval, seconds in until_true.items():
-            delays[interval] += seconds
-    print(f"from the step to the agent's page: {statistics.mean(waits):.1f} s in the mean, {max(waits):.1f} s at most")
-    for interval, seconds in delays.items():
+            alert_delays[interval] += seconds
+    print(
+        f"from the step to the agent's page: {statistics.mean(export_delays):.1f} s in the mean,"
+        f" {max(export_delays):.1f} s at most"
+    )
+    for interval, seconds in alert_delays.items():
         print(
             f"then, scraped and evaluated every {interval:2} s: {statistics.mean(seconds):5.1f} s in the mean,"
             f" {max(seconds):5.1f} s at most of {len(seconds)}; by the intervals {interval} s, at most {2 * interval} s"

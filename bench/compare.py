@@ -1,4 +1,4 @@
-"""The time of `foreshock compare` on two checkpoints, compared with the time to read them (`cat` of both, cached)."""
+"""Measures `foreshock compare` on two checkpoints, relative to the time to read them (`cat` of both, cached)."""
 
 import argparse
 import os
@@ -47,7 +47,7 @@ def timed(command: list[str]) -> tuple[float, float]:
 def measure(name: str, paths: list[pathlib.Path]) -> None:
     """Prints the best wall and CPU seconds of each command."""
     files = [str(path) for path in paths]
-    # The two commands alternate, so that other work on the machine affects both.
+    # The two commands alternate, so that other work on the machine affects both. Each gives (wall, CPU) seconds.
     runs = [
         (timed(["cat", *files]), timed([str(BUILD / "bin" / "foreshock"), "compare", *files]))
         for _ in range(REPETITIONS)

@@ -1,4 +1,4 @@
-"""What a fleet of agents costs the Prometheus that scrapes it.
+"""Measures what a Prometheus server needs to scrape a fleet of agents and to evaluate the alert rules on them.
 
     python bench/fleet.py [--agents 200] [--seconds 90] [--interval 15] [--layers owner|budget] [--json OUT]
 
@@ -119,7 +119,7 @@ class Times:
 
     def most_expensive(self, count: int) -> list[tuple[str, float]]:
         """(name, seconds) of the `count` rules with the longest times."""
-        rules = [(rule[3:], seconds) for (_, rule), seconds in self.shortest().items()]
+        rules = [(rule[3:], seconds) for (_, rule), seconds in self.shortest().items()]  # [3:]: without the number
         return sorted(rules, key=lambda rule: -rule[1])[:count]
 
 
