@@ -223,7 +223,7 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
     runs_.erase(namesake);
   }
   std::string error;
-  const std::optional<std::string> address = found.directory->read("agent.json", kMostAddressBytes);
+  const std::optional<std::string> agent_json = found.directory->read("agent.json", kMostAddressBytes);
   RunOptions options;  // without a record and flagged slices, which are for single runs
   options.run_id = found.run_id;
   options.label = found.label;
@@ -242,7 +242,7 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
         spdlog::warn("{} has to wait: no descriptor left (ulimit -n)", found.label);
       has_warned_of_shortage_ = true;
     } else if (error.empty()) {
-      other_agents_.push_back(other_agents_target(found.label, address));
+      other_agents_.push_back(other_agents_target(found.label, agent_json));
     } else {
       spdlog::warn("{} is not followed: {}", found.label, error);
     }

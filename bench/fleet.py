@@ -155,7 +155,7 @@ def measure(server: subprocess.Popen, plain: subprocess.Popen, seconds: int, int
     (resident, cpu), (_, plain_cpu) = (process_numbers(process.pid) for process in (server, plain))
     cores, plain_cores = (cpu - cpu_before[0]) / took, (plain_cpu - cpu_before[1]) / took  # CPU seconds per second
     evaluated = evaluations() - evaluations_before
-    rules = (cores - plain_cores) * took / evaluated  # CPU seconds per evaluation of all rules
+    rules_seconds = (cores - plain_cores) * took / evaluated  # CPU time per evaluation of all rules
     up, series = value("sum(up{job='foreshock'})"), value("prometheus_tsdb_head_series")
     rate = value("sum(scrape_samples_scraped{job='foreshock'})") / interval
     scrape_ms = [value(f"{how}(scrape_duration_seconds{{job='foreshock'}})") * 1e3 for how in ("avg", "max")]
@@ -166,7 +166,7 @@ def measure(server: subprocess.Popen, plain: subprocess.Popen, seconds: int, int
     print(
         f"Prometheus         {resident:.0f} MB resident ({resident * 1e3 / series:.1f} kB a series), {cores:.2f} cores"
     )
-    print(f"all rules          {rules:.2f} CPU seconds in each of {evaluated:.0f} intervals")
+    print(f"all rules          {rules_seconds:.2f} CPU seconds in each of {evaluated:.0f} intervals")
     for name, duration in sorted(times.by_group().items(), key=lambda group: -group[1]):
         print(f"group              {name}: {duration * 1e3:.0f} ms")
     for name, duration in times.most_expensive(5):
@@ -181,7 +181,7 @@ def measure(server: subprocess.Popen, plain: subprocess.Popen, seconds: int, int
         print(f"query              {name}: {(time.monotonic() - begin) * 1e3:.0f} ms, {rows} rows")
     return {
         "agents": up, "series": series, "samples_per_second": rate, "interval_seconds": interval,
-        "resident_megabytes": resident, "cores": cores, "rules_seconds": rules, "seconds": seconds,
+        "resident_megabytes": resident, "cores": cores, "rules_seconds": rules_seconds, "seconds": seconds,
         "groups_seconds": times.by_group(),
     }  # fmt: skip
 
