@@ -214,8 +214,9 @@ int Directory::lock(const std::string& name, int operation) const {
   if (file < 0) return -1;
   if (is_new) give_to_owner(file);  // on failure the lock works, but the owner cannot open the file
   if (flock(file, operation | LOCK_NB) == 0) return file;
+  const int error = errno;
   close(file);
-  errno = EWOULDBLOCK;
+  errno = error;
   return -1;
 }
 

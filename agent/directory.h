@@ -77,8 +77,8 @@ class Directory {
   void remove(const std::string& name) const;  // ignores errors
 
   // Takes an flock (LOCK_EX or LOCK_SH) on the file without waiting, and creates the file if it is missing.
-  // Returns the descriptor that holds the lock. On failure returns -1 and sets errno: EWOULDBLOCK if flock()
-  // failed, as it does if another process holds the lock.
+  // Returns the descriptor that holds the lock. On failure returns -1 and sets errno: EWOULDBLOCK if another
+  // process holds the lock.
   int lock(const std::string& name, int operation) const;
   // Whether any process holds an flock on the file. Also true if a shortage (see is_shortage) prevents the
   // check; false if the file cannot be opened for another reason.

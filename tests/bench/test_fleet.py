@@ -49,6 +49,6 @@ def test_a_rule_costs_what_it_takes_once_its_range_has_data(fleet, monkeypatch):
         rules = [{"name": "a", "evaluationTime": seconds}, {"name": "a", "evaluationTime": 1}]
         groups = [] if seconds is None else [{"name": "trend", "rules": rules}]
         monkeypatch.setattr(fleet, "groups_of_rules", lambda groups=groups: groups)
-        times.look()
+        times.read()
     assert times.by_group() == {"trend": 0.016 + 1}, "of seven looks the last three"
-    assert times.dearest(2) == [("a", 1), ("a", 0.016)]
+    assert times.most_expensive(2) == [("a", 1), ("a", 0.016)]
