@@ -1,5 +1,6 @@
-// Rounds to a format: a scalar definition, and vector code with equal results. The header foreach_target.h of
-// Highway, a SIMD library, includes this file once for each kind of CPU; HWY_NAMESPACE differs each time.
+// Rounds fp64 values to a number format: a scalar definition, and vector code with equal results. The header
+// foreach_target.h of Highway, a SIMD library, includes this file once for each kind of CPU; HWY_NAMESPACE
+// differs each time.
 #include "lab/rounding.h"
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lab/rounding.cpp"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)  // no FMA, so no gain over SSE2, which is compiled
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)  // no FMA: no gain over SSE2, which is compiled
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -23,7 +24,7 @@ using V = hn::Vec<D>;
 
 // Constants of a format. A binade is a power of two, and stands for the numbers from it up to the next one.
 struct Bounds {
-  V smallest_binade, beyond_largest;  // binade of the smallest normal number; the one after max_finite's
+  V smallest_binade, beyond_largest;  // binade of the smallest normal number; the binade after max_finite's
   V spacing, max_finite;              // spacing: distance of neighbouring numbers in binade 1
   V overflow, finite_overflow;        // the results for infinity; for a finite value beyond max_finite
 };
@@ -130,14 +131,14 @@ double round_scalar(const NumberFormat& format, Rounding rounding, double x, dou
   const double overflow = format.overflow_value();
   if (std::isinf(x)) return std::copysign(overflow, x);
   const int exponent = std::max(std::ilogb(x), format.min_exponent);
-  const int quantum = exponent - (format.precision - 1);
-  const double steps = std::ldexp(std::fabs(x), -quantum);
+  const int quantum_exponent = exponent - (format.precision - 1);  // log2 of the spacing around x
+  const double steps = std::ldexp(std::fabs(x), -quantum_exponent);
   double whole = std::trunc(steps);
   const double fraction = steps - whole;
   const bool odd = std::fmod(whole, 2) == 1;
   if (rounding == Rounding::kNearestEven && (fraction > 0.5 || (fraction == 0.5 && odd))) whole += 1;
   if (rounding == Rounding::kStochastic && u < fraction) whole += 1;
-  double result = std::ldexp(whole, quantum);
+  double result = std::ldexp(whole, quantum_exponent);
   if (result > format.max_finite) result = rounding == Rounding::kTowardZero ? format.max_finite : overflow;
   return std::copysign(result, x);
 }

@@ -1,7 +1,7 @@
 // Rounds fp64 values to narrower formats. For + - * / and square root, an fp64 result that is then rounded to
 // p bits of precision equals the result of the format's own operation if 53 >= 2p + 2, that is p <= 25. So
 // the lab, which emulates other formats, computes in fp64 and rounds. Only matrix products round in another
-// way, as the emulated hardware does (accumulator.h).
+// way: as the emulated hardware does (accumulator.h).
 #ifndef FORESHOCK_LAB_ROUNDING_H_
 #define FORESHOCK_LAB_ROUNDING_H_
 
@@ -25,7 +25,8 @@ std::string_view name_of(Rounding rounding);
 // Rounds one value: the definition, in plain library calls. kStochastic rounds away from 0 if `u`, a random
 // number in [0, 1), is below the probability of doing so.
 double round_scalar(const NumberFormat& format, Rounding rounding, double x, double u = 0);
-// Rounds an array in place, vectorised, as round_scalar() does with u = uniform(key, index) of inputs.h.
+// Rounds an array in place with vector code. The results are those of round_scalar() with the random numbers
+// u = uniform(key, index) of inputs.h.
 void round_to(const NumberFormat& format, Rounding rounding, double* values, size_t count, uint64_t key = 0);
 
 }  // namespace foreshock::lab

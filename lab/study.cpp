@@ -73,7 +73,7 @@ std::vector<Point> fig6_points() {
       point.block_q = point.block_k = side;
       points.push_back(point);
     }
-    for (int side : {16, 32, 64}) {  // rectangles with the area of a square of 2 * side, upright and lying
+    for (int side : {16, 32, 64}) {  // both rectangles with the area of a square of 2 * side
       point.block_q = side;
       point.block_k = 4 * side;
       points.push_back(point);
@@ -84,7 +84,8 @@ std::vector<Point> fig6_points() {
   return points;
 }
 
-// Inputs (inputs.h): "ties:T": T scores of each row share the maximum; "ties:T:GAP": T - 1 are less by GAP.
+// Inputs (inputs.h): "ties:T": T scores of each row share the maximum; "ties:T:GAP": T - 1 of these T scores
+// are less than the maximum by GAP. exp(-1.9e-3) rounds to 1 in bf16, exp(-4e-3) does not.
 std::vector<Point> ties_points() {
   Point base;
   base.n = base.block_k = 512;
@@ -209,7 +210,7 @@ constexpr std::array<Sweep, 13> kSweeps = {{
      fp32_points, claims_of_fp32},
 }};
 
-constexpr std::array<std::string_view, 4> kDefault = {"fig3", "fig4", "fig5", "fig6"};
+constexpr std::array<std::string_view, 4> kDefaultSweeps = {"fig3", "fig4", "fig5", "fig6"};
 
 }  // namespace
 
@@ -221,7 +222,7 @@ const Sweep* find_sweep(std::string_view name) {
   return nullptr;
 }
 
-std::span<const std::string_view> default_sweeps() { return kDefault; }
+std::span<const std::string_view> default_sweeps() { return kDefaultSweeps; }
 
 std::vector<std::pair<std::string, std::string>> versions() {
   return {{"foreshock", kVersion}, {"compiler", kCompiler}, {"chart.js", kChartVersion}};
@@ -235,8 +236,8 @@ std::string as_text(double x) {
   return text;
 }
 
-// Names and values of all axes of a point, in the order of the table's columns. For an empty accumulator, the
-// value is the name of the natural one: the accumulator that the format normally has.
+// Names and values of all axes of a point, in the order of the table's columns. If p.accumulator is empty,
+// the value is the name of the format's default accumulator.
 using Axes = std::vector<std::pair<std::string, std::string>>;
 Axes axes_of(const Point& p) {
   const std::string accumulator =
@@ -382,6 +383,7 @@ std::set<std::string> varying_axes_of(const std::vector<Measurement>& measuremen
   return names;
 }
 
+// The columns under kFigureTitles.
 Row figures(const Measurement& m) {
   return {m.tensor,
           formatted("%.2e", m.max_abs.mean) + spread(m.max_abs),
@@ -394,10 +396,11 @@ Row figures(const Measurement& m) {
           formatted("%.2f", m.max_ratio_to_plain.mean)};
 }
 
-const Row kFigures = {"tensor",   "max", "mean",     "std",      "relative L2",
-                      "bias ulp", "z",   "L2/plain", "max/plain"};
+const Row kFigureTitles = {"tensor",   "max", "mean",     "std",      "relative L2",
+                           "bias ulp", "z",   "L2/plain", "max/plain"};
 
-// Title of a table, with the axes that do not vary, except those with their usual value and a few others.
+// Title of a table, with the axes that do not vary. Omits first_seed and splits, and omits rounding,
+// key_order, pass, delta, reference and scale if they have their default value.
 std::string heading(const SweepResult& result, const Measurement& first,
                     const std::set<std::string>& varied) {
   std::string text = result.name;
@@ -452,7 +455,7 @@ std::string table_of(const SweepResult& result, bool colour) {
   for (const auto& [axis, value] : axes_of(measurements.front().point))
     if (names.contains(axis)) rows[0].push_back(axis);
   const size_t left_columns = rows[0].size() + 1;  // the axes and "tensor" are aligned to the left
-  rows[0].insert(rows[0].end(), kFigures.begin(), kFigures.end());
+  rows[0].insert(rows[0].end(), kFigureTitles.begin(), kFigureTitles.end());
   for (const Measurement& m : measurements) {
     Row row;
     for (const auto& [axis, value] : axes_of(m.point))

@@ -24,8 +24,9 @@ struct Claim {
 struct Sweep {
   std::string_view name;
   std::string_view question;  // heading of its chart and table
-  // The chart, by names of fields in to_json(). x: the axis of the abscissa; y: the error that is drawn;
-  // series: one axis or several ("a,b"), with a curve for each combination of their values.
+  // What the chart draws, by names of fields in to_json(). x: the axis of the points along the abscissa; y:
+  // the error along the ordinate; series: one axis or several ("a,b"), with a curve for each combination of
+  // their values.
   std::string_view x, y, series;
   std::string_view tensor;  // the output tensor that chart and table show; "": all output tensors
   bool log_x, log_y;        // whether the chart's scales are logarithmic
@@ -63,7 +64,7 @@ std::string to_json(const Study& study);
 std::string to_page(const Study& study);
 
 // A table for the terminal: a heading with the axes that do not vary, one line per measurement with the axes
-// that vary and the errors, then the claims and whether they hold (`colour`: green or red).
+// that vary and the errors, then the claims and whether they hold (in green or red if `colour`).
 std::string table_of(const SweepResult& result, bool colour);
 
 // Aligns rows of equal length as columns; the first `left_columns` to the left, the others to the right.

@@ -1,7 +1,8 @@
-// The model of tensor cores: how they round when they multiply matrices. The definition is scalar code
-// (scalar_step); vector code (Highway compiles it for each instruction set) gives the same results. A step
-// adds several products to the accumulator c: it truncates all to `fraction_bits` bits below the largest of
-// their exponents (of a product: the sum of its factors' exponents), adds exactly, and truncates the sum.
+// Computes the model of tensor cores (tensor_core.h): how they round when they multiply matrices. The
+// definition is scalar code (scalar_step); vector code (Highway compiles it for each instruction set) gives
+// the same results. A step adds several products to the accumulator c: it truncates all terms to
+// `fraction_bits` bits below the largest of their exponents, adds exactly, and truncates the sum. The
+// exponent of a product is the sum of its factors' exponents.
 #include "lab/tensor_core.h"
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lab/tensor_core.cpp"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)  // as in the lab's other vectorised files
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)  // no FMA: no gain over SSE2
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -48,7 +49,8 @@ V binade_of(V x) {
   return hn::BitCast(d, hn::And(hn::BitCast(du, x), hn::Set(du, 0x7ff0000000000000u)));
 }
 
-// 2^bits / binade, computed on the exponent fields; `binade` must be a power of two.
+// 2^bits / binade, computed on the exponent fields: that of 2^e stores e + 1023, that of 2^(bits - e) stores
+// 1023 + bits - e, and the sum is 2046 + bits. `binade` must be a power of two.
 V inverse_of(V binade, uint64_t bits) {
   const D d;
   const hn::RebindToUnsigned<D> du;
@@ -56,7 +58,7 @@ V inverse_of(V binade, uint64_t bits) {
 }
 
 // x truncated to `bits` fraction bits. Below 2^-126 (fp32's smallest normal number) the spacing is constant.
-V cut(V x, uint64_t bits) {
+V truncated(V x, uint64_t bits) {
   const D d;
   const V binade = hn::Max(binade_of(x), hn::Set(d, 0x1p-126));
   const V quantum = hn::Mul(binade, hn::Set(d, std::ldexp(1.0, -static_cast<int>(bits))));
@@ -71,23 +73,24 @@ HWY_INLINE void fused_step(const Accumulator& unit, const double* a, const doubl
   V largest[kRows], scale[kRows], sum[kRows];
   for (int r = 0; r < kRows; ++r) largest[r] = hn::Max(binade_of(c[r]), hn::Set(d, 0x1p-126));
   for (int k = 0; k < unit.step; ++k) {
-    const V column = hn::LoadU(d, b_binade + k * b_stride);
+    const V binades = hn::LoadU(d, b_binade + k * b_stride);
     for (int r = 0; r < kRows; ++r)
-      largest[r] = hn::Max(largest[r], hn::Mul(hn::Set(d, a_binade[r * a_stride + k]), column));
+      largest[r] = hn::Max(largest[r], hn::Mul(hn::Set(d, a_binade[r * a_stride + k]), binades));
   }
   for (int r = 0; r < kRows; ++r) {
     scale[r] = inverse_of(largest[r], unit.fraction_bits);
     sum[r] = hn::Trunc(hn::Mul(c[r], scale[r]));
   }
   for (int k = 0; k < unit.step; ++k) {
-    const V column = hn::LoadU(d, b + k * b_stride);
+    const V values = hn::LoadU(d, b + k * b_stride);
     for (int r = 0; r < kRows; ++r) {
-      const V product = hn::Mul(hn::Set(d, a[r * a_stride + k]), column);
+      const V product = hn::Mul(hn::Set(d, a[r * a_stride + k]), values);
       sum[r] = hn::Add(sum[r], hn::Trunc(hn::Mul(product, scale[r])));
     }
   }
   const V ulp = hn::Set(d, std::ldexp(1.0, -unit.fraction_bits));
-  for (int r = 0; r < kRows; ++r) c[r] = cut(hn::Mul(sum[r], hn::Mul(largest[r], ulp)), unit.output_bits);
+  for (int r = 0; r < kRows; ++r)
+    c[r] = truncated(hn::Mul(sum[r], hn::Mul(largest[r], ulp)), unit.output_bits);
 }
 
 // All steps for kRows rows of a from row i on and a vector of columns of b from column j on. Adds to `out`.
@@ -106,7 +109,7 @@ void rows_times_columns(const Accumulator& unit, const PackedOperand& a, const P
     const size_t at_a = static_cast<size_t>(i) * a.cols + k, at_b = static_cast<size_t>(k) * b.cols + j;
     fused_step<kRows>(unit, &a.value[at_a], &a.binade[at_a], a.cols, &b.value[at_b], &b.binade[at_b], b.cols,
                       c);
-    const int done = k + unit.step;
+    const int done = k + unit.step;  // products added so far
     if (unit.promotion && (done % unit.promotion == 0 || done == a.cols)) {
       const hn::Rebind<float, D> df;
       for (int r = 0; r < kRows; ++r) {
@@ -149,7 +152,7 @@ HWY_EXPORT(multiply_packed);
 
 constexpr int kLeastExponent = -126;  // of a normal fp32 number
 
-// The operand as the tensor core reads it: a format of more than 11 bits (fp32) is truncated to tf32.
+// The operand as the tensor core reads it: fp32, with more than the 11 bits of tf32, is truncated to tf32.
 double operand(const NumberFormat& format, double x) {
   static const NumberFormat tf32 = *parse_format("tf32");
   return format.precision > 11 ? round_scalar(tf32, Rounding::kTowardZero, x) : x;
@@ -160,8 +163,8 @@ int stored_exponent(const NumberFormat& format, double x) {
   return std::max(std::ilogb(x), format.min_exponent);
 }
 
-// x truncated to `fraction_bits`, as the vector code does.
-double cut(double x, int fraction_bits) {
+// x truncated to `fraction_bits` fraction bits, as in the vector code.
+double truncated(double x, int fraction_bits) {
   if (x == 0) return 0;
   const int quantum = std::max(std::ilogb(x), kLeastExponent) - fraction_bits;
   return std::ldexp(std::trunc(std::ldexp(x, -quantum)), quantum);
@@ -170,18 +173,18 @@ double cut(double x, int fraction_bits) {
 // One step, the definition. Returns the new accumulator.
 double scalar_step(const Accumulator& unit, const NumberFormat& format, const double* a, const double* b,
                    int count, double c) {
-  double plain = c;  // the IEEE sum, which is the result if it is not finite
+  double ieee_sum = c;  // the result if this sum is not finite
   int largest = c == 0 ? kLeastExponent : std::max(std::ilogb(c), kLeastExponent);
   for (int i = 0; i < count; ++i) {
-    plain += a[i] * b[i];
+    ieee_sum += a[i] * b[i];
     if (a[i] != 0 && b[i] != 0)
       largest = std::max(largest, stored_exponent(format, a[i]) + stored_exponent(format, b[i]));
   }
-  if (!std::isfinite(plain)) return plain;
+  if (!std::isfinite(ieee_sum)) return ieee_sum;
   const int scale = unit.fraction_bits - largest;
   double sum = std::trunc(std::ldexp(c, scale));
   for (int i = 0; i < count; ++i) sum += std::trunc(std::ldexp(a[i] * b[i], scale));
-  return cut(std::ldexp(sum, -scale), unit.output_bits);
+  return truncated(std::ldexp(sum, -scale), unit.output_bits);
 }
 
 // Packs x into `rows` rows and `cols` columns, padded with zeros.

@@ -1,9 +1,9 @@
-// A model of how tensor cores add products. `unit`, an Accumulator, describes the tensor core; `step`,
-// `fraction_bits`, `output_bits` and `promotion` are its members. A fused step adds `step` exact products to
-// the running sum: it finds the largest exponent among these terms, truncates each term to `fraction_bits`
-// bits below that exponent, adds exactly, and truncates the new sum to `output_bits` fraction bits. The
-// exponent of a product is the sum of the exponents stored in its operands, even if the product's own
-// exponent is one larger; products that are zero have no exponent. An exponent below -126 counts as -126.
+// A model of how tensor cores add products, in fused steps. `unit`, an Accumulator, describes the tensor
+// core; `step`, `fraction_bits`, `output_bits` and `promotion` are its members. A fused step adds `step`
+// exact products to the running sum: it finds the largest exponent among these terms, truncates each term to
+// `fraction_bits` bits below that exponent, adds exactly, and truncates the new sum to `output_bits` fraction
+// bits. The exponent of a product is the sum of the exponents stored in its operands, even if the product's
+// own exponent is one larger. Products that are zero have no exponent. An exponent below -126 counts as -126.
 #ifndef FORESHOCK_LAB_TENSOR_CORE_H_
 #define FORESHOCK_LAB_TENSOR_CORE_H_
 

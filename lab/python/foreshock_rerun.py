@@ -6,9 +6,11 @@ its result repeats.
 `foreshock run --save-flagged` writes slices whose result exceeded a limit, and some others as controls. A slice holds
 some query rows of a call, with every key they see. Here the rows are placed at their original positions in a call of
 the original size, with zeros elsewhere, so that the kernel uses the same tiles. The zero rows do not affect the result.
-A Slice has the arrays and metadata (`facts`) of a file, a Call the arguments of the call. Its place() puts rows of the
-slice at their positions, and rows_of_slice() takes them out of a result. The result is the output, or dQ for a backward
-slice. Exit status: 0: no error shows; 1: a kernel is wrong or does not repeat its bits; 2: a slice could not be run.
+A Slice has the arrays and metadata (`facts`) of a file, a Call the arguments of the call. Call.place() puts rows of the
+slice at their positions, and Call.rows_of_slice() takes them out of a result. The result is the output, or dQ for a
+backward slice.
+
+Exit status: 0 if no error shows, 1 if a kernel is wrong or does not repeat its bits, 2 if a slice could not be run.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ except ImportError as no_torch:
     print(f"foreshock judge: {sys.executable} has no torch ({no_torch}): name one with --python", file=sys.stderr)
     sys.exit(2)
 
-from foreshock_slice import Call, NoSliceError, Slice, read_slice
+from foreshock_slice import Call, SliceError, Slice, read_slice
 
-# "Gates": limits of the error, as a multiple of the noise floor (the error of plain attention on the same slice).
-LIMITS = {"forward": 2.0, "backward": 3.0}
-FORWARD = (  # operations of aten that can be run, the first two on a CPU
+# A gate is the limit of an error, as a multiple of the noise floor (the error of plain attention on the same slice).
+GATES = {"forward": 2.0, "backward": 3.0}
+FORWARD_OPERATIONS = (  # operations of aten that can be run; the first two run on a CPU
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_attention_math",
     "_scaled_dot_product_flash_attention",
@@ -39,7 +41,7 @@ FORWARD = (  # operations of aten that can be run, the first two on a CPU
     "_scaled_dot_product_cudnn_attention",
 )
 CPU_BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
-ON_CPU = (*FORWARD[:2], CPU_BACKWARD)
+CPU_OPERATIONS = (*FORWARD_OPERATIONS[:2], CPU_BACKWARD)
 
 
 def operation_of(stored: Slice) -> str:
@@ -47,11 +49,11 @@ def operation_of(stored: Slice) -> str:
 
 
 def aten(name: str):
-    """torch.ops.aten.NAME; raises NoSliceError if this torch has none."""
+    """Returns torch.ops.aten.NAME; raises SliceError if this torch has no such operation."""
     try:
         return getattr(torch.ops.aten, name).default
     except AttributeError:
-        raise NoSliceError(f"torch {torch.__version__} has no {name}") from None
+        raise SliceError(f"torch {torch.__version__} has no {name}") from None
 
 
 def cpu_backward(call: Call) -> torch.Tensor:
@@ -62,7 +64,7 @@ def cpu_backward(call: Call) -> torch.Tensor:
         "out": call.place(arrays["out"]),
         "logsumexp": call.place(arrays["lse"]),
     }
-    return call.rows_of_slice(operation(**arguments)[0])
+    return call.rows_of_slice(operation(**arguments)[0])  # [0]: the first result is the gradient of the query
 
 
 def through_autograd(call: Call, forward) -> torch.Tensor:
@@ -73,8 +75,8 @@ def through_autograd(call: Call, forward) -> torch.Tensor:
 
 
 def runner(call: Call, function) -> tuple[str, object]:
-    """The operation's name, and a function that runs it once and returns the slice's rows of the result, on the CPU.
-    `function`: called instead of the operation; None: the operation is run."""
+    """Returns the operation's name, and a function that runs it once and returns the slice's rows of the result, on the
+    CPU. If `function` is not None, it is called instead of the operation."""
     stored, name = call.stored, operation_of(call.stored)
     if function is not None:
         options = {"scale": float(stored.facts["scale"]), "is_causal": call.causal}
@@ -86,9 +88,10 @@ def runner(call: Call, function) -> tuple[str, object]:
         return name, lambda: cpu_backward(call)
     else:
         forward_name = name.removesuffix("_backward")
-        if forward_name not in FORWARD:
-            raise NoSliceError(f"'{name[:80]}' cannot be run by itself: name its function, --function MODULE:NAME")
+        if forward_name not in FORWARD_OPERATIONS:
+            raise SliceError(f"'{name[:80]}' cannot be run by itself: name its function, --function MODULE:NAME")
         operation = aten(forward_name)
+        # [0]: the first result is the output.
         forward = lambda query: operation(**(call.arguments(operation) | {"query": query}))[0]  # noqa: E731
     if stored.backward:
         return f"{forward_name} and its backward", lambda: through_autograd(call, forward)
@@ -131,16 +134,16 @@ VERDICTS = {
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Whether the bits of each element are equal; all NaN count as equal."""
-    size = {8: torch.int64, 4: torch.int32, 2: torch.int16}[a.element_size()]
-    return (a.contiguous().view(size) == b.contiguous().view(size)) | (a.isnan() & b.isnan())
+    integer = {8: torch.int64, 4: torch.int32, 2: torch.int16}[a.element_size()]
+    return (a.contiguous().view(integer) == b.contiguous().view(integer)) | (a.isnan() & b.isnan())
 
 
 def ratio_of(stored: Slice, result: torch.Tensor) -> float | None:
     """Norm of the error of `result` divided by that of plain attention (the noise floor, stored in the file), over rows
     whose fp64 reference is finite and not all zero. None: no such row."""
     reference = stored.reference
-    norms = reference.square().sum(dim=1)
-    compared = norms.isfinite() & (norms > 0)
+    squared_norms = reference.square().sum(dim=1)
+    compared = squared_norms.isfinite() & (squared_norms > 0)
     if not compared.any():
         return None
     error = (result.double() - reference)[compared]
@@ -152,19 +155,20 @@ def ratio_of(stored: Slice, result: torch.Tensor) -> float | None:
 
 
 def bias_of(stored: Slice, result: torch.Tensor) -> float | None:
-    """Mean signed error of `result` in ulps of its format, positive away from zero. None: nothing is finite."""
+    """Sum of the signed errors of `result` (positive: away from zero) divided by the sum of the ulps of its values, in
+    its own format. None: no pair of values is finite."""
     reference, info = stored.reference, torch.finfo(result.dtype)
     compared = reference.isfinite() & result.isfinite()
     if not compared.any():
         return None
     reference = reference[compared]
     signed = (result[compared].double() - reference) * reference.sign()
-    exponent = torch.frexp(reference.abs().clamp(min=info.tiny)).exponent - 1
+    exponent = torch.frexp(reference.abs().clamp(min=info.tiny)).exponent - 1  # frexp's mantissa is in [0.5, 1)
     return (signed.sum() / torch.ldexp(torch.full_like(reference, info.eps), exponent).sum()).item()
 
 
 def verdict_of(stored_ratio: float | None, ratio: float | None, results: int, as_stored: bool, limit: float) -> str:
-    """A key of VERDICTS, from fields of Report. `limit`: a ratio above it is beyond the gate."""
+    """Returns a key of VERDICTS. `limit`: the gate; the other parameters are fields of Report."""
     beyond, was_beyond = (value is not None and value > limit for value in (ratio, stored_ratio))
     if results > 1:
         return "does_not_repeat"
@@ -176,33 +180,33 @@ def verdict_of(stored_ratio: float | None, ratio: float | None, results: int, as
 
 
 def rerun(path: str, device: str | None = None, times: int = 5, function=None) -> Report:
-    """Reruns the slice of one file. `device` None: the CPU for `function`, else the device of the stored operation."""
+    """Reruns the slice of one file. If `device` is None, `function` runs on the CPU, an operation on its own device."""
     stored = read_slice(path)
     if device is None:
-        device = "cuda" if function is None and operation_of(stored) not in ON_CPU else "cpu"
+        device = "cuda" if function is None and operation_of(stored) not in CPU_OPERATIONS else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise NoSliceError(f"{operation_of(stored)[:80] or 'the operation'} needs a GPU, and torch sees none here")
+        raise SliceError(f"{operation_of(stored)[:80] or 'the operation'} needs a GPU, and torch sees none here")
     call = Call(stored, device)
     name, run_once = runner(call, function)
     try:
         all_results = [run_once() for _ in range(times)]
     except (RuntimeError, NotImplementedError, TypeError) as error:
-        raise NoSliceError(f"{name} fails on {path}: {str(error).splitlines()[0][:160]}") from error
-    result, different = all_results[0], []
+        raise SliceError(f"{name} fails on {path}: {str(error).splitlines()[0][:160]}") from error
+    result, distinct = all_results[0], []
     if result.shape != stored.result.shape or result.dtype != stored.result.dtype:
-        raise NoSliceError(f"{name} gives {tuple(result.shape)} in {result.dtype}, not what {path} holds")
+        raise SliceError(f"{name} gives {tuple(result.shape)} in {result.dtype}, not what {path} holds")
     for candidate in all_results:
-        if not any(bool(same_bits(candidate, known).all()) for known in different):
-            different.append(candidate)
+        if not any(bool(same_bits(candidate, known).all()) for known in distinct):
+            distinct.append(candidate)
     values_unlike_stored = int((~same_bits(result, stored.result)).sum())
     as_stored = values_unlike_stored == 0
-    ratios = [ratio_of(stored, each) for each in different]
+    ratios = [ratio_of(stored, each) for each in distinct]
     ratio = max((each for each in ratios if each is not None), default=None)
     stored_ratio = ratio_of(stored, stored.result)
-    limit = LIMITS["backward" if stored.backward else "forward"]
-    verdict = verdict_of(stored_ratio, ratio, len(different), as_stored, limit)
+    limit = GATES["backward" if stored.backward else "forward"]
+    verdict = verdict_of(stored_ratio, ratio, len(distinct), as_stored, limit)
     return Report(
-        path, stored.facts.get("reason", ""), name, call.whole, times, len(different), as_stored, values_unlike_stored,
+        path, stored.facts.get("reason", ""), name, call.whole, times, len(distinct), as_stored, values_unlike_stored,
         stored_ratio, ratio, bias_of(stored, stored.result), bias_of(stored, result), verdict,
     )  # fmt: skip
 
@@ -213,10 +217,10 @@ def is_sound(report: Report) -> bool:
 
 
 def text_of(report: Report, framework: str) -> str:
-    def times(value: float | None) -> str:
+    def ratio_text(value: float | None) -> str:
         return "not comparable" if value is None else f"{value:.3g} times the noise floor"
 
-    def ulp(value: float | None) -> str:
+    def bias_text(value: float | None) -> str:
         return "" if value is None else f", bias {value:+.3f} ulp"
 
     kept = "kept as control" if report.reason == "control" else f"flagged for {report.reason}"
@@ -225,8 +229,8 @@ def text_of(report: Report, framework: str) -> str:
     return "\n".join((
         report.file,
         f"  {report.operation}, {report.times} times, {shape}, torch {torch.__version__} (stored: {framework})",
-        f"  {kept}: {times(report.stored_ratio)}{ulp(report.stored_bias_ulp)}",
-        f"  now: {times(report.ratio)}{ulp(report.bias_ulp)}; results: {report.results}; {bits}",
+        f"  {kept}: {ratio_text(report.stored_ratio)}{bias_text(report.stored_bias_ulp)}",
+        f"  now: {ratio_text(report.ratio)}{bias_text(report.bias_ulp)}; results: {report.results}; {bits}",
         VERDICTS[report.verdict],
     ))  # fmt: skip
 
@@ -237,12 +241,12 @@ def function_named(name: str):
     try:
         return find(name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise NoSliceError(str(error)) from error
+        raise SliceError(str(error)) from error
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="foreshock judge", description="run flagged slices again")
-    parser.add_argument("--rerun", action="store_true", required=True)
+    parser.add_argument("--rerun", action="store_true", required=True)  # `foreshock judge` passes on all its arguments
     parser.add_argument("files", nargs="+", metavar="SLICE.safetensors")
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--device")
@@ -256,7 +260,7 @@ def main() -> int:
         try:
             function = function_named(options.function) if options.function else None
             report = rerun(path, options.device, options.times, function)
-        except NoSliceError as error:
+        except SliceError as error:
             print(f"foreshock judge: {error}", file=sys.stderr)
             status = 2
             continue

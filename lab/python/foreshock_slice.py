@@ -1,5 +1,6 @@
 """Reads files of flagged slices (sampled rows of attention calls that foreshock run --save-flagged stored), and turns
-each into the arguments of an attention call in torch. Files are untrusted, see check(). Format: docs/flagged.md."""
+each into the arguments of an attention call in torch. Files are untrusted, so check() validates their content. The file
+format is described in docs/flagged.md."""
 
 from __future__ import annotations
 
@@ -18,24 +19,26 @@ TYPES = {
     "BOOL": torch.bool,
     "U32": torch.int32,  # torch has no arithmetic for uint32; the values in these files fit into int32
 }
-MOST_HEADER = 1 << 20  # bytes of the file's header
+MOST_HEADER_BYTES = 1 << 20  # bytes of the file's header
+MOST_ROWS = 16  # query rows of a slice
 MOST_LENGTH = 1 << 24  # queries or keys of the call
-MOST_WORK = 1 << 37  # multiplications of a call of the original size: some seconds on a CPU
-MOST_MASK = 1 << 28  # elements of the mask of a call of the original size
+MOST_MULTIPLICATIONS = 1 << 37  # multiplications of a call of the original size: some seconds on a CPU
+MOST_MASK_ELEMENTS = 1 << 28  # elements of the mask of a call of the original size
 
 
-class NoSliceError(Exception):
+class SliceError(Exception):
     """The file is not a flagged slice, or its operation cannot be run here. The text is one line for the user."""
 
 
 @dataclass
 class Slice:
-    """At most 16 query rows, and the keys that they see. The rows are of the query heads that share one key/value head,
-    the same number of each, sorted by head."""
+    """At most MOST_ROWS query rows, and the keys that they see. The rows belong to the query heads that share one
+    key/value head. Each of these heads has the same number of rows, and the rows are sorted by head."""
 
     facts: dict[str, str]  # metadata of the file: scale, causal, op, ...
-    # q, out, dout, dq: [rows, d]; k, v: [keys, d]. dx: gradient of x. Row r is query position[r] of the call. It sees
-    # the first key_limit[r] keys, except those that mask[r] hides.
+    # q, out, dout, dq: [rows, d]; k, v: [keys, d]. dout and dq are gradients. Row r is query position[r] of the call,
+    # and sees the first key_limit[r] keys, except those that mask[r] hides. lse: log-sum-exp. reference_...: the result
+    # in fp64.
     arrays: dict[str, torch.Tensor]
 
     @property
@@ -44,7 +47,7 @@ class Slice:
 
     @property
     def result(self) -> torch.Tensor:
-        """What the trainer's kernel computed. `reference` is the same in fp64."""
+        """The result of the trainer's kernel. `reference` is the same result computed in fp64."""
         return self.arrays["dq" if self.backward else "out"]
 
     @property
@@ -62,21 +65,21 @@ class Slice:
 
 
 def read_slice(path: str) -> Slice:
-    """Reads and checks a file; raises NoSliceError."""
+    """Reads and checks a file; raises SliceError."""
     try:
         stored = read_arrays(pathlib.Path(path).read_bytes())
         check(stored)
     except OSError as error:
-        raise NoSliceError(f"cannot read {path}: {error.strerror}") from error
+        raise SliceError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, IndexError, RuntimeError, OverflowError, RecursionError) as error:
-        raise NoSliceError(f"{path} is not a flagged slice: {str(error).splitlines()[0][:120]}") from error
+        raise SliceError(f"{path} is not a flagged slice: {str(error).splitlines()[0][:120]}") from error
     return stored
 
 
 def read_arrays(raw: bytes) -> Slice:
     """Parses the safetensors format: length of the header, header in JSON, data. check() checks the content."""
     length = int.from_bytes(raw[:8], "little")
-    if len(raw) < 8 or not 0 < length <= min(MOST_HEADER, len(raw) - 8):
+    if len(raw) < 8 or not 0 < length <= min(MOST_HEADER_BYTES, len(raw) - 8):
         raise ValueError("it has no header")
     header = json.loads(raw[8 : 8 + length])
     facts = header.pop("__metadata__")
@@ -95,33 +98,35 @@ def read_arrays(raw: bytes) -> Slice:
 
 
 def check(stored: Slice) -> None:
-    """Raises an exception if arrays and facts disagree; read_slice() converts it to a NoSliceError."""
+    """Raises an exception if arrays and facts disagree; read_slice() converts it to a SliceError."""
     facts, arrays = stored.facts, stored.arrays
     if facts["format"] != "foreshock slice" or facts["schema"] != "1":
         raise ValueError("another format or schema")
     (rows, width), (keys, _) = arrays["q"].shape, arrays["v"].shape
-    queries, length = stored.lengths
+    queries, call_keys = stored.lengths
     expected = {"q": (rows, width), "k": (keys, width), "out": (rows, arrays["v"].shape[1])}
     expected |= dict.fromkeys(("key_limit", "position", "head"), (rows,))
     expected["reference_dq" if stored.backward else "reference_out"] = tuple(stored.result.shape)
     for name, shape in expected.items():
         if tuple(arrays[name].shape) != shape:
             raise ValueError(f"{name} has not the shape of this slice")
-    if not (0 < rows <= 16 and stored.heads > 0 and rows % stored.heads == 0):
+    if not (0 < rows <= MOST_ROWS and stored.heads > 0 and rows % stored.heads == 0):
         raise ValueError("rows and heads do not belong together")
-    if not (0 < queries <= MOST_LENGTH and 0 < keys <= length <= MOST_LENGTH):
+    if not (0 < queries <= MOST_LENGTH and 0 < keys <= call_keys <= MOST_LENGTH):
         raise ValueError("impossible lengths")
     if not (int(arrays["position"].min()) >= 0 and int(arrays["position"].max()) < queries):
         raise ValueError("positions beyond the queries")
     if not (int(arrays["key_limit"].min()) >= 0 and int(arrays["key_limit"].max()) <= keys):
         raise ValueError("key limits beyond the keys")
+    # "not >=" is also true for NaN.
     if not math.isfinite(float(facts["scale"])) or not float(facts["figure.plain_error_norm"]) >= 0:
         raise ValueError("no scale, or no noise floor")
 
 
 class Call:
     """The slice as an attention call with batch 1. If `whole`, the call has the original number of queries and keys;
-    those that are not stored are 0. If MOST_WORK or MOST_MASK forbids that, it has only the stored rows and keys."""
+    those that are not stored are 0. If MOST_MULTIPLICATIONS or MOST_MASK_ELEMENTS forbids this size, the call has only
+    the stored rows and keys."""
 
     def __init__(self, stored: Slice, device: str) -> None:
         self.stored, self.device = stored, device
@@ -129,13 +134,13 @@ class Call:
         rows = arrays["q"].shape[0]
         queries, keys = stored.lengths
         work = heads * queries * keys * arrays["q"].shape[1]
-        needs_mask = "mask" in arrays or not self.causal_flag_suffices() and self.hides_keys()
-        self.whole = work <= MOST_WORK and (not needs_mask or heads * queries * keys <= MOST_MASK)
+        needs_mask = "mask" in arrays or (not self.causal_flag_suffices() and self.hides_keys())
+        self.whole = work <= MOST_MULTIPLICATIONS and (not needs_mask or heads * queries * keys <= MOST_MASK_ELEMENTS)
         if not self.whole:
             queries, keys = rows // heads, arrays["k"].shape[0]
             needs_mask = "mask" in arrays or self.hides_keys()  # is_causal=True would be wrong for a selection of rows
         self.queries, self.keys = queries, keys
-        # The indices, in this call, of the head and the query of each row of the slice.
+        # For each row of the slice: the index of its head, and the index of its query, in this call.
         self.head_of_row = torch.arange(rows) // (rows // heads)
         self.query_of_row = arrays["position"].long() if self.whole else torch.arange(rows) % (rows // heads)
         self.causal = self.whole and not needs_mask and self.causal_flag_suffices()
@@ -148,8 +153,8 @@ class Call:
         return bool((self.stored.arrays["key_limit"] < self.stored.lengths[1]).any())
 
     def causal_flag_suffices(self) -> bool:
-        """Whether is_causal=True can replace a mask tensor. In torch it lets query n see keys 0 to n ("top-left"). With
-        "bottom-right", the last query sees all keys."""
+        """Whether torch's is_causal=True can replace a mask tensor. It lets query n see keys 0 to n ("top-left"). With
+        "bottom-right" the last query sees all keys: the same, if there are as many queries as keys."""
         queries, keys = self.stored.lengths
         causal = self.stored.facts["causal"]
         return causal == "top-left" or (causal == "bottom-right" and queries == keys)
@@ -174,17 +179,17 @@ class Call:
         """The mask that is added to the scores: the stored mask (0 without one) where a row sees a key, else -inf."""
         arrays = self.stored.arrays
         keys = arrays["k"].shape[0]
-        own = arrays.get("mask", torch.ones(arrays["q"].shape[0], keys, dtype=torch.bool))
-        if own.dtype == torch.bool:
-            own = torch.zeros(own.shape, dtype=arrays["q"].dtype).masked_fill(~own, -math.inf)
-        placed = torch.zeros(1, self.stored.heads, self.queries, self.keys, dtype=own.dtype)
+        row_mask = arrays.get("mask", torch.ones(arrays["q"].shape[0], keys, dtype=torch.bool))
+        if row_mask.dtype == torch.bool:  # True: visible
+            row_mask = torch.zeros(row_mask.shape, dtype=arrays["q"].dtype).masked_fill(~row_mask, -math.inf)
+        placed = torch.zeros(1, self.stored.heads, self.queries, self.keys, dtype=row_mask.dtype)
         placed[0, self.head_of_row, self.query_of_row, keys:] = -math.inf
         seen = torch.arange(keys) < arrays["key_limit"].long()[:, None]
-        placed[0, self.head_of_row, self.query_of_row, :keys] = own.masked_fill(~seen, -math.inf)
+        placed[0, self.head_of_row, self.query_of_row, :keys] = row_mask.masked_fill(~seen, -math.inf)
         return placed
 
     def arguments(self, operation) -> dict:
-        """The arguments for `operation`, an aten operation: those of the values below that its schema has, by name."""
+        """The arguments for `operation`, an aten operation: of the values below, those whose names its schema has."""
         values = {
             "query": self.query,
             "key": self.key,
@@ -198,5 +203,5 @@ class Call:
         }
         names = {argument.name for argument in operation._schema.arguments}
         if self.mask is not None and not names & {"attn_mask", "attn_bias"}:
-            raise NoSliceError(f"{operation} takes no mask, and these rows need one, so it cannot be run on them")
+            raise SliceError(f"{operation} takes no mask, and these rows need one, so it cannot be run on them")
         return {name: value for name, value in values.items() if name in names}

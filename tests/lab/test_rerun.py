@@ -103,7 +103,7 @@ def test_a_race_does_not_repeat(tmp_path):
 
 
 def test_a_call_that_is_too_large_is_run_with_its_rows_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(foreshock_slice, "MOST_WORK", 1)
+    monkeypatch.setattr(foreshock_slice, "MOST_MULTIPLICATIONS", 1)
     for call in ({}, {"mask": "bool"}, {"backward": True}):
         report = foreshock_rerun.rerun(write_slice(tmp_path / "slice", *slice_of_call(**call)))
         assert not report.whole_call
@@ -174,5 +174,5 @@ def test_a_cut_file_gets_one_line(tmp_path):
     whole = (tmp_path / "slice").read_bytes()
     for length in (0, 7, 8, 100, len(whole) - 1):
         (tmp_path / "slice").write_bytes(whole[:length])
-        with pytest.raises(foreshock_slice.NoSliceError):
+        with pytest.raises(foreshock_slice.SliceError):
             foreshock_slice.read_slice(path)
