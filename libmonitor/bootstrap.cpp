@@ -1,11 +1,14 @@
 // Starts the monitor in a PyTorch process that preloads libforeshock.so: loads the adapter, a library that
-// was built for exactly this torch and hooks its attention. In Python, `import torch` calls initModule(), a
-// function of libtorch_python. This file defines it too, and torch calls our definition, which calls the real
-// one and then loads the adapter. In a C++ program linked with LibTorch, LibTorch is mapped before the
-// constructor of this library runs, and the constructor loads the adapter. Failures call g_process.off(),
-// which switches the monitor off and reports the reason to the launcher. dlopen and dlsym are never
-// interposed: glibc uses the RUNPATH of the library that calls dlopen, and from a wrapper cuDNN does not find
-// its sub-libraries (bloomberg/memray#212).
+// was built for exactly this torch and hooks its attention.
+//
+// In Python, `import torch` calls initModule(), a function of libtorch_python. This file defines a function
+// of the same name. torch calls our definition, which calls the real one and then loads the adapter. In a C++
+// program linked with LibTorch, LibTorch is mapped before the constructor of this library runs, and the
+// constructor loads the adapter. Failures call g_process.off(), which switches the monitor off and reports
+// the reason to the launcher.
+//
+// dlopen and dlsym are never interposed: glibc searches the RUNPATH of the library that calls dlopen. If this
+// library called it for cuDNN, cuDNN's sub-libraries would not be found (bloomberg/memray#212).
 #include "libmonitor/bootstrap.h"
 
 #include <dlfcn.h>
@@ -30,7 +33,8 @@ struct Search {
   char path[512];    // the result
 };
 
-// Called for each mapped library. For the wanted one, sets search->path and returns 1, which ends the search.
+// Called for each mapped library (`data`: a Search). For the wanted one, sets search->path and returns 1,
+// which ends the search.
 int match_name(dl_phdr_info* info, size_t, void* data) {
   auto* search = static_cast<Search*>(data);
   const char* slash = std::strrchr(info->dlpi_name, '/');
@@ -178,6 +182,7 @@ void* find_at(const char* path, const char* function, const char* version, const
   return nullptr;
 }
 
+// Returns the definition in the library that was mapped last.
 void* find_last_mapped(const char* function, const void* ours) {
   Search search = {};
   void* last = nullptr;
@@ -204,7 +209,7 @@ void* find_in_mapped(const char* library, const char* function, const char* vers
   return found;
 }
 
-void* find_behind(const char* library, const char* function, const char* version, const void* ours) {
+void* find_original(const char* library, const char* function, const char* version, const void* ours) {
   void* found = find_next(function, version, ours);
   if (found == nullptr) found = find_in_mapped(library, function, version, ours);
   return found != nullptr ? found : find_in_mapped("", function, version, ours);  // "" matches every library
@@ -236,9 +241,10 @@ void load_adapter() {
 
 // The next functions find out which extension module Python is importing. Python's importlib calls
 // _imp.create_dynamic(spec), which maps the module's file and calls its PyInit_ function, which calls
-// initModule(), our code. The module's specification `spec` has the path of the file. The Python function
-// that called create_dynamic() has `spec` in a local variable: of this name, or as the first element of
-// `args` (importlib._bootstrap._call_with_frames_removed). Only Python's stable ABI is used.
+// initModule(), our code. `spec` is the module's specification, which has the path of the file. The Python
+// function that called create_dynamic() has the specification in its local variable `spec`, or in the first
+// element of its local variable `args` (importlib._bootstrap._call_with_frames_removed). Only Python's stable
+// ABI is used.
 
 namespace {
 
@@ -326,27 +332,29 @@ void refuse_import(const char* text) {
 //
 // Other extension modules (backends outside of torch's tree) have copied the code of torch/_C and call an
 // initModule of their own, some of them while torch is being imported. In every process, monitored or not,
-// these calls come to our definition too and must be forwarded to the module's own function. Our return
-// address does not identify the module, since PyInit__C jumps here instead of calling. Nor does the order of
-// mapped libraries, since a module may be mapped before its import. So read_imported_file() finds the module.
+// these calls reach our definition too and must be forwarded to the module's own function. Our return address
+// does not identify the module, since PyInit__C jumps here instead of calling. The order of mapped libraries
+// does not identify it either, since a module may be mapped before its import. So read_imported_file() finds
+// the module.
 
-constexpr const char* kName = "initModule";
+constexpr const char* kInitModule = "initModule";
 
 // Finds the initModule that the module being imported would call: its own, or that of a library it is linked
 // with. If the module is unknown, returns the definition that was mapped last, which is usually the module's.
 void* find_own_definition(const void* ours) {
   char path[4096];
-  return read_imported_file(path) ? find_at(path, kName, nullptr, ours) : find_last_mapped(kName, ours);
+  return read_imported_file(path) ? find_at(path, kInitModule, nullptr, ours)
+                                  : find_last_mapped(kInitModule, ours);
 }
 
 bool is_init_module_of_torch(const void* function, const void* ours) {
-  return function != nullptr && function == find_in_mapped("libtorch_python.so", kName, nullptr, ours);
+  return function != nullptr && function == find_in_mapped("libtorch_python.so", kInitModule, nullptr, ours);
 }
 
 // Calls the real initModule: the globally visible one, as without this library, else the module's own.
 void* init_module(const void* ours) {
   void* own = find_own_definition(ours);
-  void* visible = find_next(kName, nullptr, ours);
+  void* visible = find_next(kInitModule, nullptr, ours);
   const auto real = reinterpret_cast<void* (*)()>(visible != nullptr ? visible : own);
   if (real == nullptr) {
     refuse_import("undefined symbol: initModule");  // as the dynamic linker would without our definition

@@ -1,14 +1,16 @@
-// Functions shared by bootstrap.cpp and the interpose_*.cpp files. libforeshock.so is preloaded and
-// interposes functions of other libraries: it defines them under the same names and calls the originals. The
-// functions here find the originals, and load the adapter, our library built for this process's torch.
+// Finds the functions that libforeshock.so interposes, and loads the adapter, our library built for this
+// process's torch. libforeshock.so is preloaded and interposes functions of other libraries: it defines them
+// under the same names and calls the originals. bootstrap.cpp and the interpose_*.cpp files share this
+// header.
 #ifndef FORESHOCK_LIBMONITOR_BOOTSTRAP_H_
 #define FORESHOCK_LIBMONITOR_BOOTSTRAP_H_
 
 namespace foreshock {
 
-// find_in_mapped() and find_behind() return the address of `function`, or null if it is not found. They never
-// return `ours`, the definition in libforeshock.so. If `version` is not null, only a symbol with exactly that
-// version matches. The library that defines the result stays mapped. Slow: they read the list of libraries.
+// find_in_mapped() and find_original() return the address of `function`, or null if it is not found. They
+// never return `ours`, the definition in libforeshock.so. If `version` is not null, only a symbol with
+// exactly that version matches. The library that defines the result stays mapped. Slow: they read the list of
+// libraries.
 
 // Searches the libraries that are already mapped. `library` is a file name ("libtorch_cpu.so"; a version may
 // follow it) or a prefix of file names ("libtorch"; "" matches all). dlsym(RTLD_NEXT) would not find
@@ -19,7 +21,7 @@ void* find_in_mapped(const char* library, const char* function, const char* vers
 // Returns the definition that a caller of `ours` would get without libforeshock.so: the next definition in
 // the global order of the dynamic linker. If that order has no other, the function may have been loaded with
 // RTLD_LOCAL; then `library` is searched, then all mapped libraries.
-void* find_behind(const char* library, const char* function, const char* version, const void* ours);
+void* find_original(const char* library, const char* function, const char* version, const void* ours);
 
 // Gets the path of a mapped library (`library` as in find_in_mapped()). Returns false if none is found.
 bool find_mapped_path(const char* library, char (&path)[512]);
@@ -34,7 +36,8 @@ void load_adapter();
 // programs compiled ahead of time (AOTInductor) call (interpose_shims.cpp).
 void attach_shims(void* adapter);
 
-// Does the same with our definitions of TransformerEngine's functions (interpose_transformer_engine.cpp).
+// Connects `adapter` with our definitions of TransformerEngine's functions
+// (interpose_transformer_engine.cpp).
 void attach_nvte(void* adapter);
 
 }  // namespace foreshock

@@ -1,9 +1,11 @@
 // Checks attention calls, computes which bytes of a call are copied into which slots of shared memory, and
-// copies them on the host or describes the copy for a device's kernel. A slice of rows has the sampled rows
-// of query, out and their gradients, and all keys that they see. A slice of key positions (Slot::columns is
-// 1) has the sampled rows of key, value and their gradients, and all query rows. In its segment::Slot (the
-// header of a slot), `rows` counts sampled keys, `keys` query rows; key_limit is the first query that sees a
-// key. A Slice names the sampled heads and positions, a SlicePlan its slots.
+// copies them on the host or describes the copy for a device's kernel. A Slice names the sampled heads and
+// positions, a SlicePlan its slots; a segment::Slot is the header of a slot.
+//
+// A slice of rows has the sampled rows of query, out and their gradients, and all keys that they see. A slice
+// of key positions has the sampled rows of key, value and their gradients, and all query rows. In the header
+// of its slots `columns` is 1, `rows` counts the sampled keys, `keys` counts the query rows, and `key_limit`
+// is the first query that sees a key.
 #include "libmonitor/call.h"
 
 #include <algorithm>
@@ -273,8 +275,9 @@ constexpr uint64_t kAlignment = 64;  // of payloads, in bytes
 constexpr uint64_t round_up(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 constexpr uint64_t kHeaderBytes = round_up(sizeof(segment::Slot));
 
-// Returns the number of keys that a query position sees. For a packed batch on a device (packed.count > 0) it
-// is an upper bound, because the device chooses the sequence later, and none is longer than shape.keys.
+// Returns the number of keys that a query position sees. For a packed batch on a device (packed.count > 0)
+// this is an upper bound, because the device chooses the sequence later; no sequence is longer than
+// shape.keys.
 int64_t visible_keys(const ValidatedCall& call, int64_t position) {
   int64_t limit = call.shape.keys;
   if (call.causal == FORESHOCK_CAUSAL_TOP_LEFT) limit = position + 1;
@@ -377,7 +380,7 @@ void set_fields_of_call(const ValidatedCall& call, const Slice& slice, segment::
 
 // Computes how many slots of `capacity` bytes the slice needs. Returns false if the first cannot hold a key.
 bool split(uint64_t capacity, SlicePlan* plan) {
-  const segment::Slot& slot = plan->all;
+  const segment::Slot& slot = plan->header;
   plan->slots = 1;
   plan->first_keys = slot.keys;
   if (slot_bytes(slot, slot.keys, true) <= capacity) return true;
@@ -404,9 +407,9 @@ uint64_t slot_bytes_for(const ValidatedCall& call) {
 
 bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
                 SlicePlan* plan) {
-  set_fields_of_call(call, *slice, &plan->all);
+  set_fields_of_call(call, *slice, &plan->header);
   for (; slice->positions > 0; --slice->positions) {
-    set_fields_of_rows(call, *slice, &plan->all);
+    set_fields_of_rows(call, *slice, &plan->header);
     if (split(capacity, plan) && plan->slots <= most_slots) return true;
   }
   return false;
@@ -419,7 +422,7 @@ bool has_columns(const ValidatedCall& call) {
 
 bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,
                   SlicePlan* plan) {
-  segment::Slot& slot = plan->all;
+  segment::Slot& slot = plan->header;
   set_fields_of_call(call, slice, &slot);
   const uint64_t rows = static_cast<uint64_t>(slice.heads) * static_cast<uint64_t>(call.shape.queries);
   slot.columns = 1;  // exchanges the meanings of rows and keys (see the top of this file)
@@ -451,7 +454,7 @@ uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice) {
 }
 
 segment::Slot slot_of(const SlicePlan& plan, uint32_t part) {
-  segment::Slot slot = plan.all;
+  segment::Slot slot = plan.header;
   if (plan.slots > 1) {
     slot.part = part;
     slot.parts = plan.slots;
@@ -482,10 +485,10 @@ void copy_query_rows(const TensorView& from, const Slice& slice, int64_t queries
                      int64_t count, char* to) {
   while (count > 0) {
     const int64_t head = first / queries, position = first % queries;
-    const int64_t here = std::min(count, queries - position);
-    to += gather_rows(from, slice.batch, slice.first_head + head, position, here, to);
-    first += here;
-    count -= here;
+    const int64_t rows_of_head = std::min(count, queries - position);
+    to += gather_rows(from, slice.batch, slice.first_head + head, position, rows_of_head, to);
+    first += rows_of_head;
+    count -= rows_of_head;
   }
 }
 
@@ -561,13 +564,13 @@ GatherPiece consecutive_rows(const TensorView& from, int64_t batch, int64_t head
 }
 
 // Adds the piece to the job. Its copy begins `to` bytes after the address to which the job copies.
-void put(GatherPiece piece, uint64_t to, GatherJob* job) {
+void add_piece(GatherPiece piece, uint64_t to, GatherJob* job) {
   piece.to = to;
   job->piece[job->pieces++] = piece;
 }
 
 // Describes the rows of the sampled heads at the sampled positions: `width` columns from column `first` on.
-// If is_listed is 1, the kernel takes the positions from the job, not consecutive rows.
+// is_listed 1: the kernel copies the rows whose positions the job lists, not consecutive rows.
 GatherPiece chosen_rows(const TensorView& from, const Slice& slice, int64_t first, int64_t width) {
   GatherPiece piece = consecutive_rows(from, slice.batch, slice.first_head, 0, slice.positions, width);
   piece.from += static_cast<uint64_t>(first * from.stride[3] * static_cast<int64_t>(size_of(from.dtype)));
@@ -586,7 +589,7 @@ GatherPiece chosen_keys(const TensorView& from, const Slice& slice, int64_t widt
 
 // Adds pieces for query rows [first, first + count) of the sampled heads; rows are numbered head by head.
 // These are at most three pieces: the rest of a head, whole heads, and the beginning of a head.
-void put_query_rows(const TensorView& from, const Slice& slice, int64_t first, int64_t count, int64_t width,
+void add_query_rows(const TensorView& from, const Slice& slice, int64_t first, int64_t count, int64_t width,
                     uint64_t to, GatherJob* job) {
   const int64_t queries = from.shape[2];
   while (count > 0) {
@@ -596,7 +599,7 @@ void put_query_rows(const TensorView& from, const Slice& slice, int64_t first, i
     GatherPiece piece = consecutive_rows(from, slice.batch, head, position, rows, width);
     if (whole > 1)  // one piece for several whole heads
       piece.head_stride = from.stride[1], piece.heads = static_cast<uint32_t>(whole);
-    put(piece, to, job);
+    add_piece(piece, to, job);
     const int64_t taken = rows * piece.heads;
     first += taken;
     count -= taken;
@@ -640,7 +643,7 @@ GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const s
   GatherJob job = gather_of(slice, to);
   const uint64_t begin = payloads_of(slot).begin;
   const auto put = [&](segment::PayloadId id, const GatherPiece& piece) {
-    foreshock::put(piece, slot.payload[id].offset - begin, &job);
+    add_piece(piece, slot.payload[id].offset - begin, &job);
   };
   const int64_t first = slot.first_key, keys = slot.parts > 1 ? slot.part_keys : slot.keys;
   put(segment::kKey, consecutive_rows(call.key, slice.batch, slice.kv_head, first, keys, call.head_dim));
@@ -665,7 +668,7 @@ KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, 
   const auto offset_of = [&](segment::PayloadId id) { return slot.payload[id].offset - begin; };
   const int64_t first = slot.first_key, rows = slot.parts > 1 ? slot.part_keys : slot.keys;
   const auto put_rows = [&](const TensorView& from, segment::PayloadId id, int64_t width) {
-    put_query_rows(from, slice, first, rows, width, offset_of(id), &job.gather);
+    add_query_rows(from, slice, first, rows, width, offset_of(id), &job.gather);
   };
   put_rows(call.query, segment::kQuery, call.head_dim);
   put_rows(call.out, segment::kOut, call.value_dim);
@@ -673,7 +676,7 @@ KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, 
   put_rows(call.grad_out, segment::kGradOut, call.value_dim);
   if (slot.part > 0) return job;
   const auto put_keys = [&](const TensorView& from, segment::PayloadId id, int64_t width) {
-    put(chosen_keys(from, slice, width), offset_of(id), &job.gather);
+    add_piece(chosen_keys(from, slice, width), offset_of(id), &job.gather);
   };
   put_keys(call.key, segment::kKey, call.head_dim);
   put_keys(call.value, segment::kValue, call.value_dim);
@@ -691,7 +694,7 @@ PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& s
                                        const segment::Slot& slot, uint64_t to) {
   PackedGatherJob job = {};
   job.gather = gather_for_slot(call, slice, slot, to);
-  // The kernel finds the sequence, and from these fractions of 2^32 the sampled positions in the sequence.
+  // The kernel finds the sequence, and computes the sampled positions in it from these fractions of 2^32.
   std::copy_n(slice.fraction, kRowsPerSample, job.gather.position);
   job.sequences = call.packed;
   job.parts = static_cast<uint32_t>(slice.parts);

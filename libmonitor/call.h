@@ -1,7 +1,8 @@
 // Validates an attention call that the trainer has described, plans its slice, and copies the slice into
-// slots, fixed pieces of memory shared with the agent. A slice is part of one batch element and key/value
-// head (kv-head): at most 16 query rows with all keys (a slice of rows), or at most 16 key positions
-// (columns) with all query rows. A packed batch concatenates sequences of different lengths.
+// slots, fixed pieces of memory shared with the agent. A slice is part of one batch element and of one
+// key/value head (kv-head). A slice of rows has at most 16 query rows with all keys; a slice of columns has
+// at most 16 key positions (columns) with all query rows. A packed batch concatenates sequences of different
+// lengths.
 #ifndef FORESHOCK_LIBMONITOR_CALL_H_
 #define FORESHOCK_LIBMONITOR_CALL_H_
 
@@ -31,7 +32,7 @@ struct ValidatedCall {
   // in the batch), or, if sums_by_sequence, (sequence, head, position in the sequence).
   PackedSequences packed;  // packed.count 0: not packed
   bool sums_by_sequence;
-  int64_t sequence;  // number of the sampled sequence in the batch, set by take_sequence(); else 0
+  int64_t sequence;  // index of the sampled sequence in the batch, set by take_sequence(); else 0
 };
 
 // Checks the raw struct of hook.h. Returns -1 and fills *checked, or returns a FORESHOCK_SKIP_ reason.
@@ -41,10 +42,10 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
 // place / 2^32 * (number of positions in the batch). Returns -1, or the FORESHOCK_SKIP_ reason.
 int take_sequence(uint32_t place, ValidatedCall* checked);
 
-// The slots of a slice. A large slice takes several, each with a range of its keys. A slice of columns is
-// divided by query rows instead; its query rows count as keys here.
+// The slots of a slice. A large slice takes several slots, each with a range of its keys. A slice of columns
+// is divided by query rows instead; for such a slice, the "keys" below are query rows.
 struct SlicePlan {
-  segment::Slot all = {};  // header fields that all slots share: dimensions, rows, limits
+  segment::Slot header = {};  // the fields that all slots share: dimensions, rows, limits
   uint32_t slots = 1;
   uint32_t first_keys = 0, other_keys = 0;  // keys in the first slot, and in every other one but the last
 };
@@ -71,7 +72,7 @@ bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_sl
 // finite. Also returns 0 for backward calls and for calls on a device.
 uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice);
 
-// Returns the header of slot number `part` of the slice: plan.all, with the part's keys and payload table.
+// Returns the header of slot number `part` of the slice: plan.header, with the part's keys and payload table.
 segment::Slot slot_of(const SlicePlan& plan, uint32_t part);
 
 // Copies the payloads (parts of the tensors) of a call on the host into the slot at address `base`, to the
@@ -89,12 +90,14 @@ PayloadRange payloads_of(const segment::Slot& slot);
 GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                           uint64_t to);
 
-// Does the same for a slice of key positions. The job of the first slot also computes sums over all keys.
+// Does the same as gather_for_slot() for a slice of key positions. The job of the first slot also computes
+// sums over all keys.
 KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                                  uint64_t to);
 
-// As gather_for_slot(), for a packed call. The kernel itself finds the sequence at call.packed.place (see
-// take_sequence()) and writes a GatheredSequence to the address `gathered` of the job, which the caller sets.
+// Does the same as gather_for_slot() for a packed call. The kernel itself finds the sequence at
+// call.packed.place (see take_sequence()), and writes a GatheredSequence to the address `gathered` of the
+// job, which the caller must set.
 PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& slice,
                                        const segment::Slot& slot, uint64_t to);
 

@@ -89,7 +89,7 @@ Function real_function(Runtime runtime, Number number, const void* ours) {
   void* found = g_real[runtime][number].load(std::memory_order_acquire);
   if (found == nullptr) {
     // Some packages have a longer file name (libcudart-d0da41ae.so.11.0); the symbol version identifies it.
-    found = find_behind("libcudart", kInterposed[number].name, kVersions[runtime], ours);
+    found = find_original("libcudart", kInterposed[number].name, kVersions[runtime], ours);
     g_real[runtime][number].store(found, std::memory_order_release);
   }
   return reinterpret_cast<Function>(found);

@@ -55,7 +55,7 @@ Function real_function(uint32_t number, void* ours) {
   if (found == nullptr) {
     load_adapter();
     // Matches libtorch_cpu.so, libtorch_cuda.so and libtorch_hip.so.
-    found = find_behind("libtorch", shim.function, nullptr, ours);
+    found = find_original("libtorch", shim.function, nullptr, ours);
     shim.real.store(found, std::memory_order_release);
   }
   return reinterpret_cast<Function>(found);

@@ -74,13 +74,13 @@ void note_unknown(const char* version, const char* why) {
   foreshock_note_unseen(name, FORESHOCK_UNSEEN_USED);
 }
 
-// Finds the real functions. `ours`: the functions of this file, by pass. find_behind() returns the function
+// Finds the real functions. `ours`: the functions of this file, by pass. find_original() returns the function
 // that a caller would get without them.
 Library real_functions(void* const (&ours)[2]) {
   Library found = {};
   for (int pass = 0; pass < 2; ++pass)
     found.real[pass] =
-        reinterpret_cast<Function>(find_behind(kLibrary, kFunctions[pass], nullptr, ours[pass]));
+        reinterpret_cast<Function>(find_original(kLibrary, kFunctions[pass], nullptr, ours[pass]));
   return found;
 }
 

@@ -366,12 +366,12 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   // NaN and Inf are counted in every second call only, since the count takes at least half as long as the
   // copy. Each random choice has its own last argument of mix(), here 6; the others are in sampling.cpp.
   if (mix(settings.seed, static_cast<uint64_t>(step), open.call, 6) % 2 == 0)
-    plan.all.nonfinite_out = count_nonfinite_out(checked, rows);
-  plan.all.step = step;
-  plan.all.time_ns = realtime_ns();
-  plan.all.call = open.call;
-  plan.all.op = open.op;
-  name_layer(call, open, &plan.all);
+    plan.header.nonfinite_out = count_nonfinite_out(checked, rows);
+  plan.header.step = step;
+  plan.header.time_ns = realtime_ns();
+  plan.header.call = open.call;
+  plan.header.op = open.op;
+  name_layer(call, open, &plan.header);
   observed_heads_.see(checked);  // stores how many heads there are, to split query and key weights by head
 
   // The call is counted before put_slice() claims its slot. If the process dies during the copy, the agent
@@ -382,7 +382,7 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
     counting.take_back(block.sampled[pass]);
     return skip(reason);
   }
-  if (has_columns(checked)) add_columns(checked, plan.all, room, &turn, &taken);
+  if (has_columns(checked)) add_columns(checked, plan.header, room, &turn, &taken);
   return taken;
 }
 
@@ -432,12 +432,12 @@ void Monitor::add_columns(const ValidatedCall& checked, const segment::Slot& row
   const int64_t needed = plan.slots;
   // column_slots_ excludes the free slots that are kept for slices of rows.
   if (column_slots_.fetch_sub(needed, std::memory_order_relaxed) < needed) return;
-  plan.all.step = rows.step;
-  plan.all.time_ns = rows.time_ns;
-  plan.all.call = rows.call;
-  plan.all.op = rows.op;
-  plan.all.layer = rows.layer;
-  plan.all.layer_source = rows.layer_source;
+  plan.header.step = rows.step;
+  plan.header.time_ns = rows.time_ns;
+  plan.header.call = rows.call;
+  plan.header.op = rows.op;
+  plan.header.layer = rows.layer;
+  plan.header.layer_source = rows.layer_source;
   put_slice(checked, slice, plan, turn, taken);
 }
 

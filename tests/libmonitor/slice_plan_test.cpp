@@ -68,9 +68,9 @@ TEST(SlicePlan, WhereTheFurthestRowsDoNotFitTheOthersStay) {
   ASSERT_TRUE(plan_slice(checked, sizeof(segment::Slot) + 4096 + 320 * 2 * 6 * 4, 1, &slice, &plan));
   EXPECT_LT(slice.positions, all);
   EXPECT_GE(slice.positions, 3);
-  EXPECT_EQ(plan.all.rows, 2u * slice.positions);
-  EXPECT_EQ(plan.all.keys, slice.position[slice.positions - 1] + 1);
-  EXPECT_EQ(plan.all.head[slice.positions], plan.all.head[0] + 1);
+  EXPECT_EQ(plan.header.rows, 2u * slice.positions);
+  EXPECT_EQ(plan.header.keys, slice.position[slice.positions - 1] + 1);
+  EXPECT_EQ(plan.header.head[slice.positions], plan.header.head[0] + 1);
 }
 
 TEST(SlicePlan, WhatCannotFitIsRefused) {
