@@ -19,11 +19,11 @@ using segment::kPasses;
 void add(std::atomic<uint64_t>& total, uint64_t count) { total.fetch_add(count, std::memory_order_relaxed); }
 
 struct KernelName {
-  const char* part;  // of the kernel's symbol
+  const char* part;  // a part of the kernel's symbol
   int pass;          // 0 forward, 1 backward
 };
 
-// In turn: flash-attn 2 and PyTorch's copy of it; flash-attn 3; flash-attn 4; memory-efficient attention.
+// flash-attn 2 and PyTorch's copy of it, then flash-attn 3, flash-attn 4, and memory-efficient attention.
 constexpr KernelName kNames[] = {
     {"flash_fwd_kernel", 0},         {"flash_fwd_splitkv_kernel", 0}, {"flash_bwd_dq_dk_dv_loop", 1},
     {"FlashAttnFwdSm", 0},           {"FlashAttnBwdSm", 1},           {"FlashAttentionForwardSm", 0},
@@ -133,25 +133,25 @@ void CudaGraphCounter::end_recording(uintptr_t stream, uintptr_t graph, const Pa
   const bool is_body_with_calls = ended.body != 0 && all != 0;
   if (was_seen ? is_body_with_calls : graph != 0) mark_recordings_unknown();
   const bool is_known = was_seen && ended.is_alone && !has_overflowed_;
-  Graph* record = nullptr;  // the graph that gets the calls; null: none
+  Graph* entry = nullptr;  // of the graph that gets the calls; null: no graph gets them
   if (ended.body == 0)
-    record = graph != 0 ? add_graph(graph) : nullptr;
+    entry = graph != 0 ? add_graph(graph) : nullptr;
   else if (all != 0)
-    record = graph_of(ended.body);
-  for (uint32_t pass = 0; record != nullptr && pass < kPasses; ++pass)  // a body may be recorded in pieces
-    calls[pass] = record->calls[pass] != kUnknown ? calls[pass] + record->calls[pass] : kUnknown;
-  for (uint32_t pass = 0; record != nullptr && pass < kPasses; ++pass)
-    record->calls[pass] = is_known && calls[pass] < kUnknown ? static_cast<uint32_t>(calls[pass]) : kUnknown;
+    entry = graph_of(ended.body);
+  for (uint32_t pass = 0; entry != nullptr && pass < kPasses; ++pass)  // a body may be recorded in pieces
+    calls[pass] = entry->calls[pass] != kUnknown ? calls[pass] + entry->calls[pass] : kUnknown;
+  for (uint32_t pass = 0; entry != nullptr && pass < kPasses; ++pass)
+    entry->calls[pass] = is_known && calls[pass] < kUnknown ? static_cast<uint32_t>(calls[pass]) : kUnknown;
 }
 
-// Drops recordings whose end was not seen for kLongestSteps steps.
+// Drops recordings whose end was not seen for kMostRecordingSteps steps.
 void CudaGraphCounter::end_step() {
   if (active_recordings_.load(std::memory_order_relaxed) == 0) [[likely]]
     return;
   const TryLock lock(busy_);
   if (!lock) return;  // the next step tries again
   for (Recording& recording : recordings_)
-    if (recording.stream != 0 && ++recording.steps > kLongestSteps) remove_recording(recording.stream);
+    if (recording.stream != 0 && ++recording.steps > kMostRecordingSteps) remove_recording(recording.stream);
 }
 
 CudaGraphCounter::Graph* CudaGraphCounter::graph_of(uintptr_t handle) {
@@ -192,11 +192,11 @@ void CudaGraphCounter::destroy_executable(uintptr_t executable) {
   if (gone != nullptr) gone->handle.compare_exchange_strong(executable, kGone, std::memory_order_acq_rel);
 }
 
-// Returns the entry of an executable graph. If the table has none, returns null without `add`. With `add` it
-// then returns a free entry, whose handle is 0 (never used) or kGone (destroyed), or null if the table is
-// full. Any thread; with `add` the thread must hold the lock.
+// Returns the entry of an executable graph. If the table has no such entry, returns null without `add`, but
+// with `add` a free entry, whose handle is 0 (never used) or kGone (destroyed), or null if the table is full.
+// Any thread may call it; with `add` the thread must hold the lock.
 CudaGraphCounter::Executable* CudaGraphCounter::executable_of(uintptr_t handle, bool add) {
-  // Handles are aligned addresses, so their low bits are dropped before hashing.
+  // Multiplicative hashing into 10 bits. The low bits are dropped first, since handles are aligned addresses.
   const auto first = static_cast<uint32_t>((handle >> 4) * 0x9e3779b97f4a7c15u >> 54);
   static_assert(kExecutables == 1u << 10);
   Executable* free = nullptr;
@@ -213,13 +213,13 @@ CudaGraphCounter::Executable* CudaGraphCounter::executable_of(uintptr_t handle, 
 void CudaGraphCounter::instantiate(uintptr_t graph, uintptr_t executable) {
   if (executable <= kGone) return;
   const Turn turn(this);
-  const Graph* record = turn ? graph_of(graph) : nullptr;
+  const Graph* known = turn ? graph_of(graph) : nullptr;
   // An executable of an unknown graph needs no entry, but one that exists under its handle becomes unknown.
-  Executable* made = executable_of(executable, record != nullptr);
+  Executable* made = executable_of(executable, known != nullptr);
   if (made == nullptr) return;
   for (uint32_t pass = 0; pass < kPasses; ++pass)
-    made->calls[pass].store(record != nullptr ? record->calls[pass] : kUnknown, std::memory_order_relaxed);
-  if (record != nullptr) made->handle.store(executable, std::memory_order_release);
+    made->calls[pass].store(known != nullptr ? known->calls[pass] : kUnknown, std::memory_order_relaxed);
+  if (known != nullptr) made->handle.store(executable, std::memory_order_release);
 }
 
 // Takes no lock, since graphs are launched at every step.
@@ -276,7 +276,7 @@ std::atomic<uint64_t> g_kernels[kPasses];
 // CUPTI calls this at every kernel launch, in the thread that launches.
 void count_launch(void*, int domain, uint32_t, const void* data) {
   const auto* launch = static_cast<const cupti::CallbackData*>(data);
-  if (domain != cupti::kDriverApi || launch == nullptr || launch->site != 0) return;
+  if (domain != cupti::kDriverApi || launch == nullptr || launch->site != 0) return;  // 0: entry
   const int pass = attention_pass_of_kernel(launch->symbol);
   if (pass >= 0) g_kernels[pass].fetch_add(1, std::memory_order_relaxed);
 }
@@ -379,12 +379,12 @@ void UnhookedAttention::note(const char* name, uint32_t evidence, bool has_segme
       evidence > FORESHOCK_UNSEEN_REGISTERED)
     return;
   if (busy_.test_and_set(std::memory_order_acquire)) return;
-  char cut[sizeof(segment::UnseenName::name)] = {};
-  std::strncpy(cut, name, sizeof cut - 1);
+  char shortened[sizeof(segment::UnseenName::name)] = {};
+  std::strncpy(shortened, name, sizeof shortened - 1);
   uint32_t index = 0;
-  while (index < known_ && std::strcmp(names_[index].name, cut) != 0) ++index;
+  while (index < known_ && std::strcmp(names_[index].name, shortened) != 0) ++index;
   if (index < segment::kMaxUnseen && (index == known_ || evidence < names_[index].evidence)) {
-    std::memcpy(names_[index].name, cut, sizeof cut);
+    std::memcpy(names_[index].name, shortened, sizeof shortened);
     names_[index].evidence = evidence;
     if (index == known_) ++known_;
     if (has_segment && records_ != nullptr) store(index);

@@ -1,6 +1,7 @@
 // Counts and names attention that the hooks do not see: calls in CUDA graphs, attention kernels counted by
-// CUPTI (NVIDIA's profiling library), and names found by the Python helper. Declares the used part of CUPTI,
-// so that building does not need CUPTI; cupti_abi_test.cpp compares it with cupti.h if installed.
+// CUPTI (NVIDIA's profiling library), and names found by the Python helper. Namespace cupti declares the part
+// of CUPTI that is used, so that building does not need CUPTI; cupti_abi_test.cpp compares it with cupti.h if
+// that is installed.
 #ifndef FORESHOCK_LIBMONITOR_COVERAGE_H_
 #define FORESHOCK_LIBMONITOR_COVERAGE_H_
 
@@ -33,7 +34,7 @@ struct CallbackData {  // the first members of CUpti_CallbackData
 struct SubscriberParams {  // of subscribe_v2()
   size_t size;
   const char* name;
-  char* holder;  // buffer for the name of another subscriber
+  char* holder;  // buffer that receives the name of another subscriber
   size_t holder_size;
 };
 inline constexpr size_t kHolderSize = 64;
@@ -75,8 +76,8 @@ struct PassCalls {
 class CudaGraphCounter {
  public:
   // A stream begins or ends the recording of a graph. `so_far`: attention calls of all threads so far.
-  // `graph` is 0 if the recording failed. The calls of all threads in between count for the graph, since
-  // another thread runs the backward pass. If two streams record at once, both graphs become unknown.
+  // `graph` is 0 if the recording failed. The calls of all threads between begin and end count for the graph,
+  // since another thread runs the backward pass. If two streams record at once, both graphs become unknown.
   void begin_recording(uintptr_t stream, const PassCalls& so_far);
   void end_recording(uintptr_t stream, uintptr_t graph, const PassCalls& so_far);
   // A stream begins to record into an existing graph, the body of a conditional node. Nothing shows how often
@@ -89,7 +90,7 @@ class CudaGraphCounter {
   void destroy_graph(uintptr_t graph);  // must be called before the driver can reuse the handle
   void destroy_executable(uintptr_t executable);
   // Called at the end of every step that is not brief. Drops recordings whose end was not seen for
-  // kLongestSteps such steps.
+  // kMostRecordingSteps such steps.
   void end_step();
 
   bool is_recording() const { return active_recordings_.load(std::memory_order_relaxed) > 0; }
@@ -102,8 +103,8 @@ class CudaGraphCounter {
   static constexpr uint32_t kGraphs = 64;  // the latest are kept: programs instantiate a graph soon
   static constexpr uint32_t kExecutables = 1024;
   static constexpr uint32_t kUnknown = UINT32_MAX;
-  static constexpr uintptr_t kGone = 1;         // replaces the handle of an entry that may be reused
-  static constexpr uint32_t kLongestSteps = 8;  // a recording usually spans one step or a few
+  static constexpr uintptr_t kGone = 1;               // replaces the handle of an entry that may be reused
+  static constexpr uint32_t kMostRecordingSteps = 8;  // a recording usually spans one step or a few
 
   struct Recording {
     uintptr_t stream = 0;
@@ -114,7 +115,7 @@ class CudaGraphCounter {
   };
   struct Graph {
     uintptr_t handle = 0;
-    uint64_t number = 0;                    // graphs_made_ at its creation
+    uint64_t number = 0;                    // value of graphs_made_ after the entry was made; 0: empty
     uint32_t calls[segment::kPasses] = {};  // kUnknown: the graph is unknown
   };
   // An entry of a hash table. launch() finds its entry without a lock. So a used entry never becomes empty
@@ -136,7 +137,7 @@ class CudaGraphCounter {
   std::atomic_flag busy_;
   std::atomic<bool> has_missed_{false};  // an event was dropped while another thread held busy_
   Recording recordings_[kRecordings];
-  std::atomic<uint32_t> active_recordings_{0};  // number of streams that record now
+  std::atomic<uint32_t> active_recordings_{0};  // number of entries of recordings_ in use
   bool has_overflowed_ = false;                 // more than kRecordings streams recorded at the same time
   PassCalls calls_before_all_;                  // calls so far when the first of the active recordings began
   Graph graphs_[kGraphs];
@@ -154,7 +155,7 @@ class CudaGraphCounter {
 class KernelCounter {
  public:
   using Finder = bool (*)(cupti::Library* found);
-  // Counts in `steps` steps (0: in no step), after kWarmUpSteps steps. `find` finds CUPTI; null: unavailable.
+  // Counts in `steps` steps (0: in no step), after kWarmUpSteps steps. `find` finds CUPTI; null: no CUPTI.
   void start(uint64_t steps, Finder find);
   // Called at the end of every step, by one thread at a time. `calls` are the attention calls so far;
   // `calls_in_graphs` of them ran in CUDA graphs. Stores its state and results in `coverage`.

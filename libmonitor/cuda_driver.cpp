@@ -91,7 +91,7 @@ bool DriverApi::open(const char* library, int oldest) {
 
 namespace {
 
-// Most EINTR per file. The signals of a trainer with a fast timer could otherwise interrupt every read.
+// Limit of EINTR errors per file. A timer of the trainer could send signals so often that every read fails.
 constexpr int kMostInterruptions = 1000;
 
 bool read_whole(int fd, std::byte* buffer, size_t bytes) {
@@ -152,8 +152,8 @@ void StagingRing::free_completed() {
   }
 }
 
-// Finds a free range; commit() then takes it. The used ranges follow one another, from the oldest to the
-// newest, and wrap at the ring's end.
+// Finds a free range, which commit() then takes. The used ranges follow one another, from the oldest to the
+// newest. After a range near the end of the ring, the next one begins at offset 0.
 bool StagingRing::find(uint64_t bytes, Place* place) {
   free_completed();
   const uint64_t need = (bytes + kAlign - 1) / kAlign * kAlign;

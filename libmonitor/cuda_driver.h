@@ -37,14 +37,14 @@ inline constexpr Result kCaptureImplicit = 906;    // legacy default stream used
 // Smaller handles are the default streams: 1 the legacy stream, 2 the per-thread stream.
 inline constexpr uintptr_t kFirstStreamHandle = 3;
 
-inline constexpr int kCaptureRelaxed = 2;
+inline constexpr int kCaptureRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED, see CaptureGuard
 inline constexpr int kNotCapturing = 0;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kRegisterPortable = 1, kRegisterDeviceMap = 2;
 inline constexpr int kCanWriteFromStream = 122;  // device attribute: stream operations on 64-bit words
 inline constexpr int kProcessors = 16, kSharedBytesOptIn = 97;  // device attributes (DeviceLimits)
-inline constexpr int kMostDynamicShared = 8;                    // function attribute
+inline constexpr int kMostDynamicShared = 8;  // function attribute: limit of dynamic shared memory
 inline constexpr uint64_t kLegacyStream = 1;  // flag of cuGetProcAddress: a null stream is the legacy stream
 
 // Driver versions are 1000 * major + 10 * minor, as cuDriverGetVersion returns them. The entry points below
@@ -54,7 +54,7 @@ inline constexpr uint64_t kLegacyStream = 1;  // flag of cuGetProcAddress: a nul
 // older driver if no machine code fits the device.
 inline constexpr int kOldestDriver = 12000;
 // From this version on, cuStreamGetCtx does not invalidate the capture of a stream that is being captured.
-inline constexpr int kContextOfCapture = 12050;
+inline constexpr int kGetContextKeepsCapture = 12050;
 // The oldest driver that can load machine code of this toolkit version.
 constexpr int oldest_driver_for(int toolkit) {
   const int of_its_major = toolkit / 1000 * 1000;
@@ -143,14 +143,15 @@ class DriverApi {
 class PerContext {
  public:
   // Limit of contexts in which the object is set up, one after the other. A trainer that resets its device
-  // does so once or twice. A trainer that alternates between two contexts would need a new set-up each time.
+  // does so once or twice. A trainer that alternates between two contexts would need a new set-up each time,
+  // so it reaches this limit.
   static constexpr int kMostSetUps = 4;
 
   // Whether the last set-up, successful or not, was in this context.
   bool is_of(uint64_t context_id) const { return is_set_up_ && context_id_ == context_id; }
 
   // Returns the FORESHOCK_SKIP_ reason (0 or more) why the object cannot be used, or -1 if it can be used.
-  int failed() const { return failed_; }
+  int skip_reason() const { return skip_reason_; }
 
   // Refuses a context permanently, because the object could not be set up in this context between steps. Used
   // for a context that is current only during a part of the step, such as a green context (which has some of
@@ -159,7 +160,7 @@ class PerContext {
   bool is_refused(uint64_t context_id) const { return refused_ == context_id; }
 
  protected:
-  // Calls try_set_up() in the current context. failed() returns its result from then on. Refuses further
+  // Calls try_set_up() in the current context. skip_reason() returns its result from then on. Refuses further
   // contexts after kMostSetUps calls.
   template <class TrySetUp>
   void set_up_in(uint64_t context_id, const TrySetUp& try_set_up) {
@@ -168,12 +169,12 @@ class PerContext {
     context_id_ = context_id;
     is_set_up_ = true;
     is_ready_ = false;
-    failed_ = FORESHOCK_SKIP_DEVICE;  // until try_set_up() has returned
-    failed_ = try_set_up();
+    skip_reason_ = FORESHOCK_SKIP_DEVICE;  // until try_set_up() has returned
+    skip_reason_ = try_set_up();
   }
 
   // Makes the object permanently unusable in this context.
-  int fail() { return failed_ = FORESHOCK_SKIP_DEVICE; }
+  int fail() { return skip_reason_ = FORESHOCK_SKIP_DEVICE; }
 
   // The object's stream writes marker() to a word in host memory after the work of set-up. Bit 63 keeps it
   // apart from other values of the word. has_written_marker() returns whether it has been written.
@@ -186,8 +187,8 @@ class PerContext {
   uint64_t context_id() const { return context_id_; }
 
  private:
-  int failed_ = -1;
-  bool is_set_up_ = false;  // failed_ holds the result for context_id_
+  int skip_reason_ = -1;
+  bool is_set_up_ = false;  // skip_reason_ holds the result for context_id_
   bool is_ready_ = false;
   int set_ups_ = 0;
   uint64_t context_id_ = 0;
@@ -240,14 +241,14 @@ class Fatbin {
   std::span<const std::byte> code_;
 };
 
-// Allocates memory on a device for slices that are being copied to slots of the segment (host memory), and
-// frees it in the same order. After copying a slice, the stream stores a sequence word into the slice's slot.
+// Allocates memory on a device for slices on their way to slots of the segment (host memory), and frees it in
+// the order of allocation. After copying a slice, the stream stores a sequence word into the slice's slot.
 // The host reads this word to find out that the slice's memory is free. Thread-compatible.
 class StagingRing {
  public:
   // Limit of slices in the ring. Each slice has at least one slot of the segment.
   static constexpr uint32_t kMostSlices = segment::kMaxSlots;
-  static constexpr uint64_t kAlign = 256;
+  static constexpr uint64_t kAlign = 256;  // in bytes, of every range
 
   // Sets the size of the ring to `bytes` (a multiple of kAlign) and frees all of it.
   void reset(uint64_t bytes);
@@ -271,6 +272,7 @@ class StagingRing {
     const uint64_t* sequence;
     uint64_t done;  // free once *sequence >= done
   };
+  // The range of slice n, counted from the oldest.
   Taken& at(uint32_t n) { return taken_[(first_ + n) % kMostSlices]; }
   void free_completed();
 

@@ -56,8 +56,9 @@ constexpr uint64_t round_up(uint64_t value) {
   return (value + StagingRing::kAlign - 1) / StagingRing::kAlign * StagingRing::kAlign;
 }
 
-// In the ring a part begins with the begin and end times of its gather. For a packed batch, of which only the
-// device has the lengths of its sequences, GatheredSequence follows: the sequence that the kernel chose.
+// Bytes before the payloads of a part in the ring: the begin and end times of its gather, and for a packed
+// batch the GatheredSequence, the sequence that the kernel chose (only the device has the sequences'
+// lengths).
 constexpr uint64_t kTimes = 64, kSequenceOffset = 64, kTimesAndSequence = 192;
 static_assert(kSequenceOffset + sizeof(GatheredSequence) <= kTimesAndSequence);
 // In a slot the payloads follow the header, in the ring they follow these bytes. The header must be at least
@@ -70,7 +71,7 @@ constexpr uint64_t before_payloads(const segment::Slot& slot) {
   return slot.packed == segment::kNotPacked ? kTimes : kTimesAndSequence;
 }
 
-// Bytes before the ring: a GatherClock per slice, scratch memory in which gather kernels measure their time.
+// Bytes before the ring: a GatherClock for each slice, scratch memory in which gather kernels measure times.
 constexpr uint64_t kClocks = round_up(StagingRing::kMostSlices * sizeof(GatherClock));
 
 uint64_t bytes_of_part(const segment::Slot& slot) {
@@ -123,10 +124,10 @@ int DeviceState::try_set_up() {
   size_t free = 0, total = 0;
   if (!ok(driver.mem_get_info(&free, &total))) return FORESHOCK_SKIP_DEVICE;
   const uint64_t wanted = setting_.writer->slots() * round_up(kTimes + setting_.writer->slot_bytes());
-  const uint64_t room =
+  const uint64_t available =
       std::min<uint64_t>(free / kShareOfFree, kMostRingBytes) / StagingRing::kAlign * StagingRing::kAlign;
-  if (room < kClocks + kLeastRingBytes) return FORESHOCK_SKIP_DEVICE_MEMORY;
-  const uint64_t bytes = std::min(wanted, room - kClocks);
+  if (available < kClocks + kLeastRingBytes) return FORESHOCK_SKIP_DEVICE_MEMORY;
+  const uint64_t bytes = std::min(wanted, available - kClocks);
 
   int lowest = 0, highest = 0;  // priorities of streams; this object's stream has the lowest
   if (!driver.find_kernel(module, name_of(DeviceKernel::kGather), &gather_) ||
@@ -148,7 +149,7 @@ int DeviceState::try_set_up() {
 
 bool DeviceState::is_ready() { return has_written_marker(setting_.writer->progress()->by_device[index_]); }
 
-// Leaves kAlign bytes of the ring for what a part has before its payloads (before_payloads()).
+// Leaves kAlign bytes of the ring for the times and the sequence of a part (before_payloads()).
 uint64_t DeviceState::capacity() const {
   return std::min(setting_.writer->slot_bytes(), ring_.bytes() - StagingRing::kAlign);
 }
@@ -251,7 +252,7 @@ DeviceTurn::~DeviceTurn() {
 void DeviceSampler::attach(const segment::SegmentWriter* writer, const char* library) {
   writer_ = writer;
   library_ = library;
-  has_wanted_.store(false, std::memory_order_relaxed);
+  needs_set_up_.store(false, std::memory_order_relaxed);
   for (Device& device : devices_) {
     device.state.forget();
     device.weights.forget();
@@ -276,12 +277,12 @@ cuda::Context DeviceSampler::primary_context(cuda::Device device) const {
 }
 
 // Whether cuStreamGetCtx is to be called now. `may_be_captured`: the check for a capture still follows.
-// Drivers from version kContextOfCapture on: only before the check, which needs a current context. Older
-// drivers: only after it, because cuStreamGetCtx would invalidate a capture. Default streams: never.
+// Drivers from version kGetContextKeepsCapture on: only before the check, which needs a current context.
+// Older drivers: only after it, because cuStreamGetCtx would invalidate a capture. Default streams: never.
 // NVIDIA's cuda.core has the same rule.
 bool DeviceSampler::may_query_context(const DeviceStream& stream, bool may_be_captured) const {
   return !is_default_stream(stream.handle) &&
-         (driver_.version() >= cuda::kContextOfCapture) == may_be_captured;
+         (driver_.version() >= cuda::kGetContextKeepsCapture) == may_be_captured;
 }
 
 // Returns the context of the stream, or null. It need not be the current one, because a hook is called before
@@ -344,7 +345,7 @@ int DeviceSampler::request_set_up(int place, Purpose purpose, uint64_t context_i
   // The sums of gradients are read back like scalars, which need the set-up for calls.
   if (purpose == kGradients && context_id == kAnyContext)
     devices_[place].wanted[kCalls].store(context_id, std::memory_order_relaxed);
-  has_wanted_.store(true, std::memory_order_release);
+  needs_set_up_.store(true, std::memory_order_release);
   return FORESHOCK_SKIP_SET_UP;
 }
 
@@ -379,15 +380,15 @@ int DeviceSampler::claim(const DeviceStream& stream, cuda::Context context, Devi
 // Returns -1 if the object was set up in this context, FORESHOCK_SKIP_DEVICE if the context is refused. Else
 // requests a set-up: the context is the first one, or a new one because the device was reset. In a new
 // context, handles of the old context are invalid.
-int DeviceSampler::check_context(const PerContext& setting, Purpose purpose, const DeviceTurn& turn) {
-  if (setting.is_refused(turn.context_id_)) return FORESHOCK_SKIP_DEVICE;
-  return setting.is_of(turn.context_id_) ? -1 : request_set_up(turn.place_, purpose, turn.context_id_);
+int DeviceSampler::check_context(const PerContext& object, Purpose purpose, const DeviceTurn& turn) {
+  if (object.is_refused(turn.context_id_)) return FORESHOCK_SKIP_DEVICE;
+  return object.is_of(turn.context_id_) ? -1 : request_set_up(turn.place_, purpose, turn.context_id_);
 }
 
 template <class State>
 int DeviceSampler::check(State& state, Purpose purpose, const DeviceTurn& turn) {
   if (const int why = check_context(state, purpose, turn); why >= 0) return why;
-  if (state.failed() >= 0) return state.failed();
+  if (state.skip_reason() >= 0) return state.skip_reason();
   return state.is_ready() ? -1 : FORESHOCK_SKIP_SET_UP;
 }
 
@@ -468,7 +469,7 @@ void DeviceSampler::set_up(int place, Purpose purpose, uint64_t wanted) {
 }
 
 void DeviceSampler::set_up_wanted() {
-  if (!has_wanted_.exchange(false, std::memory_order_acquire)) return;
+  if (!needs_set_up_.exchange(false, std::memory_order_acquire)) return;
   const DeviceCodeSeal seal = device_code_seal();
   if (!driver_.open(library_, cuda::oldest_driver_for(seal.toolkit))) return;  // enter() requests it again
   char path[512];
@@ -479,7 +480,7 @@ void DeviceSampler::set_up_wanted() {
       if (wanted.load(std::memory_order_relaxed) == kNothing) continue;
       TryLock lock(devices_[place].busy);
       if (!lock)
-        has_wanted_.store(true, std::memory_order_relaxed);  // try again at the next step
+        needs_set_up_.store(true, std::memory_order_relaxed);  // try again at the next step
       else
         set_up(place, purpose, wanted.exchange(kNothing, std::memory_order_relaxed));
     }

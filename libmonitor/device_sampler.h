@@ -46,7 +46,7 @@ class CopyTiming {
 
   // Large enough: a slot is claimed again only after its slice has arrived; if full, expect() collects first.
   Expected expected_[segment::kMaxSlots] = {};
-  uint32_t count_ = 0;    // of expected_
+  uint32_t count_ = 0;    // used entries of expected_
   uint64_t last_ns_ = 0;  // the last time that could be read
   Spent spent_;
 };
@@ -55,7 +55,7 @@ class CopyTiming {
 struct DeviceSetting {
   const DriverApi* driver;
   const segment::SegmentWriter* writer;
-  std::span<const std::byte> code;  // kernels/device_code.h
+  std::span<const std::byte> code;  // the device kernels (kernels/device_code.h)
 };
 
 // A slice whose slots are claimed and have a header, but no payload yet. Slot n has ticket `ticket` + n.
@@ -87,9 +87,9 @@ class DeviceState : public PerContext {
   uint32_t most_parts() const;
 
   // Gathers a slice into the ring on `stream` (the trainer's), then copies it to its slots and publishes it
-  // on this object's own stream. Returns -1, or the FORESHOCK_SKIP_ reason why the slice will not arrive.
-  // With a reason, nothing will write to the slots. If sending fails midway, returns -1 although the slice
-  // will never arrive, and failed() is set from then on.
+  // on this object's own stream. Returns -1, or the FORESHOCK_SKIP_ reason why the slice will not arrive;
+  // then nothing will write to the slots. If sending fails midway, returns -1 although the slice will never
+  // arrive, and skip_reason() is set from then on.
   int send(const ValidatedCall& call, const Slice& slice, const ClaimedSlice& claimed, cuda::Stream stream);
 
   // Copies single numbers. Works even if there is no device memory for slices.
@@ -165,7 +165,7 @@ class DeviceSampler {
   // Whether a call, weight, number or gradient was on a device.
   bool is_any_used() const { return devices_[0].index.load(std::memory_order_relaxed) != -1; }
   // Whether one of these was on a device that is not set up for it.
-  bool has_wanted() const { return has_wanted_.load(std::memory_order_relaxed); }
+  bool needs_set_up() const { return needs_set_up_.load(std::memory_order_relaxed); }
   // Makes the missing set-ups. Must be called between two steps.
   void set_up_wanted();
 
@@ -193,7 +193,7 @@ class DeviceSampler {
   static_assert(kMostDevices < kPlaces);
   static constexpr uint64_t kNothing = ~uint64_t{0}, kAnyContext = ~uint64_t{1};  // no context has these ids
 
-  // Does the work of begin() for any purpose, except check().
+  // Does the work of begin() for any purpose, without the final check().
   int enter(const DeviceStream& stream, Purpose purpose, DeviceTurn* turn);
   bool may_query_context(const DeviceStream& stream, bool may_be_captured) const;
   cuda::Context context_of(const DeviceStream& stream, cuda::Context current) const;
@@ -201,7 +201,7 @@ class DeviceSampler {
   cuda::Context find_context(cuda::Device device, uint64_t wanted, cuda::Context current, uint64_t* id) const;
   int request_set_up(int place, Purpose purpose, uint64_t context_id);
   int claim(const DeviceStream& stream, cuda::Context context, DeviceTurn* turn);
-  int check_context(const PerContext& setting, Purpose purpose, const DeviceTurn& turn);
+  int check_context(const PerContext& object, Purpose purpose, const DeviceTurn& turn);
   template <class State>
   int check(State& state, Purpose purpose, const DeviceTurn& turn);
   void set_up(int place, Purpose purpose, uint64_t wanted);
@@ -211,7 +211,7 @@ class DeviceSampler {
   const char* library_ = nullptr;
   DriverApi driver_;
   Fatbin code_;
-  std::atomic<bool> has_wanted_{false};
+  std::atomic<bool> needs_set_up_{false};
   Device devices_[kMostDevices];
 };
 

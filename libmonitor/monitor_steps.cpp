@@ -131,7 +131,7 @@ void Monitor::end_step(const foreshock_step& step) {
   advance(ended);
   g_process.set_bits(kHotTickPending);
   unreported_ns_ = monotonic_ns() - measured_until;
-  if (!is_brief_step && devices_.has_wanted()) set_up_devices(counting);
+  if (!is_brief_step && devices_.needs_set_up()) set_up_devices(counting);
 }
 
 // Adds the values that the training has logged, and the gradient norm. The norm is, best first: reported with

@@ -112,7 +112,7 @@ def test_a_recording_whose_end_is_not_seen_does_not_keep_others_unknown(handles)
     steps = 20 - 1
     assert graphs["launches"] + graphs["unknown_launches"] == steps
     assert 0 < graphs["launches"] == graphs["calls"]["forward"]
-    assert graphs["unknown_launches"] >= 8  # kLongestSteps: until then it might have been recording
+    assert graphs["unknown_launches"] >= 8  # kMostRecordingSteps: until then it might have been recording
 
 
 def test_switched_off_it_only_passes_on(trainer):

@@ -12,7 +12,7 @@ struct Setting : PerContext {
   int set_up(uint64_t context_id, int result = -1) {
     int tries = 0;
     set_up_in(context_id, [&] {
-      EXPECT_EQ(failed(), FORESHOCK_SKIP_DEVICE) << "until it is done";
+      EXPECT_EQ(skip_reason(), FORESHOCK_SKIP_DEVICE) << "until it is done";
       ++tries;
       return result;
     });
@@ -23,18 +23,18 @@ struct Setting : PerContext {
 TEST(PerContext, IsOfNoContextUntilItIsSetUp) {
   Setting setting;
   EXPECT_FALSE(setting.is_of(0));
-  EXPECT_EQ(setting.failed(), -1);
+  EXPECT_EQ(setting.skip_reason(), -1);
   EXPECT_EQ(setting.set_up(0), 1);
   EXPECT_TRUE(setting.is_of(0));
   EXPECT_FALSE(setting.is_of(1));
-  EXPECT_EQ(setting.failed(), -1);
+  EXPECT_EQ(setting.skip_reason(), -1);
 }
 
 TEST(PerContext, WhatSetUpReturnedIsWhyItFailed) {
   Setting setting;
   EXPECT_EQ(setting.set_up(7, FORESHOCK_SKIP_DEVICE_MEMORY), 1);
   EXPECT_TRUE(setting.is_of(7)) << "it is known of this context that nothing can be had";
-  EXPECT_EQ(setting.failed(), FORESHOCK_SKIP_DEVICE_MEMORY);
+  EXPECT_EQ(setting.skip_reason(), FORESHOCK_SKIP_DEVICE_MEMORY);
 }
 
 TEST(PerContext, IsLeftAloneAfterSoManyContexts) {
@@ -63,7 +63,7 @@ TEST(PerContext, WhatIsRefusedTakesNothingFromAnotherContext) {
   setting.refuse(5);
   EXPECT_FALSE(setting.is_refused(3)) << "the last one";
   EXPECT_TRUE(setting.is_of(4));
-  EXPECT_EQ(setting.failed(), -1);
+  EXPECT_EQ(setting.skip_reason(), -1);
   word = 0;
   EXPECT_TRUE(setting.has_written_marker(word)) << "as before";
 }
@@ -72,9 +72,9 @@ TEST(PerContext, WhatFailedIsNewInAnotherContext) {
   Setting setting;
   setting.set_up(4);
   EXPECT_EQ(setting.fail(), FORESHOCK_SKIP_DEVICE);
-  EXPECT_EQ(setting.failed(), FORESHOCK_SKIP_DEVICE);
+  EXPECT_EQ(setting.skip_reason(), FORESHOCK_SKIP_DEVICE);
   setting.set_up(5);
-  EXPECT_EQ(setting.failed(), -1);
+  EXPECT_EQ(setting.skip_reason(), -1);
 }
 
 TEST(PerContext, IsReadyWhenTheWordBearsItsMarker) {
