@@ -242,8 +242,8 @@ int GradientReadback::send(const foreshock_gradient* gradients, size_t count, cu
 
 namespace {
 
-constexpr double kWeight = 0.2;    // weight of a new value in the running mean ns_per_byte_
-constexpr double kMostBeyond = 4;  // a larger multiple of ns_per_byte_ counts as this multiple
+constexpr double kMeanWeight = 0.2;  // weight of a new value in the running mean ns_per_byte_
+constexpr double kMostGrowth = 4;    // a larger multiple of ns_per_byte_ counts as this multiple
 
 }  // namespace
 
@@ -262,11 +262,11 @@ uint64_t GradientCost::charge_for(uint64_t bytes, uint64_t kernels) {
 
 // Returns the charge for the launched kernels: the expected time plus owed_ns_, but at least 0. If owed_ns_
 // is far below 0, a part of it stays for later charges.
-uint64_t GradientCost::sent(const SentGradients& at) {
+uint64_t GradientCost::record_launch(const SentGradients& at) {
   const double expected = ns_per_byte_ * static_cast<double>(bytes_);
   const uint64_t charged = due_ns();
   owed_ns_ += expected + kKernelNs * static_cast<double>(kernels_) - static_cast<double>(charged);
-  sent_[next_++ % kMost] = {at, bytes_, expected};
+  launches_[next_++ % kMostPending] = {at, bytes_, expected};
   return charged;
 }
 
@@ -277,13 +277,13 @@ uint64_t GradientCost::take_owed() {
 }
 
 // Adds (measured time - estimate) to owed_ns_, and moves ns_per_byte_ towards the measured time per byte.
-void GradientCost::measured(const Sent& one, uint64_t begin_ns, uint64_t end_ns) {
+void GradientCost::record_times(const Launch& launch, uint64_t begin_ns, uint64_t end_ns) {
   if (end_ns < begin_ns) return;
   const auto ns = static_cast<double>(end_ns - begin_ns);
-  owed_ns_ += ns - one.expected_ns;
-  const double per_byte = ns / static_cast<double>(one.bytes);
-  const double counted = is_measured_ ? std::min(per_byte, kMostBeyond * ns_per_byte_) : per_byte;
-  ns_per_byte_ += (is_measured_ ? kWeight : 1) * (counted - ns_per_byte_);
+  owed_ns_ += ns - launch.expected_ns;
+  const double per_byte = ns / static_cast<double>(launch.bytes);
+  const double counted = is_measured_ ? std::min(per_byte, kMostGrowth * ns_per_byte_) : per_byte;
+  ns_per_byte_ += (is_measured_ ? kMeanWeight : 1) * (counted - ns_per_byte_);
   is_measured_ = true;
 }
 

@@ -108,7 +108,7 @@ Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, 
   return {};
 }
 
-void ProjectionOutputs::see(const char* name, const int64_t* shape, uint32_t dims) {
+void ProjectionOutputs::add(const char* name, const int64_t* shape, uint32_t dims) {
   if (dims != 2 || shape[0] <= 0) return;
   const auto store_rows = [shape](uint64_t* outputs, bool* differs) {
     const auto rows = static_cast<uint64_t>(shape[0]);

@@ -1,7 +1,7 @@
 // Finds and copies the rows of a projection's weight that belong to the queries and keys of an attention
-// head. A projection is a linear layer that computes the queries, keys or values of attention. Uses the
-// weight's name and shape and the numbers of heads in the sampled attention calls. Allocates no memory. A
-// kv-head is a key/value head. Each output of a projection has a row of the weight.
+// head. A projection is a linear layer that computes the queries, keys or values of attention; each output of
+// the layer has a row of the weight. The rows are found by the weight's name and shape and the numbers of
+// heads in the sampled attention calls. A kv-head is a key/value head. Allocates no memory.
 #ifndef FORESHOCK_LIBMONITOR_HEADS_H_
 #define FORESHOCK_LIBMONITOR_HEADS_H_
 
@@ -15,7 +15,8 @@
 
 namespace foreshock {
 
-// Numbers of query heads (a multiple of `kv_heads`) and of kv-heads in attention calls. All 0: unknown.
+// Numbers of query heads (a multiple of `kv_heads`) and of kv-heads in attention calls, and the dimension of
+// a head. All 0: unknown.
 struct HeadGeometry {
   uint32_t heads = 0, kv_heads = 0, head_dim = 0;
   bool operator==(const HeadGeometry&) const = default;
@@ -44,10 +45,10 @@ struct Projection {
 Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, const HeadGeometry& heads);
 
 // Numbers of outputs of the model's key projections (`key`), and of its fused or grouped projections
-// (`fused`), collected by one see() per weight. 0: the model has none, or two with different numbers.
+// (`fused`), collected by one add() per weight. 0: the model has none, or two with different numbers.
 struct ProjectionOutputs {
   uint64_t key = 0, fused = 0;
-  void see(const char* name, const int64_t* shape, uint32_t dims);
+  void add(const char* name, const int64_t* shape, uint32_t dims);
 
  private:
   bool key_differs_ = false, fused_differs_ = false;
@@ -57,9 +58,10 @@ struct ProjectionOutputs {
 // `outputs`: models with fewer kv-heads than query heads may repeat the keys before they call attention.
 HeadGeometry with_kv_heads_of_model(const HeadGeometry& called, const ProjectionOutputs& outputs);
 
-// Each head has head_dim consecutive outputs. The first function returns the index of the first output of the
-// first query head that reads this kv-head; the projection must compute queries. The second one returns that
-// of the key of this kv-head; the projection must compute keys.
+// Return the index of a projection's output; each head has head_dim consecutive outputs.
+// first_query_output(): the first output of the first query head that reads this kv-head; the projection must
+// compute queries. first_key_output(): the first output of the key of this kv-head; the projection must
+// compute keys.
 uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 uint64_t first_key_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 
@@ -81,13 +83,14 @@ size_t head_payload_bytes(const Projection& projection, const HeadGeometry& head
 void copy_heads(const Projection& projection, const HeadGeometry& heads, const foreshock_tensor& values,
                 char* target);
 
-// Remembers the numbers of heads of the sampled attention calls while all have the same. Any thread: if two
-// store at once, one value is lost, but a later call that differs still stores kMixed.
+// Remembers the numbers of heads of the sampled attention calls as long as all calls have the same numbers.
+// Any thread: if two threads store at once, one value is lost, but a later call that differs still stores
+// kMixed.
 class ObservedHeads {
  public:
   void reset() { seen_.store(0, std::memory_order_relaxed); }
 
-  void see(const ValidatedCall& call) {
+  void add(const ValidatedCall& call) {
     const uint64_t heads = bounded(call.shape.heads), kv_heads = bounded(call.shape.kv_heads),
                    dim = bounded(call.head_dim);
     const uint64_t now =
@@ -101,15 +104,15 @@ class ObservedHeads {
   HeadGeometry get() const {
     const uint64_t seen = seen_.load(std::memory_order_relaxed);
     if (seen == kMixed) return {};
-    return {static_cast<uint32_t>(seen >> 40), static_cast<uint32_t>(seen >> 20 & kMost),
-            static_cast<uint32_t>(seen & kMost)};
+    return {static_cast<uint32_t>(seen >> 40), static_cast<uint32_t>(seen >> 20 & kMostSize),
+            static_cast<uint32_t>(seen & kMostSize)};
   }
 
  private:
   // `seen_` packs heads, kv_heads, head_dim, 20 bits each. 0: no call. kMixed: calls differ or do not fit.
-  static constexpr uint64_t kMost = (1u << 20) - 1, kMixed = ~uint64_t{0};
+  static constexpr uint64_t kMostSize = (1u << 20) - 1, kMixed = ~uint64_t{0};
   static uint64_t bounded(int64_t size) {
-    return size > 0 && static_cast<uint64_t>(size) <= kMost ? static_cast<uint64_t>(size) : 0;
+    return size > 0 && static_cast<uint64_t>(size) <= kMostSize ? static_cast<uint64_t>(size) : 0;
   }
   std::atomic<uint64_t> seen_{0};
 };

@@ -372,7 +372,7 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   plan.header.call = open.call;
   plan.header.op = open.op;
   name_layer(call, open, &plan.header);
-  observed_heads_.see(checked);  // stores how many heads there are, to split query and key weights by head
+  observed_heads_.add(checked);  // stores how many heads there are, to split query and key weights by head
 
   // The call is counted before put_slice() claims its slot. If the process dies during the copy, the agent
   // finds an unfinished slot and counts it as torn; the call must then already count as sampled.

@@ -162,7 +162,7 @@ void WeightSampler::add(const foreshock_weight& given, double begins_at) {
   turns_.add(begins_at, tensor.elements > 0);
   rank_bytes_ += sizeof(float) * tensor.elements;
   rank_tensors_ += tensor.elements > 0;
-  if (given.unfollowed == FORESHOCK_FOLLOWED) return outputs_.see(tensor.name, tensor.shape, tensor.dims);
+  if (given.unfollowed == FORESHOCK_FOLLOWED) return outputs_.add(tensor.name, tensor.shape, tensor.dims);
   auto why = segment::kUnfollowedPlacement;
   if (given.unfollowed == FORESHOCK_UNFOLLOWED_FLAT) why = segment::kUnfollowedFlat;
   if (given.unfollowed == FORESHOCK_UNFOLLOWED_PACE) why = segment::kUnfollowedPace;

@@ -36,7 +36,7 @@ TEST(GradientCost, IsForetoldBeforeAnythingWasMeasured) {
   EXPECT_EQ(cost.charge_for(kBytes, kKernels), kFirstNs);
   EXPECT_DOUBLE_EQ(cost.seconds(), 1e-9 * kFirstNs);
   Brought brought;
-  EXPECT_EQ(cost.sent(brought.send()), kFirstNs);
+  EXPECT_EQ(cost.record_launch(brought.send()), kFirstNs);
   brought.look(&cost);
   EXPECT_EQ(cost.charge_for(kBytes, kKernels), kFirstNs) << "nothing has come";
 }
@@ -46,14 +46,14 @@ TEST(GradientCost, WhatItWasShortOfIsOwedOnce) {
   Brought brought;
   cost.charge_for(kBytes, kKernels);
   const SentGradients sent = brought.send();
-  cost.sent(sent);
+  cost.record_launch(sent);
   brought.bring(sent, 1'700'000'000'000'000'000, 1'700'000'000'000'050'000);
   EXPECT_EQ(cost.take_owed(), 0u);
   for (int n = 0; n < 2; ++n) brought.look(&cost);
   constexpr uint64_t kTrueNs = 50'000 + kKernelsNs;
   EXPECT_EQ(cost.take_owed(), kTrueNs - kFirstNs);
   EXPECT_EQ(cost.take_owed(), 0u);
-  EXPECT_EQ(cost.sent(brought.send()), kTrueNs);
+  EXPECT_EQ(cost.record_launch(brought.send()), kTrueNs);
   EXPECT_EQ(cost.charge_for(2 * kBytes, kKernels), 2 * 50'000 + kKernelsNs);
 }
 
@@ -62,15 +62,15 @@ TEST(GradientCost, WhatWasTooMuchIsTakenOffTheNextOnes) {
   Brought brought;
   cost.charge_for(100 * kBytes, kKernels);  // 500 us
   const SentGradients sent = brought.send();
-  cost.sent(sent);
+  cost.record_launch(sent);
   brought.bring(sent, 7, 7 + 100'000);
   brought.look(&cost);
   EXPECT_EQ(cost.take_owed(), 0u);
   // 400 us too much; of each 1 + 20 us.
   EXPECT_EQ(cost.charge_for(kBytes, kKernels), 0u);
-  for (int n = 0; n < 19; ++n) EXPECT_EQ(cost.sent(brought.send()), 0u) << n;
-  EXPECT_EQ(cost.sent(brought.send()), 20 * (1000 + kKernelsNs) - 400'000);
-  EXPECT_EQ(cost.sent(brought.send()), 1000 + kKernelsNs);
+  for (int n = 0; n < 19; ++n) EXPECT_EQ(cost.record_launch(brought.send()), 0u) << n;
+  EXPECT_EQ(cost.record_launch(brought.send()), 20 * (1000 + kKernelsNs) - 400'000);
+  EXPECT_EQ(cost.record_launch(brought.send()), 1000 + kKernelsNs);
 }
 
 // Whatever it is and was taken for: in the end so much is charged as was spent.
@@ -81,7 +81,7 @@ TEST(GradientCost, AllThatIsSpentIsCharged) {
   for (uint64_t n = 1; n <= 400; ++n) {
     cost.charge_for(kBytes + 1000 * (n % 7), kKernels);
     const SentGradients sent = brought.send();
-    charged += cost.sent(sent);
+    charged += cost.record_launch(sent);
     const uint64_t ns = 3000 + 977 * (n % 11);
     spent += ns + kKernelsNs;
     brought.bring(sent, n << 40, (n << 40) + ns);
@@ -100,7 +100,7 @@ TEST(GradientCost, OneStallIsNotWhatTheNextWillTake) {
   const auto take = [&](uint64_t ns) {
     const SentGradients sent = brought.send();
     cost.charge_for(kBytes, 0);
-    cost.sent(sent);
+    cost.record_launch(sent);
     brought.bring(sent, 1, 1 + ns);
     brought.look(&cost);
   };
@@ -115,7 +115,7 @@ TEST(GradientCost, ATimeThatCannotBeTellsNothing) {
   Brought brought;
   cost.charge_for(kBytes, kKernels);
   const SentGradients sent = brought.send();
-  cost.sent(sent);
+  cost.record_launch(sent);
   brought.bring(sent, 5000, 4000);
   brought.look(&cost);
   EXPECT_EQ(cost.take_owed(), 0u);
@@ -127,8 +127,8 @@ TEST(GradientCost, OfSoManyOnTheirWayTheOldestIsGivenUp) {
   Brought brought;
   cost.charge_for(kBytes, kKernels);
   const SentGradients first = brought.send();
-  cost.sent(first);
-  for (int n = 0; n < 8; ++n) cost.sent(brought.send());
+  cost.record_launch(first);
+  for (int n = 0; n < 8; ++n) cost.record_launch(brought.send());
   brought.bring(first, 0, 1'000'000);
   brought.look(&cost);
   EXPECT_EQ(cost.take_owed(), 0u);

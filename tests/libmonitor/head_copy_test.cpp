@@ -140,17 +140,17 @@ ValidatedCall call_of(int64_t heads, int64_t kv_heads, int64_t dim) {
 TEST(ObservedHeads, CallsThatDifferTellNothing) {
   ObservedHeads heads;
   EXPECT_EQ(heads.get(), HeadGeometry{});
-  for (int n = 0; n < 2; ++n) heads.see(call_of(8, 2, 64));
+  for (int n = 0; n < 2; ++n) heads.add(call_of(8, 2, 64));
   EXPECT_EQ(heads.get(), (HeadGeometry{8, 2, 64}));
-  heads.see(call_of(8, 2, 32));
+  heads.add(call_of(8, 2, 32));
   EXPECT_EQ(heads.get(), HeadGeometry{});
-  heads.see(call_of(8, 2, 64));
+  heads.add(call_of(8, 2, 64));
   EXPECT_EQ(heads.get(), HeadGeometry{});
   heads.reset();
-  heads.see(call_of(1 << 19, 1, 64));
+  heads.add(call_of(1 << 19, 1, 64));
   EXPECT_EQ(heads.get(), (HeadGeometry{1 << 19, 1, 64}));
   heads.reset();
-  heads.see(call_of(1 << 20, 1, 64));
+  heads.add(call_of(1 << 20, 1, 64));
   EXPECT_EQ(heads.get(), HeadGeometry{});
 }
 
@@ -160,7 +160,7 @@ TEST(ObservedHeads, APackedCallHasThemToo) {
   ValidatedCall checked;
   ASSERT_EQ(validate_call(tensors.call, FORESHOCK_FORWARD, &checked), -1);
   ObservedHeads heads;
-  heads.see(checked);
+  heads.add(checked);
   EXPECT_EQ(heads.get(), (HeadGeometry{4, 2, 6}));
 }
 

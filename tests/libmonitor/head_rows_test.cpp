@@ -95,7 +95,7 @@ ProjectionOutputs outputs_of(std::initializer_list<std::pair<const char*, int64_
   ProjectionOutputs outputs;
   for (const auto& [name, rows] : weights) {
     const int64_t shape[] = {rows, 64};
-    outputs.see(name, shape, 2);
+    outputs.add(name, shape, 2);
   }
   return outputs;
 }
