@@ -1,7 +1,7 @@
-// The C ABI (hook.h): checks the arguments of each call and forwards them to the monitor. Calls of unsampled
-// steps are only counted, on a fast path in foreshock_attention_enter(). g_process.hot() is the hot word:
-// flags of this process (kHotArmed: its segment exists; kHotPaused, ...), above them the number of its
-// segment (the generation, in units of kHotGeneration).
+// Implements the C ABI (hook.h): checks the arguments of each call and forwards them to the monitor. Calls of
+// unsampled steps are only counted, on a fast path in foreshock_attention_enter(). g_process.hot() is the hot
+// word: its low bits are flags of this process (kHotArmed: its segment exists; kHotPaused, ...), the bits
+// above them the number of its segment (the generation, in units of kHotGeneration).
 #include "foreshock/hook.h"
 
 #include <cstdio>

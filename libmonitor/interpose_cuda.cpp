@@ -78,7 +78,7 @@ constexpr const char* kVersions[kRuntimes] = {"libcudart.so.11.0", "libcudart.so
 
 constexpr int kSymbolNotFound = 302;  // cudaErrorSharedObjectSymbolNotFound
 constexpr int kWrongThread = 908;     // cudaErrorStreamCaptureWrongThread
-constexpr Word kStreamPerThread = 2;  // cudaStreamPerThread
+constexpr Word kStreamPerThread = 2;  // cudaStreamPerThread, a handle
 
 std::atomic<void*> g_real[kRuntimes][kFunctions];  // the runtimes' functions; null: not found yet
 std::atomic<int> g_is_monitored{-1};               // -1: not determined yet
@@ -117,7 +117,8 @@ uintptr_t stream_of(const Interposed& called, Word handle) {
   return is_of_thread ? static_cast<uintptr_t>(pthread_self()) : handle;
 }
 
-// Counts a call that has returned `error`, if it is not a destruction. a, b: see the comment of each case.
+// Counts a call that has returned `error`. Ignores destructions, which count_destruction() has counted. a, b:
+// the first two arguments, named in the comment of each case.
 void count_call(const Interposed& called, int error, Word a, Word b) {
   CudaGraphCounter& graphs = g_monitor.graphs();
   const bool succeeded = error == 0;

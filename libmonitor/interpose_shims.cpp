@@ -33,7 +33,7 @@ constexpr int kStackWords = 24;
 using Function = int32_t (*)(FORESHOCK_PARAMETERS);
 
 struct Shim {
-  const char* function;     // the name
+  const char* function;     // name of the function
   uint32_t pass;            // FORESHOCK_FORWARD or FORESHOCK_BACKWARD
   std::atomic<void*> real;  // torch's function; null until it has been found
 };
@@ -47,8 +47,9 @@ constinit Shim g_shims[FORESHOCK_SHIM_COUNT] = {FORESHOCK_SHIMS(FORESHOCK_SHIM_R
 std::atomic<int (*)(const foreshock_shim_call*)> g_begins{nullptr};
 std::atomic<void (*)(const foreshock_shim_call*, int)> g_ended{nullptr};
 
-// Returns torch's function, which is looked up until it is found; null if it is missing. Before a look-up the
-// adapter is loaded if it was not before: the program may have loaded torch only now.
+// Returns torch's function; null if it is missing. It is looked up at every call until it is found. Before a
+// look-up, load_adapter() loads the adapter unless it is already loaded: the program may have just loaded
+// torch.
 Function real_function(uint32_t number, void* ours) {
   Shim& shim = g_shims[number];
   void* found = shim.real.load(std::memory_order_acquire);
@@ -61,7 +62,7 @@ Function real_function(uint32_t number, void* ours) {
   return reinterpret_cast<Function>(found);
 }
 
-const void* handle(Word word) { return reinterpret_cast<const void*>(word); }
+const void* handle_of(Word word) { return reinterpret_cast<const void*>(word); }
 
 // Reads the value that a pointer argument points to. A null pointer (an absent argument) gives 0.
 template <class T>
@@ -72,10 +73,10 @@ T pointed_to(Word word) {
 }
 
 // aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal,
-// attn_mask, scale, ret0, ret1). dropout_p is a double, so it takes no word.
+// attn_mask, scale, ret0, ret1). dropout_p is a double in d0, so it takes none of `words`.
 void read_forward(const Word* words, foreshock_shim_call* call) {
-  call->key = handle(words[1]);
-  call->value = handle(words[2]);
+  call->key = handle_of(words[1]);
+  call->value = handle_of(words[2]);
   call->causal = static_cast<int32_t>(words[3]);
   call->mask = pointed_to<const void*>(words[4]);
   call->scale = pointed_to<double>(words[5]);
@@ -83,11 +84,11 @@ void read_forward(const Word* words, foreshock_shim_call* call) {
 
 // ..._backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale, ret0...)
 void read_backward(const Word* words, foreshock_shim_call* call) {
-  call->grad_out = handle(words[0]);
-  call->key = handle(words[2]);
-  call->value = handle(words[3]);
-  call->out = handle(words[4]);
-  call->log_sum_exp = handle(words[5]);
+  call->grad_out = handle_of(words[0]);
+  call->key = handle_of(words[2]);
+  call->value = handle_of(words[3]);
+  call->out = handle_of(words[4]);
+  call->log_sum_exp = handle_of(words[5]);
   call->causal = static_cast<int32_t>(words[6]);
   call->mask = pointed_to<const void*>(words[7]);
   call->scale = pointed_to<double>(words[8]);
@@ -114,7 +115,7 @@ int32_t forward_call(uint32_t number, void* ours, FORESHOCK_PARAMETERS) {
   foreshock_shim_call call = {};
   call.size = sizeof call;
   call.number = number;
-  call.query = handle(words[g_shims[number].pass == FORESHOCK_BACKWARD ? 1 : 0]);
+  call.query = handle_of(words[g_shims[number].pass == FORESHOCK_BACKWARD ? 1 : 0]);
   call.dropout = number <= 1 ? d0 : 0;  // the only floating-point argument of the CPU functions
   if (number == 0) read_forward(words, &call);
   if (number == 1) read_backward(words, &call);

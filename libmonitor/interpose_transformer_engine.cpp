@@ -36,10 +36,10 @@ constexpr int kStackWords = 48;
 using Function = Word (*)(FORESHOCK_PARAMETERS);
 
 constexpr const char* kLibrary = "libtransformer_engine.so";
-constexpr const char* kStandIn = "foreshock_stand_in_of_transformer_engine";  // exported by a test library
+constexpr const char* kTestLibrarySymbol = "foreshock_stand_in_of_transformer_engine";
 constexpr const char* kFunctions[] = {"nvte_fused_attn_fwd", "nvte_fused_attn_bwd"};  // by pass (0, 1)
-constexpr const char* kNamesOfUnknown[] = {"nvte_fused_attn_fwd of an unknown version",
-                                           "nvte_fused_attn_bwd of an unknown version"};
+constexpr const char* kUnknownVersionNames[] = {"nvte_fused_attn_fwd of an unknown version",
+                                                "nvte_fused_attn_bwd of an unknown version"};
 
 // Functions of CUDA's driver; null if the driver is not mapped into this process.
 struct Driver {
@@ -53,7 +53,7 @@ struct Library {
   Function real[2];         // by pass; null: not found
   bool is_monitored;        // this process is monitored; if not, only `real` is set
   bool is_known;            // version, signature and tensors are valid
-  bool is_of_host;          // it is the test library, whose tensors are in host memory
+  bool is_test_library;     // its tensors are in host memory
   NvteSignature signature;  // which words are which arguments in this version
   NvteTensors tensors;      // the library's functions that read a tensor handle
   Driver driver;
@@ -74,8 +74,8 @@ void note_unknown(const char* version, const char* why) {
   foreshock_note_unseen(name, FORESHOCK_UNSEEN_USED);
 }
 
-// Finds the real functions. `ours`: the functions of this file, by pass. find_original() returns the function
-// that a caller would get without them.
+// Finds the real functions, which callers would get without libforeshock.so. `ours`: the functions of this
+// file, by pass.
 Library real_functions(void* const (&ours)[2]) {
   Library found = {};
   for (int pass = 0; pass < 2; ++pass)
@@ -97,11 +97,11 @@ Library find_library(void* const (&ours)[2]) {
   find(kLibrary, "nvte_tensor_shape", &found.tensors.shape);
   found.is_known = found.is_known && found.tensors.are_known();
   if (!found.is_known) note_unknown(found.version, "");
-  found.is_of_host = find_in_mapped(kLibrary, kStandIn) != nullptr;
+  found.is_test_library = find_in_mapped(kLibrary, kTestLibrarySymbol) != nullptr;
   find("libcuda.so", "cuStreamIsCapturing", &found.driver.stream_is_capturing);
   find("libcuda.so", "cuPointerGetAttribute", &found.driver.pointer_get_attribute);
   for (uint32_t pass = 0; pass < 2; ++pass)
-    found.ops[pass] = foreshock_register_op((found.is_known ? kFunctions : kNamesOfUnknown)[pass], pass);
+    found.ops[pass] = foreshock_register_op((found.is_known ? kFunctions : kUnknownVersionNames)[pass], pass);
   return found;
 }
 
@@ -127,12 +127,14 @@ const Library& library(void* const (&ours)[2], Library* temporary) {
 // described yet. kTrusted: a call has been described. kRefused: the words of a call were not plausible.
 enum Trust { kUntried, kTrusted, kRefused };
 std::atomic<int> g_trust[2];
-std::atomic<int32_t> g_refused_ops[2] = {-1, -1};  // numbers of kNamesOfUnknown, once refuse() was called
+// Numbers of the operations kUnknownVersionNames, once refuse() was called.
+std::atomic<int32_t> g_refused_ops[2] = {-1, -1};
 
 // Ends the reading of arguments in this process, for both passes: their signatures belong to one version.
 void refuse(const Library& library) {
   for (uint32_t pass = 0; pass < 2; ++pass) {
-    g_refused_ops[pass].store(foreshock_register_op(kNamesOfUnknown[pass], pass), std::memory_order_relaxed);
+    g_refused_ops[pass].store(foreshock_register_op(kUnknownVersionNames[pass], pass),
+                              std::memory_order_relaxed);
     g_trust[pass].store(kRefused, std::memory_order_release);
   }
   note_unknown(library.version, ": other arguments");
@@ -152,7 +154,7 @@ constexpr int32_t kHost = -1, kUnknownDevice = -2;  // in place of the index of 
 // Returns the device of the memory, kHost for the test library, or kUnknownDevice if the driver cannot be
 // queried: all memory is on devices, and the host must not read it. Must not be called during a capture.
 int32_t device_of(const Library& library, const void* data) {
-  if (library.is_of_host) return kHost;
+  if (library.is_test_library) return kHost;
   int ordinal = kUnknownDevice;
   const auto query = library.driver.pointer_get_attribute;
   if (query == nullptr || query(&ordinal, kDeviceOrdinal, reinterpret_cast<Word>(data)) != 0 || ordinal < 0)
@@ -174,11 +176,11 @@ const NvteIndices& argument_indices(const Library& library, uint32_t pass) {
 // Reports a sampled call after its return: its description, or a skip reason. `floats`: scale and dropout.
 void report(const Library& library, uint32_t pass, const Word* words, const float (&floats)[2]) {
   const uint64_t begin = monotonic_ns();
-  const NvteIndices& places = argument_indices(library, pass);
+  const NvteIndices& indices = argument_indices(library, pass);
   const int32_t op = library.ops[pass];
-  auto* stream = reinterpret_cast<void*>(words[places.stream]);
+  auto* stream = reinterpret_cast<void*>(words[indices.stream]);
   if (is_captured(library.driver, stream)) return foreshock_attention_skip(op, FORESHOCK_SKIP_CAPTURE);
-  const int32_t device = device_of(library, library.tensors.data(words[places.query]));
+  const int32_t device = device_of(library, library.tensors.data(words[indices.query]));
   if (device == kUnknownDevice) return foreshock_attention_skip(op, FORESHOCK_SKIP_DEVICE);
   const NvteCall given = {&library.signature, &library.tensors, words, floats[0], floats[1], pass, device};
   foreshock_attention_call call;
@@ -188,7 +190,7 @@ void report(const Library& library, uint32_t pass, const Word* words, const floa
     return foreshock_attention_skip(op, FORESHOCK_SKIP_UNKNOWN);
   }
   if (reason >= 0) return foreshock_attention_skip(op, static_cast<uint32_t>(reason));
-  int untried = kUntried;
+  int untried = kUntried;  // expected value: kRefused stays
   g_trust[pass].compare_exchange_strong(untried, kTrusted, std::memory_order_relaxed);
   call.op = op;
   // A null handle is the legacy default stream in the CUDA runtime, which hook.h numbers 1.

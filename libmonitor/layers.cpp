@@ -56,8 +56,8 @@ void LayerTable::attach(segment::Layer* records) {
   records_ = records;
 }
 
-void LayerTable::name_ahead() {
-  if (records_ == early_layers_) return;  // was called before
+void LayerTable::use_early_layers() {
+  if (records_ == early_layers_) return;  // this function was called before
   forget();
   records_ = early_layers_;
 }

@@ -18,13 +18,15 @@ namespace foreshock {
 class LayerTable {
  public:
   // From now on publishes layers in `records`, the kMaxLayers entries of a new segment (the memory shared
-  // with the agent). Keeps the layers that were named after name_ahead(), and forgets all others.
+  // with the agent). Keeps the layers that were named after use_early_layers(), and forgets all others.
   void attach(segment::Layer* records);
   // Called before name() while this process has no segment of its own (also in a forked child). Forgets the
-  // layers of an earlier segment. The layers that are named afterwards are kept for the next attach().
-  void name_ahead();
-  // Returns the index of the layer `label`, which is added if it is new, or -1 if kMaxLayers exist. `name`: a
-  // parameter of the layer, or null. The layer's name is the leading components that all these names share.
+  // layers of an earlier segment. The layers that are named afterwards are kept in early_layers_ for the next
+  // attach().
+  void use_early_layers();
+  // Returns the index of the layer `label`, which is added if it is new, or -1 if kMaxLayers layers exist.
+  // `name`: name of one of its parameters, or null. The layer's name is the leading components that all these
+  // parameter names share.
   int index_of(const char* label, const char* name);
   // Stores the layer of a parameter. A later call with the same identity replaces it. Returns false if the
   // parameter cannot be stored. If the hash table has no space, the parameter's layer publishes no more
@@ -66,7 +68,8 @@ class LayerTable {
   MmapBuffer table_memory_;
   std::atomic<Entry*> entries_{nullptr};                   // array of kBuckets in table_memory_
   segment::Layer early_layers_[segment::kMaxLayers] = {};  // layers named before the segment exists
-  segment::Layer* records_ = nullptr;  // in the segment; early_layers_ after name_ahead(); null before both
+  // The present layers: in the segment; early_layers_ after use_early_layers(); null before both.
+  segment::Layer* records_ = nullptr;
   std::atomic<bool> is_partial_[segment::kMaxLayers] = {};  // the table had no space for a parameter of it
   uint32_t layers_ = 0;                                     // number of layers
   uint32_t last_found_ = 0;  // the layer found last; find_label() tries it first, as names come by layer

@@ -226,7 +226,7 @@ int Monitor::name_parameters(const foreshock_parameter* parameters, size_t count
   TryLock lock(layer_busy_);
   if (!lock) return 0;
   // Names alone do not create the segment, since a process may have a model and not train it.
-  if ((g_process.hot() & kHotArmed) == 0) layers_.name_ahead();
+  if ((g_process.hot() & kHotArmed) == 0) layers_.use_early_layers();
   if (count == 0) layers_.forget_names();
   int stored = 0;
   for (size_t n = 0; n < count; ++n) stored += layers_.name(parameters[n]);

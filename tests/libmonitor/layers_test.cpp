@@ -52,11 +52,11 @@ TEST_F(Layers, ForgottenNamesLeaveTheirLayerBehind) {
 
 TEST_F(Layers, WhatWasNamedAheadIsInTheNextSegmentAndOnlyThere) {
   table_->name(parameter(&places_[16], "a.0.q.weight", "000"));
-  table_->name_ahead();  // as in a forked child
+  table_->use_early_layers();  // as in a forked child
   EXPECT_EQ(table_->find(&places_[16]), -1);
   EXPECT_TRUE(table_->name(parameter(&places_[32], "b.4.q.weight", "004")));
   EXPECT_TRUE(table_->name(parameter(&places_[48], "b.4.k.weight", "004")));
-  table_->name_ahead();
+  table_->use_early_layers();
   EXPECT_TRUE(table_->name(parameter(&places_[64], "b.5.q.weight", "005")));
   EXPECT_EQ(records_[1].ready, 0u);
   EXPECT_STREQ(records_[0].label, "000");

@@ -56,8 +56,8 @@ typedef struct foreshock_shim_call {
 
 /* The adapter exports the functions below; libforeshock.so finds them by name. */
 
-/* Called before the shim function. Nonzero: the call is to be sampled. ..._shim_ended() is called in any
- * case. */
+/* Called before the shim function. Nonzero: the call is to be sampled. With any result,
+ * foreshock_adapter_shim_ended() is called later. */
 int foreshock_adapter_shim_begins(const foreshock_shim_call* call);
 
 /* Called after the shim function has returned. `wanted`: the result of foreshock_adapter_shim_begins(). */

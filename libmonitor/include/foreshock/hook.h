@@ -107,7 +107,7 @@ typedef struct foreshock_attention_call {
   foreshock_tensor grad_out;   /* backward only, (B, H, N, DV) */
   foreshock_tensor grad_query; /* backward only, (B, H, N, D) */
   const void* layer_identity;  /* foreshock_parameter.identity of the layer, opaque; NULL: unknown */
-  const char* layer_name;      /* the program's name of the layer, used before layer_identity; NULL: none */
+  const char* layer_name;      /* the program's name of the layer, preferred to layer_identity; NULL: none */
   void* stream;        /* CUDA tensors only: the CUstream on which the operation was launched (1: the legacy
                           default stream, 2: the thread's default stream). NULL: unknown; the call is then
                           not sampled, since the monitor could not order its copy after the operation */
@@ -260,7 +260,7 @@ typedef struct foreshock_identity {
   const char* framework; /* "torch 2.13.0" */
 } foreshock_identity;
 
-/* The level of a detector. */
+/* The levels of a detector. */
 enum { FORESHOCK_QUIET = 0, FORESHOCK_WATCH = 1, FORESHOCK_WARN = 2 };
 
 /* The agent's view of the training: the detector with the highest level among all ranks of this node. */
@@ -331,7 +331,8 @@ FORESHOCK_EXPORT void foreshock_note_unseen(const char* name, uint32_t evidence)
 
 /* -- steps -- */
 
-/* Reports the end of an optimizer step. The next one begins with the next forward call outside a backward. */
+/* Reports the end of an optimizer step. The next step begins with the next forward call that is not part of a
+ * backward pass. */
 FORESHOCK_EXPORT void foreshock_step_end(const foreshock_step* step);
 
 /* Reports an optimizer step that a gradient scaler skipped because gradients were not finite. */
@@ -347,10 +348,10 @@ FORESHOCK_EXPORT void foreshock_skips_unseen(void);
 FORESHOCK_EXPORT void foreshock_gradients_too_many(void);
 
 /* Reports a loss value of one micro-batch. One source is chosen for the run, at the first finite backward
- * root: nll (cross-entropy) if exactly one nll was observed since the previous root and equals this root, up
- * to a whole divisor (accumulation) and a power of two (gradient scaler); else backward roots, e.g. with
- * label smoothing. If a step with an nll ends before the first root, nll is chosen. Until the choice, logged
- * values are used. From the first reported value on, only reported values are used. */
+ * root. It is nll (cross-entropy) if exactly one nll was observed since the previous root and this root
+ * equals it, up to a whole divisor (accumulation) and a power of two (gradient scaler). If not, e.g. with
+ * label smoothing, it is the backward roots. If a step with an nll ends before the first root, nll is chosen.
+ * Before the choice logged values are used; from the first reported value on, only reported values. */
 FORESHOCK_EXPORT void foreshock_observe_loss(double value, uint32_t source);
 
 /* Reports that the program divided the loss of a micro-batch by `divisor` (a whole number, 2 or more) before
