@@ -15,7 +15,8 @@
 namespace foreshock {
 namespace {
 
-// Hashes an address without its low bits, which are equal in most addresses. `buckets` is a power of 2.
+// Multiplicative hash of an address without its low bits, which are equal in most addresses. `buckets` is a
+// power of 2.
 uint32_t bucket_of(const void* identity, uint32_t buckets) {
   const uint64_t mixed = (reinterpret_cast<uintptr_t>(identity) >> 4) * 0x9e3779b97f4a7c15u;
   return static_cast<uint32_t>(mixed >> (64 - std::countr_zero(buckets)));

@@ -39,10 +39,11 @@ constexpr uint64_t kSeveralNodesInterval = 64;
 // slightly low estimate could keep the balance too small for a sample for ever.
 constexpr double kSavingsMargin = 1.5;
 
-// The adapter's time for describing weight tensors is not measured separately. It is estimated in steps with
-// weights that were not sampled: what such a step costs beyond a bare step (no sample, no weights) is charged
-// to the weights, but at most this many times their measured time and this many seconds more, since a stall
-// may have another cause. The adapter took 0.3 ms for small tensors, whose measurement took 0.03 ms.
+// The adapter's time for describing weight tensors is not measured separately. It is estimated in steps that
+// measured weights but were not sampled: what such a step costs beyond a bare step (no sample, no weights) is
+// charged to the weights. This charge is at most kMaxWeightsCharge times the measured time for weights, and
+// kMaxDescribingSeconds more, since a stall may have another cause. The adapter took 0.3 ms for small
+// tensors, whose measurement took 0.03 ms.
 constexpr double kMaxWeightsCharge = 4, kMaxDescribingSeconds = 5e-4;
 
 }  // namespace
@@ -76,9 +77,9 @@ uint64_t Monitor::interval_at(int64_t step) {
 
 // Returns how many slices the budget allows in the step that begins. In the first look (the first sampled
 // steps of a run) a fixed grant pays instead of the budget, and the agent's work is not charged. Also stores
-// whether key positions are affordable: a quarter of `seconds` must pay for a slice of rows of every call.
-// is_cold(): the next slot has never been written, so that copying into it costs more. gradient_cost_: the
-// expected time of kernels that sum gradients on a device, which also run in sampled steps.
+// whether key positions are affordable: a quarter of the payable time must suffice for a slice of rows of
+// every call. is_cold(): the next slot has never been written, so copying into it costs more. gradient_cost_:
+// the expected time of kernels that sum gradients on a device, which also run in sampled steps.
 uint32_t Monitor::plan_slices() {
   if (samples_without_limit()) {
     columns_are_affordable_.store(true, std::memory_order_relaxed);
@@ -91,12 +92,12 @@ uint32_t Monitor::plan_slices() {
   const double saved = budget_.balance_seconds() - gradient_cost_.seconds();
   const uint64_t calls =
       std::min<uint64_t>(calls_last_step_.load(std::memory_order_relaxed), segment::kMaxSlots);
-  const double seconds = std::max(grant_left, saved);
+  const double payable_seconds = std::max(grant_left, saved);
   const double agent_seconds = grant_left > 0 ? 0 : agent_forecast_.slice_seconds();  // for one slice
   columns_are_affordable_.store(
-      calls > 0 && cost_.slices_within(seconds / 4, is_cold(), agent_seconds) >= calls,
+      calls > 0 && cost_.slices_within(payable_seconds / 4, is_cold(), agent_seconds) >= calls,
       std::memory_order_relaxed);
-  return cost_.slices_within(seconds, is_cold(), agent_seconds);
+  return cost_.slices_within(payable_seconds, is_cold(), agent_seconds);
 }
 
 // No sample is refused for its cost with --max-slowdown 100%, or with --every and without --max-slowdown.
@@ -158,15 +159,15 @@ void Monitor::settle_step(const EndedStep& ended) {
 }
 
 // Updates the cost estimates with a step, then charges the step to the budget, the first look and the
-// weights. `report`: what the agent has reported since the last call. No weight is due before the step
-// no_weights_before_; 0 means that this step must be computed again.
+// weights. `report`: what the agent has reported since the last call. Setting no_weights_before_ (no weight
+// is due before this step) to 0 makes weights_due() compute it again.
 void Monitor::charge_step(StepCosts costs, const AgentForecast::Report& report) {
   double smallest_sample_seconds = 0;  // expected cost of a step with one slice, in trainer and agent
   const bool is_first_look = first_look_.is_open();
   double agent_seconds = report.seconds, unavoidable_seconds = 0;
   if (TryLock busy(cost_busy_); busy) {
-    // cost_ observes steps without weights. Until a bare step was seen, it also observes sampled
-    // steps with weights.
+    // cost_ observes steps without weights. Until it has observed a bare step, it also observes sampled steps
+    // with weights.
     const double bare = cost_.bare_seconds();  // 0: unknown
     const double measured = costs.weights_seconds;
     const double most = kMaxWeightsCharge * measured + (costs.has_described ? kMaxDescribingSeconds : 0);
@@ -335,14 +336,14 @@ void Monitor::leave(const foreshock_attention_call& call) {
 Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_attention_call& call,
                                     const OpenCall& open, uint32_t pass) {
   segment::ThreadBlock& block = *counting.block;
-  const auto skip = [&](int reason) {
+  const auto skip_call = [&](int reason) {
     counting.add(block.skipped[pass][reason]);
     return Taken{};
   };
   ValidatedCall checked;
-  if (const int reason = validate_call(call, pass, &checked); reason >= 0) return skip(reason);
+  if (const int reason = validate_call(call, pass, &checked); reason >= 0) return skip_call(reason);
   segment::SegmentWriter& writer = g_process.writer();
-  if (writer.slots() == 0) return skip(FORESHOCK_SKIP_OFF);
+  if (writer.slots() == 0) return skip_call(FORESHOCK_SKIP_OFF);
 
   const int64_t step = step_.load(std::memory_order_relaxed);
   const Settings& settings = g_process.settings();
@@ -351,17 +352,17 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
     const uint32_t place = choose_packed_position(settings.seed, step, open.call, settings.rank);
     checked.packed.place = place;  // if the offsets are on a device, the gather kernel finds the sequence
     if (checked.device_type == FORESHOCK_DEVICE_CPU)
-      if (const int reason = take_sequence(place, &checked); reason >= 0) return skip(reason);
+      if (const int reason = take_sequence(place, &checked); reason >= 0) return skip_call(reason);
   }
   DeviceTurn turn;  // exclusive access to the call's device; empty (false) for host tensors
   SlotRoom room = {writer.slot_bytes(), writer.slots()};
   if (checked.device_type != FORESHOCK_DEVICE_CPU) {
-    if (const int reason = devices_.begin(checked, &turn); reason >= 0) return skip(reason);
+    if (const int reason = devices_.begin(checked, &turn); reason >= 0) return skip_call(reason);
     room = {turn.state().capacity(), turn.state().most_parts()};
   }
   Slice rows = choose_slice(checked.shape, settings.seed, step, open.call, settings.rank);
   SlicePlan plan;
-  if (!plan_slice(checked, room.bytes, room.slots, &rows, &plan)) return skip(FORESHOCK_SKIP_TOO_LARGE);
+  if (!plan_slice(checked, room.bytes, room.slots, &rows, &plan)) return skip_call(FORESHOCK_SKIP_TOO_LARGE);
   slots_per_slice_.store(plan.slots, std::memory_order_relaxed);
   // NaN and Inf are counted in every second call only, since the count takes at least half as long as the
   // copy. Each random choice has its own last argument of mix(), here 6; the others are in sampling.cpp.
@@ -380,7 +381,7 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   Taken taken;
   if (const int reason = put_slice(checked, rows, plan, &turn, &taken); reason >= 0) {
     counting.take_back(block.sampled[pass]);
-    return skip(reason);
+    return skip_call(reason);
   }
   if (has_columns(checked)) add_columns(checked, plan.header, room, &turn, &taken);
   return taken;

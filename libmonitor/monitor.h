@@ -89,7 +89,7 @@ class Monitor {
     bool is_cold = false;  // a slot was used for the first time, which costs more (page faults)
   };
   struct SlotRoom {
-    uint64_t bytes;  // of a slot
+    uint64_t bytes;  // size of a slot
     uint32_t slots;  // the largest number of slots that a slice may use
   };
   Taken take_sample(const Counting& counting, const foreshock_attention_call& call, const OpenCall& open,
@@ -120,7 +120,8 @@ class Monitor {
     uint64_t end_ns;    // monotonic time
     uint64_t own_ns;    // time of end_step(), and of the calls that were only counted
   };
-  // What the budgets need of an ended step. Seconds of the trainer, without the set-up of devices.
+  // The costs of an ended step, from which the budgets are charged. Times are in seconds of the trainer,
+  // without the set-up of devices.
   struct StepCosts {
     double step_seconds = 0, cost_seconds = 0;  // length of the step; the monitor's time in it
     double rest_seconds = 0;     // of cost_seconds: all but slices, device gradients and launches
@@ -139,7 +140,7 @@ class Monitor {
   // stores other data must call note_event() under the lock of the data: the step is then not brief.
   void note_event() { is_eventful_.store(true, std::memory_order_relaxed); }
   void count_kernels();
-  // Whether observations must wait in pending_steps_ until earlier numbers have arrived from a device.
+  // Whether observations must wait in pending_steps_, because earlier numbers are still on a device.
   bool must_wait() { return pending_steps_.has_ended() || pending_steps_.open().events > 0; }
   // Whether the next slot to be used has never been written.
   bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_process.writer().slots(); }
@@ -158,7 +159,7 @@ class Monitor {
   std::atomic<uint64_t> ticket_{0};  // the last ticket given out; every use of a slot has its own ticket
 
   // Step state. Written under clock_busy_ (members marked *: also without). Sampled calls read the atomics.
-  // The end of a brief step uses no member after unreported_ns_, so few cache lines.
+  // The end of a brief step uses no member after unreported_ns_, so it touches few cache lines.
   std::atomic<int64_t> step_{-1};         // number of the step to which present calls belong; -1: unknown
   std::atomic<int64_t> next_step_{-1};    // the step that begins with the next forward call
   std::atomic<int64_t> period_steps_{1};  // steps from one report to the next: n if every n-th is reported
@@ -181,15 +182,15 @@ class Monitor {
   uint64_t last_tick_ns_ = 0;        // end of the last step
   std::atomic<int64_t> no_weights_before_{0};  // * no weight is due before this step
   std::atomic<bool> is_eventful_{false};       // * see note_event()
-  bool may_be_brief_ = false;  // when the last step that was not brief ended, nothing forbade brief steps
+  bool may_be_brief_ = false;  // the next steps may be brief; set at the end of a step that is not brief
   // The brief steps whose costs are not charged yet.
-  static constexpr uint32_t kMostBrief = 7;
-  static constexpr uint64_t kLongestBriefNs = 100'000'000;
+  static constexpr uint32_t kMostBriefSteps = 7;  // the step after so many is not brief, and charges them
+  static constexpr uint64_t kLongestBriefNs = 100'000'000;  // a longer step is not brief
   struct {
     uint64_t duration_ns, cost_ns;
-  } brief_[kMostBrief] = {};
+  } brief_[kMostBriefSteps] = {};
   uint32_t brief_steps_ = 0;
-  uint32_t settled_source_ = 0;  // FORESHOCK_STEP_...: of the last step that was not brief
+  uint32_t settled_source_ = 0;  // FORESHOCK_STEP_...: source of the last step that was not brief
   CallTotals last_totals_;       // totals at the end of the last step
   StepStride stride_;            // estimates period_steps_
   FirstLook first_look_;
@@ -207,7 +208,7 @@ class Monitor {
   TrainerReadbacks fetched_;                   // values passed to fetched(); under clock_busy_ and loss_busy_
   std::atomic<bool> loss_is_reported_{false};  // the trainer itself has reported a loss
   std::atomic<uint64_t> numbers_requested_{0};  // copies of numbers from devices since the last step record
-  std::atomic<uint64_t> host_numbers_{0};       // losses for which fetch() could launch no kernel
+  std::atomic<uint64_t> host_numbers_{0};       // number of losses for which fetch() could launch no kernel
   Scalars scalars_;
   std::optional<double> logged_norm_;  // gradient norm logged since the last step
   bool norm_is_seen_ = false;  // set once a norm was reported or measured; then logged norms are ignored
@@ -218,7 +219,7 @@ class Monitor {
   OrdinalFollower ordinal_;  // derives layer numbers from the order of calls
   DeviceSampler devices_;
   LayerTable layers_;
-  uint64_t parameters_without_room_ = 0;  // in layers_, at the last name_parameters()
+  uint64_t parameters_without_room_ = 0;  // those that layers_ could not store in the last name_parameters()
   WeightSampler weights_;
   ObservedHeads observed_heads_;
   std::atomic<uint64_t> weights_ns_{0};   // time spent on weights since settle_step()

@@ -27,8 +27,8 @@ constexpr int64_t kTooManySteps = int64_t{1} << 62;
 
 // Returns the number of the step that ends next; if several steps are reported as one, the first of them.
 int64_t Monitor::ending_step() const {
-  const bool is_pending = (g_process.hot() & kHotTickPending) != 0;
-  return (is_pending ? next_step_ : step_).load(std::memory_order_relaxed);
+  const bool is_tick_pending = (g_process.hot() & kHotTickPending) != 0;
+  return (is_tick_pending ? next_step_ : step_).load(std::memory_order_relaxed);
 }
 
 bool Monitor::step_is_sampled() {
@@ -43,12 +43,12 @@ bool Monitor::step_is_sampled() {
 }
 
 // Whether the step that ends is brief: nothing happened in it but calls that were only counted, and losses on
-// the host (note_event() reports anything else). A brief step's end does not use the other parts of the
-// monitor, since a training evicts their code and data from the caches at every step. Long steps are never
-// brief: there the saving is small, and commands and costs of the agent would wait long.
+// the host (note_event() reports anything else). The end of a brief step uses few parts of the monitor, since
+// a training evicts the monitor's code and data from the caches at every step. Long steps are never brief:
+// there the saving is small, and commands and costs of the agent would wait long.
 bool Monitor::is_brief(const foreshock_step& step, uint64_t duration_ns) {
   const bool is_eventful = is_eventful_.exchange(false, std::memory_order_relaxed);
-  if (is_eventful || !may_be_brief_ || step_was_sampled_ || brief_steps_ == kMostBrief) return false;
+  if (is_eventful || !may_be_brief_ || step_was_sampled_ || brief_steps_ == kMostBriefSteps) return false;
   return duration_ns < kLongestBriefNs && step.step_source == settled_source_ &&
          (step.given & ~uint32_t{FORESHOCK_GIVEN_LEARNING_RATE}) == 0;
 }
@@ -104,16 +104,16 @@ void Monitor::end_step(const foreshock_step& step) {
   // prepare_ns, the caller's time for this report, may include time before the segment was created.
   const uint64_t prepare_ns = std::min(step.prepare_ns, record.duration_ns);
   const uint64_t measured_until = monotonic_ns();
-  const uint64_t own = measured_until - begin + std::exchange(unreported_ns_, 0) + prepare_ns +
-                       record.calls * kUnsampledCallNs;
-  counting.add(counting.block->step_ns, own);
-  record.cost_ns = totals.cost_ns - last_totals_.cost_ns + own;
+  const uint64_t own_ns = measured_until - begin + std::exchange(unreported_ns_, 0) + prepare_ns +
+                          record.calls * kUnsampledCallNs;
+  counting.add(counting.block->step_ns, own_ns);
+  record.cost_ns = totals.cost_ns - last_totals_.cost_ns + own_ns;
   if (is_late) record.given |= segment::kNumbersPending;
   if (first_look_.is_open()) record.given |= segment::kFirstLook;
   const uint64_t number = g_process.writer().append_step(record);
   if (is_late) pending_steps_.end_step(number, record);
 
-  const EndedStep ended = {record, totals, begin, own};
+  const EndedStep ended = {record, totals, begin, own_ns};
   if (is_brief_step) {
     brief_[brief_steps_++] = {record.duration_ns, record.cost_ns};
     if (record.calls == 0) read_switches();  // begin_step() reads them in a trainer with attention calls
@@ -291,14 +291,14 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
     weights_.set_heads(observed_heads_.get(), observed_heads_.has_seen());
     weights_.after_step(states, count, step);
   }
-  const uint64_t own = monotonic_ns() - begin;
+  const uint64_t own_ns = monotonic_ns() - begin;
   // The time for launching kernels is added to weights_ns_ later, with their results (collect_weights()).
-  const uint64_t launches = std::min(own, weights_.take_deferred());
+  const uint64_t launches = std::min(own_ns, weights_.take_deferred());
   launches_ns_.fetch_add(launches, std::memory_order_relaxed);
-  weights_ns_.fetch_add(own - launches, std::memory_order_relaxed);
+  weights_ns_.fetch_add(own_ns - launches, std::memory_order_relaxed);
   has_observed_weights_.store(true, std::memory_order_relaxed);
   const Counting counting = g_process.counting();
-  counting.add(counting.block->step_ns, own);
+  counting.add(counting.block->step_ns, own_ns);
 }
 
 // -- losses, and numbers that are still on a device when their step ends (step_numbers.h) --
@@ -329,7 +329,7 @@ bool Monitor::fetch(const foreshock_tensor* values, size_t count, void* stream, 
   const bool has_room = numbers_requested_.load(std::memory_order_relaxed) + count <= kMaxNumbersPerStep;
   const int why = has_room ? devices_.send_scalars({values[0].device_index, stream}, values, count, numbers)
                            : FORESHOCK_SKIP_TOO_LARGE;
-  const bool is_sent = why < 0;  // if not, `why` is the reason for which no kernel was launched
+  const bool is_sent = why < 0;  // if not, `why` is the reason (FORESHOCK_SKIP_) why no kernel was launched
   if (is_sent) numbers_requested_.fetch_add(count, std::memory_order_relaxed);
   for (size_t n = 0; n < count && !is_sent && is_loss; ++n)
     numbers[n] = (host_numbers_.fetch_add(1) + 1) * 8 + kNoDevice;
@@ -540,7 +540,8 @@ void Monitor::fetched(uint64_t number, double value) {
 
 namespace {
 
-bool is_any(const foreshock_gradient* gradients, size_t count, const auto& predicate) {
+// Whether the predicate is true for any of the gradients.
+bool any_gradient(const foreshock_gradient* gradients, size_t count, const auto& predicate) {
   for (size_t n = 0; n < count; ++n)
     if (predicate(gradients[n])) return true;
   return false;
@@ -583,13 +584,13 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   layers_.begin_gradients();
   pending_steps_.open().begin_gradients();
   uint64_t on_device_ns = 0;
-  if (is_any(gradients, count, [](const auto& one) { return one.norm_fetched != 0; })) {
+  if (any_gradient(gradients, count, [](const auto& one) { return one.norm_fetched != 0; })) {
     for (size_t n = 0; n < count; ++n) {
       const foreshock_gradient& one = gradients[n];
       const PendingNumber norm = {std::sqrt(one.sum_of_squares), one.norm_fetched};
       pending_steps_.open_with_room().add(PendingGradient{layers_.find(one.identity), false, norm});
     }
-  } else if (is_any(gradients, count, lies_on_device)) {
+  } else if (any_gradient(gradients, count, lies_on_device)) {
     on_device_ns = send_gradients(gradients, count);
   } else {
     for (size_t n = 0; n < count; ++n) add_gradient(gradients[n]);
@@ -630,7 +631,7 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   bump_shared(coverage.numbers_fetched, wanted.tensors);
   const size_t numbers = wanted.tensors + GradientReadback::kTimes;
   SentGradients sent;
-  int why = -1;  // reason for which no kernel was launched; negative: kernels were launched
+  int why = -1;  // FORESHOCK_SKIP_ reason why no kernel was launched; negative: kernels were launched
   if (!wanted.is_whole)
     why = FORESHOCK_SKIP_LAYOUT;
   else if (numbers_requested_.load(std::memory_order_relaxed) + numbers > kMaxNumbersPerStep)

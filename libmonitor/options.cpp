@@ -137,19 +137,20 @@ bool parse_switch(const char* text, bool* result) {
 
 namespace {
 
-// At most so many variables are copied. No program starts with more: the kernel accepts 6 MiB of arguments,
-// environment and pointers to both. Thousands are common, since Kubernetes sets some for every service.
+// Limit of variables that are copied. No program starts with more: the kernel accepts 6 MiB of arguments,
+// environment and pointers to both. Thousands of variables are common, since Kubernetes sets some for every
+// service.
 constexpr size_t kMostEntries = size_t{1} << 19;
 constexpr size_t kTextBytes = size_t{8} << 20;  // bytes for the copies of all variables
 constexpr size_t kEntriesAtOnce = 512;          // pointers copied by one system call
 constexpr size_t kMostVariableBytes = 4096;     // bytes of one variable: name, '=', value, NUL
 constexpr int kTries = 100;                     // attempts to copy the array twice with the same result
 
-// Copies memory of this process through the file descriptor `memory` of /proc/self/mem. Returns the number of
+// Copies memory of this process through `memory_fd`, a descriptor of /proc/self/mem. Returns the number of
 // bytes copied: all, or those before the first unreadable one. The descriptor is used for reading only: if
 // another thread closes it and opens another file under its number, that file is not changed.
-size_t copy_memory(int memory, void* to, const void* from, size_t bytes) {
-  const ssize_t got = pread(memory, to, bytes, static_cast<off_t>(reinterpret_cast<uintptr_t>(from)));
+size_t copy_memory(int memory_fd, void* to, const void* from, size_t bytes) {
+  const ssize_t got = pread(memory_fd, to, bytes, static_cast<off_t>(reinterpret_cast<uintptr_t>(from)));
   return got > 0 ? static_cast<size_t>(got) : 0;
 }
 
@@ -179,14 +180,14 @@ SafeEnvironment::~SafeEnvironment() {
 
 // Copies the array `environ` and sets *count to its length. Returns false if the array was freed during the
 // copy. The copy takes about a microsecond, in which another thread may change the array.
-bool SafeEnvironment::copy_array(int memory, const char** entries, size_t* count) const {
+bool SafeEnvironment::copy_array(int memory_fd, const char** entries, size_t* count) const {
   char** const array = __atomic_load_n(&environ, __ATOMIC_ACQUIRE);
   *count = 0;
   if (array == nullptr) return true;  // clearenv()
   while (*count < kMostEntries) {     // piece by piece, since memory past the end may be unmapped
     const char** const piece = entries + *count;
     const size_t got =
-        copy_memory(memory, piece, array + *count, kEntriesAtOnce * sizeof *piece) / sizeof *piece;
+        copy_memory(memory_fd, piece, array + *count, kEntriesAtOnce * sizeof *piece) / sizeof *piece;
     const char** const end = std::find(piece, piece + got, nullptr);
     *count += static_cast<size_t>(end - piece);
     if (end != piece + got) return true;
@@ -195,22 +196,22 @@ bool SafeEnvironment::copy_array(int memory, const char** entries, size_t* count
   return true;
 }
 
-bool SafeEnvironment::copy(int memory) {
+bool SafeEnvironment::copy(int memory_fd) {
   // unsetenv() moves entries to the front one by one. A copy made at that time may lack an entry, and then
   // differs from the next copy. So the array is copied until two copies agree, at most kTries times. If no
   // two agree, the last copy is used if it is whole.
   size_t count = 0, earlier_count = 0;
   bool has_copy = false, is_stable = false;
   for (int tried = 0; tried < kTries && !is_stable; ++tried) {
-    has_copy = copy_array(memory, buffers_->earlier, &earlier_count) &&
-               copy_array(memory, buffers_->entries, &count);
+    has_copy = copy_array(memory_fd, buffers_->earlier, &earlier_count) &&
+               copy_array(memory_fd, buffers_->entries, &count);
     is_stable = has_copy && count == earlier_count &&
                 std::equal(buffers_->entries, buffers_->entries + count, buffers_->earlier);
   }
   if (!has_copy) return false;
   char *to = buffers_->text, *const last_begin = buffers_->text + kTextBytes - kMostVariableBytes;
   for (size_t n = 0; n < count && to < last_begin; ++n) {
-    const size_t got = copy_memory(memory, to, buffers_->entries[n], kMostVariableBytes);
+    const size_t got = copy_memory(memory_fd, to, buffers_->entries[n], kMostVariableBytes);
     const size_t length = strnlen(to, got);
     // If there is no NUL within `got` bytes, the variable is too long or already freed, and is left out.
     if (length > 0 && length < got) to += length + 1;

@@ -82,8 +82,8 @@ struct Option {
 inline constexpr size_t kOptionCount = static_cast<size_t>(OptionId::kCount);
 
 inline constexpr uint64_t kMiB = 1 << 20;
-inline constexpr uint64_t kMostSteps = 1 << 20;    // from a sample, or measurement of a weight, to the next
-inline constexpr uint64_t kMostCountedSteps = 64;  // steps in which --count-kernels counts
+inline constexpr uint64_t kMostGivenInterval = 1 << 20;  // steps, of --every and --weights
+inline constexpr uint64_t kMostCountedSteps = 64;        // steps in which --count-kernels counts
 
 inline constexpr Option kOptions[kOptionCount] = {
     {OptionId::kEnabled, nullptr, "FORESHOCK", "1", "0|1",
@@ -102,7 +102,7 @@ inline constexpr Option kOptions[kOptionCount] = {
      kReaderTrainer},
     {OptionId::kEvery, "--every", "FORESHOCK_EVERY", "0", "STEPS",
      "sample every STEPS-th step; 0: as often as --max-slowdown allows", OptionGroup::kBasic,
-     kReaderRun | kReaderAgent | kReaderTrainer, 0, kMostSteps,
+     kReaderRun | kReaderAgent | kReaderTrainer, 0, kMostGivenInterval,
      "no sample is left out for its cost, unless --max-slowdown is given too"},
     {OptionId::kMaxSlowdown, "--max-slowdown", "FORESHOCK_MAX_SLOWDOWN", "1%", "RATIO",
      "largest share of the training time that foreshock may take", OptionGroup::kBasic,
@@ -118,7 +118,7 @@ inline constexpr Option kOptions[kOptionCount] = {
      UINT64_MAX, "costs 0.4 us for every operation of a sampled step"},
     {OptionId::kWeights, "--weights", "FORESHOCK_WEIGHTS", "auto", "auto|off|STEPS",
      "measure every weight tensor once per STEPS steps; auto: 64", OptionGroup::kBasic,
-     kReaderRun | kReaderTrainer, 1, kMostSteps,
+     kReaderRun | kReaderTrainer, 1, kMostGivenInterval,
      "auto keeps the cost within a quarter of what the fixed costs leave of --max-slowdown, but at least "
      "within 1/32 of it: a single rank uses a longer interval if needed, several ranks skip tensors; a rank "
      "skips all of them while its cost is more than 256 steps above the limit"},
@@ -241,8 +241,8 @@ class SafeEnvironment {
 
  private:
   struct Buffers;
-  bool copy(int memory);
-  bool copy_array(int memory, const char** entries, size_t* count) const;
+  bool copy(int memory_fd);
+  bool copy_array(int memory_fd, const char** entries, size_t* count) const;
 
   Buffers* buffers_ = nullptr;
   bool is_copy_ = false;

@@ -31,9 +31,9 @@ uint64_t load(uint64_t& word) { return std::atomic_ref<uint64_t>(word).load(std:
 
 constexpr uint32_t kSlotsToDouble = 32;  // if this many slots of double size fit, slots get double size
 
-// If fewer than kFewWhole slots that hold a whole slice fit, slices are split over smaller slots: at most
-// kSlotsOfParts slots, each with at least kLeastPart bytes and a multiple of 64.
-constexpr uint64_t kFewWhole = 8, kSlotsOfParts = 32, kLeastPart = uint64_t{256} << 10;
+// If fewer than kFewWholeSlots slots that hold a whole slice fit, slices are split over smaller slots: at
+// most kSlotsOfParts slots, each with at least kLeastPart bytes and a multiple of 64.
+constexpr uint64_t kFewWholeSlots = 8, kSlotsOfParts = 32, kLeastPart = uint64_t{256} << 10;
 constexpr uint64_t kLeastTensorRingBytes = uint64_t{256} << 10, kMostTensorRingBytes = uint64_t{4} << 20;
 
 // Reads the start of a file and returns its length. The text is empty if the file cannot be read.
@@ -203,7 +203,7 @@ uint64_t tensor_bytes(uint64_t share) {
 
 SlotPlan plan_slots(uint64_t bytes, uint64_t need) {
   if (need == 0) return {0, 0};  // a whole slice needs `need` bytes; 0: no slots are wanted
-  if (bytes / need < kFewWhole && need > kLeastPart) {
+  if (bytes / need < kFewWholeSlots && need > kLeastPart) {
     const uint64_t slots = std::min<uint64_t>(bytes / kLeastPart, kSlotsOfParts);
     return slots < 2 ? SlotPlan{0, 0} : SlotPlan{static_cast<uint32_t>(slots), bytes / slots / 64 * 64};
   }
