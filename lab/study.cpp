@@ -88,7 +88,7 @@ std::vector<Point> fig6_points() {
 // are less than the maximum by GAP. exp(-1.9e-3) rounds to 1 in bf16, exp(-4e-3) does not.
 std::vector<Point> ties_points() {
   Point base;
-  base.n = base.block_k = 512;
+  base.n = base.block_k = 512;  // one tile has all keys
   base.rows = 64;
   base.seeds = 16;
   return vary(
@@ -124,8 +124,8 @@ std::vector<Point> with_units(const Point& bf16) {
   fp8.format = "e4m3";
   if (fp8.algorithm == "flash2_shipped") fp8.algorithm = "flash3_fp8";
   std::vector<Point> points = vary({bf16}, &Point::accumulator, kBf16Units);
-  const std::vector<Point> others = vary({fp8}, &Point::accumulator, kFp8Units);
-  points.insert(points.end(), others.begin(), others.end());
+  const std::vector<Point> fp8_points = vary({fp8}, &Point::accumulator, kFp8Units);
+  points.insert(points.end(), fp8_points.begin(), fp8_points.end());
   return points;
 }
 
@@ -148,7 +148,7 @@ std::vector<Point> units_points() {
 // or from dP * P ("probabilities"), which are equal without rounding (DeltaSource).
 std::vector<Point> backward_points() {
   Point base;
-  base.n = base.block_k = 512;
+  base.n = base.block_k = 512;  // one tile has all keys
   base.backward = true;
   return vary(vary(vary({base}, &Point::input, Names{"normal", "ties:4:1.9e-3"}), &Point::delta,
                    Names{"out", "probabilities"}),
@@ -157,8 +157,8 @@ std::vector<Point> backward_points() {
 
 std::vector<Point> winograd_points() {
   Point base;
-  base.n = 14;
-  base.rows = 16;
+  base.n = 14;     // side of the image
+  base.rows = 16;  // output channels
   return vary(vary({base}, &Point::format, Names{"bf16", "fp16", "fp32"}), &Point::algorithm,
               Names{"direct", "winograd_f2", "winograd_f4", "winograd_f6"});
 }

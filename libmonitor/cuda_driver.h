@@ -267,19 +267,19 @@ class StagingRing {
   uint32_t slices() const { return count_; }
 
  private:
-  struct Taken {
+  struct Range {
     uint64_t begin, end;  // begin <= end
     const uint64_t* sequence;
     uint64_t done;  // free once *sequence >= done
   };
   // The range of slice n, counted from the oldest.
-  Taken& at(uint32_t n) { return taken_[(first_ + n) % kMostSlices]; }
+  Range& at(uint32_t n) { return used_[(first_ + n) % kMostSlices]; }
   void free_completed();
 
   uint64_t bytes_ = 0;
-  uint32_t first_ = 0, count_ = 0;  // the used part of taken_, oldest first
-  Taken found_ = {};                // the result of the last find()
-  Taken taken_[kMostSlices] = {};
+  uint32_t first_ = 0, count_ = 0;  // index in used_ of the oldest range; number of ranges
+  Range found_ = {};                // the result of the last find()
+  Range used_[kMostSlices] = {};
 };
 
 }  // namespace foreshock

@@ -70,12 +70,12 @@ int32_t foreshock_register_op(const char* name, uint32_t pass) { return g_proces
 int foreshock_attention_enter(int32_t op, uint32_t flags) {
   const uint32_t hot = g_process.hot();
   if (hot == t_quiet_state && static_cast<uint32_t>(op) < foreshock::segment::kMaxOps) [[likely]] {
-    const foreshock::Counting own = {.block = t_block, .shared = false};
+    const foreshock::Counting counting = {.block = t_block, .shared = false};
     // Every kCallsPerSwitchRead-th call takes the slow path, which reads whether the monitor has been paused.
-    const uint64_t before = own.block->calls[op];
+    const uint64_t before = counting.block->calls[op];
     if (before % foreshock::kCallsPerSwitchRead != foreshock::kCallsPerSwitchRead - 1) [[likely]] {
-      own.add_call(op);
-      own.add(own.block->unsampled[g_process.pass_of(op)]);
+      counting.add_call(op);
+      counting.add(counting.block->unsampled[g_process.pass_of(op)]);
       return 0;
     }
   }

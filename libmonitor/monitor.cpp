@@ -477,7 +477,7 @@ void Monitor::skip(int32_t op, uint32_t reason) {
 // -- segment and reset --
 
 bool Monitor::ensure_segment(uint64_t slot_bytes_needed) {
-  return g_process.arm(slot_bytes_needed, [] { g_monitor.reset(); });
+  return g_process.create_segment_once(slot_bytes_needed, [] { g_monitor.reset(); });
 }
 
 // Resets all state for a new segment, before any other thread can see the segment.

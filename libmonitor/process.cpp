@@ -198,7 +198,7 @@ uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks) {
 
 uint64_t tensor_bytes(uint64_t share) {
   const uint64_t part = std::min(share / 16, kMostTensorRingBytes);
-  return part < kLeastTensorRingBytes ? 0 : part / 4096 * 4096;
+  return part < kLeastTensorRingBytes ? 0 : part / 4096 * 4096;  // whole pages
 }
 
 SlotPlan plan_slots(uint64_t bytes, uint64_t need) {
@@ -245,7 +245,7 @@ void note_exit(int status, void*) { g_exit_status.store(status & 0xff, std::memo
 
 // Creates the file by which off() reports a reason, with the id of the launcher that will print the reason.
 // On a full tmpfs the file stays empty; then every launcher prints it. Returns false if it cannot be created.
-bool write_owner(const char* path, uint64_t launcher_id) {
+bool write_launcher_id(const char* path, uint64_t launcher_id) {
   const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return false;
   rlimit limit = {};
@@ -263,8 +263,8 @@ void copy_text(char* to, size_t capacity, const char* from) { std::snprintf(to, 
 }  // namespace
 
 bool ProcessState::is_inherited() const {
-  const pid_t armed = armed_.load(std::memory_order_relaxed);
-  return armed != 0 && armed != getpid();
+  const pid_t creator = segment_pid_.load(std::memory_order_relaxed);
+  return creator != 0 && creator != getpid();
 }
 
 // Before the segment exists, all threads count in the block `local` of own(), the page of this process.
@@ -364,13 +364,13 @@ segment::Identity ProcessState::identity_of(const segment::SegmentRequest& given
   return identity;
 }
 
-bool ProcessState::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
+bool ProcessState::create_segment_once(uint64_t slot_bytes_needed, void (*prepare)()) {
   if (is_off() || (hot() & kHotArmed) != 0) return false;
   const pid_t self = getpid();
-  // `arming_` is the pid of the process in which a thread creates a segment. If the parent forked meanwhile,
-  // this child has inherited the parent's pid there, but not the thread, so the child goes on.
-  pid_t holder = arming_.load(std::memory_order_relaxed);
-  if (holder == self || !arming_.compare_exchange_strong(holder, self)) return false;
+  // If the parent process forked while one of its threads created a segment, this child has inherited the
+  // parent's pid in creating_pid_, but not the thread. So the child goes on.
+  pid_t holder = creating_pid_.load(std::memory_order_relaxed);
+  if (holder == self || !creating_pid_.compare_exchange_strong(holder, self)) return false;
 
   const char* why = nullptr;
   const bool is_wanted = read_environment(&settings_);
@@ -385,10 +385,10 @@ bool ProcessState::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
   }
   if (why != nullptr) off(why);
   if (is_off()) {
-    arming_.store(0);
+    creating_pid_.store(0);
     return false;
   }
-  armed_.store(self);
+  segment_pid_.store(self);
   const uint32_t published = publish_ops(0);
   prepare();  // before the flag kHotArmed is stored, after which other threads use the segment
   const uint32_t generation = generation_.fetch_add(1) + 1;  // the upper bits of the hot word count segments
@@ -397,7 +397,7 @@ bool ProcessState::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
   with_ops([&] { return static_cast<int32_t>(publish_ops(published)); });
   drain_local();
   on_exit(note_exit, nullptr);
-  arming_.store(0);
+  creating_pid_.store(0);
   return true;
 }
 
@@ -421,10 +421,10 @@ void ProcessState::off(const char* reason) {
   std::snprintf(temporary, sizeof temporary, "%s/.off.%d.%s", settings.directory, getpid(), word);
   // The file gets its name once it is complete, because an empty file is attributed to every launcher. If
   // rename() fails, the file is written under its final name, where it may stay empty.
-  if (!write_owner(temporary, settings.launcher_id)) return;
+  if (!write_launcher_id(temporary, settings.launcher_id)) return;
   if (rename(temporary, path) == 0) return;
   unlink(temporary);
-  write_owner(path, settings.launcher_id);
+  write_launcher_id(path, settings.launcher_id);
 }
 
 // Returns f(), called with the lock of the operations; -1 if the lock stays taken. Retries while another

@@ -126,7 +126,7 @@ class ProcessState {
 
   // Creates the segment, once, and calls `prepare` before other threads can use it. `slot_bytes_needed`: size
   // of a sampled slice; 0: unknown. Returns whether this call created it; does not wait for another thread.
-  bool arm(uint64_t slot_bytes_needed, void (*prepare)());
+  bool create_segment_once(uint64_t slot_bytes_needed, void (*prepare)());
 
   // Switches the monitor off for the rest of the process. Leaves `reason` in a file name, for the launcher.
   void off(const char* reason);
@@ -176,8 +176,8 @@ class ProcessState {
   OwnPage before_set_up_;  // used until prepare_own_page(); a child process inherits it
   std::atomic<OwnPage*> own_{&before_set_up_};
   std::atomic<bool> off_{false};
-  std::atomic<pid_t> arming_{0};         // pid of the process in which a thread is creating the segment
-  std::atomic<pid_t> armed_{0};          // pid of the process that has a segment
+  std::atomic<pid_t> creating_pid_{0};   // pid of the process in which a thread is creating the segment
+  std::atomic<pid_t> segment_pid_{0};    // pid of the process that has a segment
   std::atomic<uint32_t> generation_{0};  // segments created so far (kHotGeneration)
   std::atomic<uint32_t> ops_known_{0};   // number of registered operations in ops_
   std::atomic_flag ops_busy_;            // set while a thread registers an operation

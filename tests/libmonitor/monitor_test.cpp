@@ -246,7 +246,8 @@ TEST_F(Monitor, OneOperationByTwoWaysHasOneNumber) {
 TEST_F(Monitor, AnOperationThatComesWhileTheSegmentIsCreatedIsInIt) {
   in_child({}, [] {
     foreshock_register_op("test::early", FORESHOCK_FORWARD);
-    ASSERT_TRUE(g_process.arm(0, [] { foreshock_register_op("test::late", FORESHOCK_FORWARD); }));
+    ASSERT_TRUE(
+        g_process.create_segment_once(0, [] { foreshock_register_op("test::late", FORESHOCK_FORWARD); }));
   });
   auto reader = open();
   ASSERT_NE(reader, nullptr);
