@@ -323,22 +323,22 @@ void Monitor::leave(const foreshock_attention_call& call) {
   }
   const uint64_t begin = monotonic_ns();
   const Counting counting = g_process.counting();
-  const Taken taken = take_sample(counting, call, open, pass);
+  const CopiedSlices copied = take_sample(counting, call, open, pass);
   const uint64_t own_ns = monotonic_ns() - begin + call.prepare_ns;
   counting.add(counting.block->hook_ns, own_ns);
   slices_ns_.fetch_add(own_ns, std::memory_order_relaxed);
-  if (taken.bytes == 0) return;  // nothing was copied
-  if (TryLock lock(cost_busy_); lock) cost_.observe_slice(taken.bytes, taken.is_cold, seconds(own_ns));
+  if (copied.bytes == 0) return;  // nothing was copied
+  if (TryLock lock(cost_busy_); lock) cost_.observe_slice(copied.bytes, copied.is_cold, seconds(own_ns));
 }
 
 // Copies a slice of rows of the call, and perhaps a slice of key positions, or counts the call as skipped.
 // All random choices follow from seed, step, call number and rank, so a rerun repeats them.
-Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_attention_call& call,
-                                    const OpenCall& open, uint32_t pass) {
+Monitor::CopiedSlices Monitor::take_sample(const Counting& counting, const foreshock_attention_call& call,
+                                           const OpenCall& open, uint32_t pass) {
   segment::ThreadBlock& block = *counting.block;
   const auto skip_call = [&](int reason) {
     counting.add(block.skipped[pass][reason]);
-    return Taken{};
+    return CopiedSlices{};
   };
   ValidatedCall checked;
   if (const int reason = validate_call(call, pass, &checked); reason >= 0) return skip_call(reason);
@@ -355,14 +355,15 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
       if (const int reason = take_sequence(place, &checked); reason >= 0) return skip_call(reason);
   }
   DeviceTurn turn;  // exclusive access to the call's device; empty (false) for host tensors
-  SlotRoom room = {writer.slot_bytes(), writer.slots()};
+  SlotLimits limits = {writer.slot_bytes(), writer.slots()};
   if (checked.device_type != FORESHOCK_DEVICE_CPU) {
     if (const int reason = devices_.begin(checked, &turn); reason >= 0) return skip_call(reason);
-    room = {turn.state().capacity(), turn.state().most_parts()};
+    limits = {turn.state().capacity(), turn.state().most_parts()};
   }
   Slice rows = choose_slice(checked.shape, settings.seed, step, open.call, settings.rank);
   SlicePlan plan;
-  if (!plan_slice(checked, room.bytes, room.slots, &rows, &plan)) return skip_call(FORESHOCK_SKIP_TOO_LARGE);
+  if (!plan_slice(checked, limits.bytes, limits.slots, &rows, &plan))
+    return skip_call(FORESHOCK_SKIP_TOO_LARGE);
   slots_per_slice_.store(plan.slots, std::memory_order_relaxed);
   // NaN and Inf are counted in every second call only, since the count takes at least half as long as the
   // copy. Each random choice has its own last argument of mix(), here 6; the others are in sampling.cpp.
@@ -378,20 +379,20 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   // The call is counted before put_slice() claims its slot. If the process dies during the copy, the agent
   // finds an unfinished slot and counts it as torn; the call must then already count as sampled.
   counting.add(block.sampled[pass]);
-  Taken taken;
-  if (const int reason = put_slice(checked, rows, plan, &turn, &taken); reason >= 0) {
+  CopiedSlices copied;
+  if (const int reason = put_slice(checked, rows, plan, &turn, &copied); reason >= 0) {
     counting.take_back(block.sampled[pass]);
     return skip_call(reason);
   }
-  if (has_columns(checked)) add_columns(checked, plan.header, room, &turn, &taken);
-  return taken;
+  if (has_columns(checked)) add_columns(checked, plan.header, limits, &turn, &copied);
+  return copied;
 }
 
 // Copies a slice of host tensors, or launches the copy of a slice of device tensors (`*turn` is not empty).
 // Uses plan.slots slots; each use has a number, its ticket, from 1 on. Returns -1, or the FORESHOCK_SKIP_
-// reason. Adds the copied bytes to *taken.
+// reason. Adds the copied bytes to *copied.
 int Monitor::put_slice(const ValidatedCall& checked, const Slice& slice, const SlicePlan& plan,
-                       DeviceTurn* turn, Taken* taken) {
+                       DeviceTurn* turn, CopiedSlices* copied) {
   segment::SegmentWriter& writer = g_process.writer();
   const uint64_t ticket = ticket_.fetch_add(plan.slots, std::memory_order_relaxed) + 1;
   segment::Slot* slots[segment::kMaxSlots];
@@ -411,16 +412,16 @@ int Monitor::put_slice(const ValidatedCall& checked, const Slice& slice, const S
     writer.give_back(ticket, plan.slots);
     return reason;
   }
-  taken->bytes += bytes;
+  copied->bytes += bytes;
   // A slot is cold in the first round of tickets: the operating system had to map its pages.
-  taken->is_cold |= ticket <= writer.slots();
+  copied->is_cold |= ticket <= writer.slots();
   return -1;
 }
 
 // For some calls, copies a slice of key positions beside the slice of rows. The call counts as sampled even
 // if none is copied. `rows` is the slot header of the slice of rows: both slices share some of its fields.
-void Monitor::add_columns(const ValidatedCall& checked, const segment::Slot& rows, const SlotRoom& room,
-                          DeviceTurn* turn, Taken* taken) {
+void Monitor::add_columns(const ValidatedCall& checked, const segment::Slot& rows, const SlotLimits& limits,
+                          DeviceTurn* turn, CopiedSlices* copied) {
   const Settings& settings = g_process.settings();
   if (!takes_columns(checked.shape, checked.head_dim, checked.value_dim,
                      columns_are_affordable_.load(std::memory_order_relaxed), settings.seed, rows.step,
@@ -428,7 +429,7 @@ void Monitor::add_columns(const ValidatedCall& checked, const segment::Slot& row
     return;
   const Slice slice = choose_columns(checked.shape, settings.seed, rows.step, rows.call, settings.rank);
   SlicePlan plan;
-  if (!plan_columns(checked, room.bytes, room.slots, slice, &plan)) return;
+  if (!plan_columns(checked, limits.bytes, limits.slots, slice, &plan)) return;
   slots_per_columns_.store(plan.slots, std::memory_order_relaxed);
   const int64_t needed = plan.slots;
   // column_slots_ excludes the free slots that are kept for slices of rows.
@@ -439,7 +440,7 @@ void Monitor::add_columns(const ValidatedCall& checked, const segment::Slot& row
   plan.header.op = rows.op;
   plan.header.layer = rows.layer;
   plan.header.layer_source = rows.layer_source;
-  put_slice(checked, slice, plan, turn, taken);
+  put_slice(checked, slice, plan, turn, copied);
 }
 
 // Sets the layer of the slice. The sources, best first, are: a name given with the call, the parameter from

@@ -84,27 +84,27 @@ class Monitor {
   uint64_t interval_at(int64_t step);
   uint64_t burst_at(int64_t step) const;
   // The slices copied for one call.
-  struct Taken {
+  struct CopiedSlices {
     uint64_t bytes = 0;    // 0: no slice
     bool is_cold = false;  // a slot was used for the first time, which costs more (page faults)
   };
-  struct SlotRoom {
+  struct SlotLimits {
     uint64_t bytes;  // size of a slot
     uint32_t slots;  // the largest number of slots that a slice may use
   };
-  Taken take_sample(const Counting& counting, const foreshock_attention_call& call, const OpenCall& open,
-                    uint32_t pass);
+  CopiedSlices take_sample(const Counting& counting, const foreshock_attention_call& call,
+                           const OpenCall& open, uint32_t pass);
   int put_slice(const ValidatedCall& checked, const Slice& slice, const SlicePlan& plan, DeviceTurn* turn,
-                Taken* taken);
-  void add_columns(const ValidatedCall& checked, const segment::Slot& rows, const SlotRoom& room,
-                   DeviceTurn* turn, Taken* taken);
+                CopiedSlices* copied);
+  void add_columns(const ValidatedCall& checked, const segment::Slot& rows, const SlotLimits& limits,
+                   DeviceTurn* turn, CopiedSlices* copied);
   void add_gradient(const foreshock_gradient& gradient);
   uint64_t send_gradients(const foreshock_gradient* gradients, size_t count);
   void mark_sampled_by_gradients();
   void name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot);
   bool find_number(uint64_t number, double* value) const;
   void apply_events(const PendingStep& step, bool with_losses);
-  void complete(PendingStep* step);
+  void complete_record(PendingStep* step);
   void complete_pending(bool is_step_end);
   bool complete_open();
   int64_t ending_step() const;

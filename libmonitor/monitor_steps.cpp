@@ -458,7 +458,7 @@ void Monitor::apply_events(const PendingStep& step, bool with_losses) {
 }
 
 // Stores the loss, the norm and the skipped steps into the step's record, which was written without them.
-void Monitor::complete(PendingStep* step) {
+void Monitor::complete_record(PendingStep* step) {
   segment::StepRecord record = step->so_far;
   if (!step->has_all_events) mark_skips_unknown();                   // some events were dropped
   apply_events(*step, step->knows_losses() && step->knows_skips());  // losses may belong to a skipped step
@@ -487,7 +487,7 @@ void Monitor::complete_pending(bool is_step_end) {
     const bool will_come =
         oldest.count_missing([](uint64_t number) { return !is_without_kernel(number); }) > 0;
     if (!is_complete && (!is_step_end || (will_come && !pending_steps_.is_full()))) return;
-    complete(&oldest);
+    complete_record(&oldest);
     pending_steps_.drop_oldest();
   }
 }
