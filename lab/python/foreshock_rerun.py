@@ -180,7 +180,7 @@ def verdict_of(stored_ratio: float | None, ratio: float | None, results: int, as
 
 
 def rerun(path: str, device: str | None = None, times: int = 5, function=None) -> Report:
-    """Reruns the slice of one file. If `device` is None, `function` runs on the CPU, an operation on its own device."""
+    """Reruns the slice of one file. Without `device`, `function` runs on the CPU, an operation on its own device."""
     stored = read_slice(path)
     if device is None:
         device = "cuda" if function is None and operation_of(stored) not in CPU_OPERATIONS else "cpu"
