@@ -29,7 +29,7 @@ except ImportError as no_torch:
     print(f"foreshock judge: {sys.executable} has no torch ({no_torch}): name one with --python", file=sys.stderr)
     sys.exit(2)
 
-from foreshock_slice import Call, SliceError, Slice, read_slice
+from foreshock_slice import Call, Slice, SliceError, read_slice
 
 # A gate is the limit of an error, as a multiple of the noise floor (the error of plain attention on the same slice).
 GATES = {"forward": 2.0, "backward": 3.0}
@@ -155,8 +155,8 @@ def ratio_of(stored: Slice, result: torch.Tensor) -> float | None:
 
 
 def bias_of(stored: Slice, result: torch.Tensor) -> float | None:
-    """Sum of the signed errors of `result` (positive: away from zero) divided by the sum of the ulps of its values, in
-    its own format. None: no pair of values is finite."""
+    """Sum of the signed errors of `result` (positive: away from zero) divided by the sum of the ulps of the reference
+    values in the format of `result`. None: no pair of values is finite."""
     reference, info = stored.reference, torch.finfo(result.dtype)
     compared = reference.isfinite() & result.isfinite()
     if not compared.any():
