@@ -224,7 +224,6 @@ class DeviceTurn {
   DeviceTurn(const DeviceTurn&) = delete;
   DeviceTurn& operator=(const DeviceTurn&) = delete;
 
-  explicit operator bool() const { return device_ != nullptr; }
   DeviceState& state() const { return device_->state; }
   WeightStaging& weights() const { return device_->weights; }
   GradientReadback& gradients() const { return device_->gradients; }

@@ -354,11 +354,11 @@ Monitor::CopiedSlices Monitor::take_sample(const Counting& counting, const fores
     if (checked.device_type == FORESHOCK_DEVICE_CPU)
       if (const int reason = take_sequence(place, &checked); reason >= 0) return skip_call(reason);
   }
-  DeviceTurn turn;  // exclusive access to the call's device; empty (false) for host tensors
+  std::optional<DeviceTurn> turn;  // exclusive access to the call's device; empty for host tensors
   SlotLimits limits = {writer.slot_bytes(), writer.slots()};
   if (checked.device_type != FORESHOCK_DEVICE_CPU) {
-    if (const int reason = devices_.begin(checked, &turn); reason >= 0) return skip_call(reason);
-    limits = {turn.state().capacity(), turn.state().most_parts()};
+    if (const int reason = devices_.begin(checked, &turn.emplace()); reason >= 0) return skip_call(reason);
+    limits = {turn->state().capacity(), turn->state().most_parts()};
   }
   Slice rows = choose_slice(checked.shape, settings.seed, step, open.call, settings.rank);
   SlicePlan plan;
@@ -379,18 +379,19 @@ Monitor::CopiedSlices Monitor::take_sample(const Counting& counting, const fores
   // The call is counted before put_slice() claims its slot. If the process dies during the copy, the agent
   // finds an unfinished slot and counts it as torn; the call must then already count as sampled.
   counting.add(block.sampled[pass]);
+  DeviceTurn* const device_turn = turn ? &*turn : nullptr;
   CopiedSlices copied;
-  if (const int reason = put_slice(checked, rows, plan, &turn, &copied); reason >= 0) {
+  if (const int reason = put_slice(checked, rows, plan, device_turn, &copied); reason >= 0) {
     counting.take_back(block.sampled[pass]);
     return skip_call(reason);
   }
-  if (has_columns(checked)) add_columns(checked, plan.header, limits, &turn, &copied);
+  if (has_columns(checked)) add_columns(checked, plan.header, limits, device_turn, &copied);
   return copied;
 }
 
-// Copies a slice of host tensors, or launches the copy of a slice of device tensors (`*turn` is not empty).
-// Uses plan.slots slots; each use has a number, its ticket, from 1 on. Returns -1, or the FORESHOCK_SKIP_
-// reason. Adds the copied bytes to *copied.
+// Copies a slice of host tensors (`turn` is null), or launches the copy of a slice of device tensors. Uses
+// plan.slots slots; each use has a number, its ticket, from 1 on. Returns -1, or the FORESHOCK_SKIP_ reason.
+// Adds the copied bytes to *copied.
 int Monitor::put_slice(const ValidatedCall& checked, const Slice& slice, const SlicePlan& plan,
                        DeviceTurn* turn, CopiedSlices* copied) {
   segment::SegmentWriter& writer = g_process.writer();
@@ -402,9 +403,9 @@ int Monitor::put_slice(const ValidatedCall& checked, const Slice& slice, const S
     const segment::Slot header = slot_of(plan, part);
     for (const segment::Payload& payload : header.payload) bytes += payload.bytes;
     writer.describe(slots[part], header);
-    if (!*turn) copy_slot(checked, slice, *slots[part], reinterpret_cast<char*>(slots[part]));
+    if (turn == nullptr) copy_slot(checked, slice, *slots[part], reinterpret_cast<char*>(slots[part]));
   }
-  if (!*turn) {
+  if (turn == nullptr) {
     writer.publish(slots, ticket, plan.slots);
   } else if (const int reason = turn->state().send(checked, slice, {slots, ticket, plan.slots},
                                                    static_cast<cuda::Stream>(checked.stream));
