@@ -1,10 +1,9 @@
-// Copies single values and sums of gradients from a device to the host, and estimates the cost of the sums.
-// Each value has a running number, by which the host finds it: value n is stored in cell n % kScalarCells.
+// Copies single values and sums of gradients from a device to the host. Each value has a running number, by
+// which the host finds it: value n is stored in cell n % kScalarCells.
 #include "libmonitor/device_scalars.h"
 
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <atomic>
 
 #include "kernels/device_code.h"
@@ -238,53 +237,6 @@ int GradientReadback::send(const foreshock_gradient* gradients, size_t count, cu
   last_stream_ = stream;
   last_ = first + tensors + kTimes - 1;
   return -1;
-}
-
-namespace {
-
-constexpr double kMeanWeight = 0.2;  // weight of a new value in the running mean ns_per_byte_
-constexpr double kMostGrowth = 4;    // a larger multiple of ns_per_byte_ counts as this multiple
-
-}  // namespace
-
-// owed_ns_: by how much earlier charges were too small, in total; negative: too large.
-uint64_t GradientCost::due_ns() const {
-  const double kernels = kKernelNs * static_cast<double>(kernels_);
-  const double expected = ns_per_byte_ * static_cast<double>(bytes_) + kernels;
-  return static_cast<uint64_t>(std::max(expected + owed_ns_, 0.0));
-}
-
-uint64_t GradientCost::charge_for(uint64_t bytes, uint64_t kernels) {
-  bytes_ = bytes;
-  kernels_ = kernels;
-  return due_ns();
-}
-
-// Returns the charge for the launched kernels: the expected time plus owed_ns_, but at least 0. If owed_ns_
-// is far below 0, a part of it stays for later charges.
-uint64_t GradientCost::record_launch(const SentGradients& at) {
-  const double expected = ns_per_byte_ * static_cast<double>(bytes_);
-  const uint64_t charged = due_ns();
-  owed_ns_ += expected + kKernelNs * static_cast<double>(kernels_) - static_cast<double>(charged);
-  launches_[next_++ % kMostPending] = {at, bytes_, expected};
-  return charged;
-}
-
-uint64_t GradientCost::take_owed() {
-  const auto owed = static_cast<uint64_t>(std::max(owed_ns_, 0.0));
-  owed_ns_ -= static_cast<double>(owed);
-  return owed;
-}
-
-// Adds (measured time - estimate) to owed_ns_, and moves ns_per_byte_ towards the measured time per byte.
-void GradientCost::record_times(const Launch& launch, uint64_t begin_ns, uint64_t end_ns) {
-  if (end_ns < begin_ns) return;
-  const auto ns = static_cast<double>(end_ns - begin_ns);
-  owed_ns_ += ns - launch.expected_ns;
-  const double per_byte = ns / static_cast<double>(launch.bytes);
-  const double counted = is_measured_ ? std::min(per_byte, kMostGrowth * ns_per_byte_) : per_byte;
-  ns_per_byte_ += (is_measured_ ? kMeanWeight : 1) * (counted - ns_per_byte_);
-  is_measured_ = true;
 }
 
 }  // namespace foreshock

@@ -3,11 +3,9 @@
 // values. Each value is identified by a running number. The kernel stores the value into a cell in host
 // memory, then its number. The host reads only its own memory; a value that never arrives is never found.
 // GradientReadback sums the squares of gradients on the device and sends the sums in the same way.
-// GradientCost estimates the time of its kernels.
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_SCALARS_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_SCALARS_H_
 
-#include <bit>
 #include <cstdint>
 #include <span>
 
@@ -106,56 +104,6 @@ class GradientReadback : public PerContext {
   cuda::Address memory_ = 0;
   cuda::Stream last_stream_ = nullptr;  // of the last send(), whose work must end before others use memory_
   uint64_t last_ = 0;                   // the last number sent in last_stream_; 0: none yet
-};
-
-// Estimates the time that summing a step's gradients takes on the trainer's stream. The caller charges the
-// estimate to the monitor's budget before the kernels run. When the device's times have arrived, a shortfall
-// is charged and an excess is deducted from later charges. Pure arithmetic, fixed state. Thread-compatible.
-class GradientCost {
- public:
-  // Returns the charge, in ns, for reading `bytes` bytes and launching `kernels` further kernels. The further
-  // kernels run outside of the interval between the device's two times, so their time is never measured.
-  uint64_t charge_for(uint64_t bytes, uint64_t kernels);
-  // Returns the charge, in seconds, for repeating the work of the last charge_for().
-  double seconds() const { return static_cast<double>(due_ns()) * 1e-9; }
-
-  // Records that the kernels of the last charge_for() were launched. `at`: numbers of the values that they
-  // send. Returns the charge in ns.
-  uint64_t record_launch(const SentGradients& at);
-
-  // Reads the times that have arrived, with find(number, &value), a call of ScalarReadback::find().
-  void collect_times(const auto& find) {
-    if (next_ == 0) return;
-    for (Launch& launch : launches_) {
-      double begin = 0, end = 0;
-      if (launch.bytes == 0 || !find(launch.at.begin, &begin) || !find(launch.at.end, &end)) continue;
-      record_times(launch, std::bit_cast<uint64_t>(begin), std::bit_cast<uint64_t>(end));
-      launch.bytes = 0;
-    }
-  }
-
-  uint64_t take_owed();  // returns the shortfall in ns that is not charged yet, and counts it as charged
-
- private:
-  struct Launch {
-    SentGradients at;
-    uint64_t bytes;      // 0: the times have been read
-    double expected_ns;  // estimate for `bytes` alone
-  };
-  uint64_t due_ns() const;  // the estimate for bytes_ and kernels_, corrected by owed_ns_
-  void record_times(const Launch& launch, uint64_t begin_ns, uint64_t end_ns);
-
-  // Training GPUs read at least 200 bytes per ns. An empty kernel takes 2 to 3 us from launch to launch.
-  static constexpr double kFirstNsPerByte = 1.0 / 200;
-  static constexpr double kKernelNs = 4000;    // the estimate for each further kernel
-  static constexpr uint32_t kMostPending = 8;  // steps whose times can be pending; older ones are ignored
-
-  double ns_per_byte_ = kFirstNsPerByte;
-  bool is_measured_ = false;          // ns_per_byte_ comes from the device's times
-  double owed_ns_ = 0;                // negative: too much was charged
-  uint64_t bytes_ = 0, kernels_ = 0;  // of the last charge_for()
-  Launch launches_[kMostPending] = {};
-  uint32_t next_ = 0;
 };
 
 }  // namespace foreshock

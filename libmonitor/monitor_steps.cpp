@@ -651,7 +651,7 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
     if (one.values.data != nullptr) squares = {0, std::exchange(number, number + sent.stride)};
     pending_steps_.open_with_room().add(PendingGradient{layers_.find(one.identity), true, squares});
   }
-  const uint64_t charged = gradient_cost_.record_launch(sent);
+  const uint64_t charged = gradient_cost_.record_launch(sent.begin, sent.end);
   gradients_ns_ += charged;
   return charged;
 }

@@ -157,7 +157,7 @@ void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interva
   is_overdrawn_ = overdraft_balance_ < (is_overdrawn_ ? 0 : -most_owed / 2);
 }
 
-constexpr double kNewCost = 0.2;  // weight of a new value in the running means of AgentForecast and CostModel
+constexpr double kNewCost = 0.2;  // weight of a new value in running means of costs
 constexpr double kSurprise = 4;   // an observation counts as at most this many times the expected value
 constexpr double kSpread = 0.01;  // least relative spread of slice sizes for which a slope is fitted
 constexpr uint32_t kMostSlices = 10000;  // in a step; more than any segment holds
@@ -248,6 +248,46 @@ uint32_t CostModel::slices_within(double seconds, bool first_use_of_slot, double
   const double for_slices = seconds - sampled_step_extra_seconds();
   const double slices = for_slices / (slice_seconds(first_use_of_slot) + agent_seconds);
   return static_cast<uint32_t>(std::clamp(slices, 0.0, static_cast<double>(kMostSlices)));
+}
+
+// owed_ns_: by how much earlier charges were too small, in total; negative: too large.
+uint64_t GradientCost::due_ns() const {
+  const double kernels = kKernelNs * static_cast<double>(kernels_);
+  const double expected = ns_per_byte_ * static_cast<double>(bytes_) + kernels;
+  return static_cast<uint64_t>(std::max(expected + owed_ns_, 0.0));
+}
+
+uint64_t GradientCost::charge_for(uint64_t bytes, uint64_t kernels) {
+  bytes_ = bytes;
+  kernels_ = kernels;
+  return due_ns();
+}
+
+// Returns the charge for the launched kernels: the expected time plus owed_ns_, but at least 0. If owed_ns_
+// is far below 0, a part of it stays for later charges.
+uint64_t GradientCost::record_launch(uint64_t begin, uint64_t end) {
+  const double expected = ns_per_byte_ * static_cast<double>(bytes_);
+  const uint64_t charged = due_ns();
+  owed_ns_ += expected + kKernelNs * static_cast<double>(kernels_) - static_cast<double>(charged);
+  launches_[next_++ % kMostPending] = {begin, end, bytes_, expected};
+  return charged;
+}
+
+uint64_t GradientCost::take_owed() {
+  const auto owed = static_cast<uint64_t>(std::max(owed_ns_, 0.0));
+  owed_ns_ -= static_cast<double>(owed);
+  return owed;
+}
+
+// Adds (measured time - estimate) to owed_ns_, and moves ns_per_byte_ towards the measured time per byte.
+void GradientCost::record_times(const Launch& launch, uint64_t begin_ns, uint64_t end_ns) {
+  if (end_ns < begin_ns) return;
+  const auto ns = static_cast<double>(end_ns - begin_ns);
+  owed_ns_ += ns - launch.expected_ns;
+  const double per_byte = ns / static_cast<double>(launch.bytes);
+  const double counted = is_measured_ ? std::min(per_byte, kSurprise * ns_per_byte_) : per_byte;
+  ns_per_byte_ += (is_measured_ ? kNewCost : 1) * (counted - ns_per_byte_);
+  is_measured_ = true;
 }
 
 bool WeightSchedule::reserve(uint32_t count) {

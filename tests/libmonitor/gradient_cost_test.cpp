@@ -1,8 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <map>
 
-#include "libmonitor/device_scalars.h"
+#include "libmonitor/sampling.h"
 
 namespace foreshock {
 namespace {
@@ -10,13 +11,20 @@ namespace {
 constexpr uint64_t kBytes = 1'000'000, kKernels = 5, kKernelsNs = 4000 * kKernels;
 constexpr uint64_t kFirstNs = kBytes / 200 + kKernelsNs;
 
+// The numbers of the two times of a launch.
+struct Sent {
+  uint64_t begin, end;
+};
+
+uint64_t charge(const Sent& sent, GradientCost* cost) { return cost->record_launch(sent.begin, sent.end); }
+
 // What a device has brought so far, by the numbers that it is known by.
 struct Brought {
   std::map<uint64_t, double> numbers = {};
   uint64_t next = 1;
 
-  SentGradients send() { return {next++, next++, 0, 0}; }
-  void bring(const SentGradients& sent, uint64_t begin_ns, uint64_t end_ns) {
+  Sent send() { return {next++, next++}; }
+  void bring(const Sent& sent, uint64_t begin_ns, uint64_t end_ns) {
     numbers[sent.begin] = std::bit_cast<double>(begin_ns);
     numbers[sent.end] = std::bit_cast<double>(end_ns);
   }
@@ -36,7 +44,7 @@ TEST(GradientCost, IsForetoldBeforeAnythingWasMeasured) {
   EXPECT_EQ(cost.charge_for(kBytes, kKernels), kFirstNs);
   EXPECT_DOUBLE_EQ(cost.seconds(), 1e-9 * kFirstNs);
   Brought brought;
-  EXPECT_EQ(cost.record_launch(brought.send()), kFirstNs);
+  EXPECT_EQ(charge(brought.send(), &cost), kFirstNs);
   brought.look(&cost);
   EXPECT_EQ(cost.charge_for(kBytes, kKernels), kFirstNs) << "nothing has come";
 }
@@ -45,15 +53,15 @@ TEST(GradientCost, WhatItWasShortOfIsOwedOnce) {
   GradientCost cost;
   Brought brought;
   cost.charge_for(kBytes, kKernels);
-  const SentGradients sent = brought.send();
-  cost.record_launch(sent);
+  const Sent sent = brought.send();
+  charge(sent, &cost);
   brought.bring(sent, 1'700'000'000'000'000'000, 1'700'000'000'000'050'000);
   EXPECT_EQ(cost.take_owed(), 0u);
   for (int n = 0; n < 2; ++n) brought.look(&cost);
   constexpr uint64_t kTrueNs = 50'000 + kKernelsNs;
   EXPECT_EQ(cost.take_owed(), kTrueNs - kFirstNs);
   EXPECT_EQ(cost.take_owed(), 0u);
-  EXPECT_EQ(cost.record_launch(brought.send()), kTrueNs);
+  EXPECT_EQ(charge(brought.send(), &cost), kTrueNs);
   EXPECT_EQ(cost.charge_for(2 * kBytes, kKernels), 2 * 50'000 + kKernelsNs);
 }
 
@@ -61,16 +69,16 @@ TEST(GradientCost, WhatWasTooMuchIsTakenOffTheNextOnes) {
   GradientCost cost;
   Brought brought;
   cost.charge_for(100 * kBytes, kKernels);  // 500 us
-  const SentGradients sent = brought.send();
-  cost.record_launch(sent);
+  const Sent sent = brought.send();
+  charge(sent, &cost);
   brought.bring(sent, 7, 7 + 100'000);
   brought.look(&cost);
   EXPECT_EQ(cost.take_owed(), 0u);
   // 400 us too much; of each 1 + 20 us.
   EXPECT_EQ(cost.charge_for(kBytes, kKernels), 0u);
-  for (int n = 0; n < 19; ++n) EXPECT_EQ(cost.record_launch(brought.send()), 0u) << n;
-  EXPECT_EQ(cost.record_launch(brought.send()), 20 * (1000 + kKernelsNs) - 400'000);
-  EXPECT_EQ(cost.record_launch(brought.send()), 1000 + kKernelsNs);
+  for (int n = 0; n < 19; ++n) EXPECT_EQ(charge(brought.send(), &cost), 0u) << n;
+  EXPECT_EQ(charge(brought.send(), &cost), 20 * (1000 + kKernelsNs) - 400'000);
+  EXPECT_EQ(charge(brought.send(), &cost), 1000 + kKernelsNs);
 }
 
 // Whatever it is and was taken for: in the end so much is charged as was spent.
@@ -80,8 +88,8 @@ TEST(GradientCost, AllThatIsSpentIsCharged) {
   uint64_t charged = 0, spent = 0;
   for (uint64_t n = 1; n <= 400; ++n) {
     cost.charge_for(kBytes + 1000 * (n % 7), kKernels);
-    const SentGradients sent = brought.send();
-    charged += cost.record_launch(sent);
+    const Sent sent = brought.send();
+    charged += charge(sent, &cost);
     const uint64_t ns = 3000 + 977 * (n % 11);
     spent += ns + kKernelsNs;
     brought.bring(sent, n << 40, (n << 40) + ns);
@@ -98,9 +106,9 @@ TEST(GradientCost, OneStallIsNotWhatTheNextWillTake) {
   GradientCost cost;
   Brought brought;
   const auto take = [&](uint64_t ns) {
-    const SentGradients sent = brought.send();
+    const Sent sent = brought.send();
     cost.charge_for(kBytes, 0);
-    cost.record_launch(sent);
+    charge(sent, &cost);
     brought.bring(sent, 1, 1 + ns);
     brought.look(&cost);
   };
@@ -114,8 +122,8 @@ TEST(GradientCost, ATimeThatCannotBeTellsNothing) {
   GradientCost cost;
   Brought brought;
   cost.charge_for(kBytes, kKernels);
-  const SentGradients sent = brought.send();
-  cost.record_launch(sent);
+  const Sent sent = brought.send();
+  charge(sent, &cost);
   brought.bring(sent, 5000, 4000);
   brought.look(&cost);
   EXPECT_EQ(cost.take_owed(), 0u);
@@ -126,9 +134,9 @@ TEST(GradientCost, OfSoManyOnTheirWayTheOldestIsGivenUp) {
   GradientCost cost;
   Brought brought;
   cost.charge_for(kBytes, kKernels);
-  const SentGradients first = brought.send();
-  cost.record_launch(first);
-  for (int n = 0; n < 8; ++n) cost.record_launch(brought.send());
+  const Sent first = brought.send();
+  charge(first, &cost);
+  for (int n = 0; n < 8; ++n) charge(brought.send(), &cost);
   brought.bring(first, 0, 1'000'000);
   brought.look(&cost);
   EXPECT_EQ(cost.take_owed(), 0u);
