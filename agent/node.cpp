@@ -17,12 +17,6 @@
 namespace foreshock {
 namespace {
 
-double cpu_seconds(clockid_t clock) {
-  timespec now = {};
-  clock_gettime(clock, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 double cores_of_v2_cgroup(const std::string& directory) {
@@ -79,8 +73,11 @@ uint64_t pid_namespace() {
   return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 
-double process_cpu_seconds() { return cpu_seconds(CLOCK_PROCESS_CPUTIME_ID); }
-double thread_cpu_seconds() { return cpu_seconds(CLOCK_THREAD_CPUTIME_ID); }
+double process_cpu_seconds() {
+  timespec now = {};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 // Reads /etc/passwd itself: getpwuid() would load NSS libraries, which a statically linked program cannot do.
 std::string user_name(uid_t user) {

@@ -21,9 +21,8 @@ double cgroup_cores(const std::string& cgroups, const std::string& root);
 // Returns the inode number that identifies this process's pid namespace, or 0 if it cannot be read. The same
 // pid means different processes in different namespaces, and containers normally have separate namespaces.
 uint64_t pid_namespace();
-// Return the CPU time of this process (all threads) and of the calling thread, in seconds.
+// Returns the CPU time of this process (all threads), in seconds.
 double process_cpu_seconds();
-double thread_cpu_seconds();
 // Returns a user's name in /etc/passwd as a valid label value (Prometheus), else the user's number.
 std::string user_name(uid_t user);
 

@@ -2,10 +2,11 @@
 // shared memory, has them checked, and passes the results to statistics, record and detectors.
 #include "agent/pipeline.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <cstdio>
 
-#include "agent/node.h"
 #include "agent/rank_state.h"
 #include "agent/record_lines.h"
 
@@ -32,6 +33,12 @@ bool HistogramQuota::takes(const TensorSnapshot& snapshot) {
 using segment::SegmentReader;
 
 namespace {
+
+double thread_cpu_seconds() {
+  timespec now = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 // Returns the array in a payload of a slot, or null if the slot does not have this payload.
 const void* data_of(segment::Bytes payload) { return payload.empty() ? nullptr : payload.data(); }
