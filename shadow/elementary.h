@@ -1,7 +1,8 @@
-// Elementary functions of the reference (attention in fp64): exponential, logarithm, rounding to a storage
-// format. They are fixed sequences of IEEE operations, so they give the same bits on every machine, while C
-// libraries differ in the last bits. rows_in_lanes-inl.h has the same exponential for vectors, with the
-// constants of this file. Rounding is to nearest, ties to even. Overflow gives infinity; subnormals are kept.
+// Elementary functions of the reference (attention in fp64): exponential and shift of scores, logarithm,
+// rounding to a storage format. They are fixed sequences of IEEE operations, so they give the same bits on
+// every machine, while C libraries differ in the last bits. rows_in_lanes-inl.h has the same exponential for
+// vectors, with the constants of this file. Rounding is to nearest, ties to even. Overflow gives infinity;
+// subnormals are kept.
 #ifndef FORESHOCK_SHADOW_ELEMENTARY_H_
 #define FORESHOCK_SHADOW_ELEMENTARY_H_
 
@@ -61,6 +62,10 @@ inline double exp_nonpositive(double x) {
 
 // Returns exp(x) for x of any sign; Inf if it overflows.
 inline double exp_of_any_sign(double x) { return x > 0 ? 1 / exp_nonpositive(-x) : exp_nonpositive(x); }
+
+// Returns the number to subtract from the scores before exp: the maximum, or 0 for a row without keys, so
+// that its weights are exp(-Inf) = 0 and not NaN.
+inline double shift_of(double max) { return max == -std::numeric_limits<double>::infinity() ? 0.0 : max; }
 
 // Returns log(x); -Inf for 0; NaN for NaN and x < 0. Computes it as exponent * ln 2 + log f, where x = f *
 // 2^exponent with f in [sqrt 1/2, sqrt 2), and log f = 2 (s + s^3 / 3 + ... + s^25 / 25), where

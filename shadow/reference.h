@@ -4,7 +4,6 @@
 #define FORESHOCK_SHADOW_REFERENCE_H_
 
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "shadow/slice.h"
@@ -92,10 +91,6 @@ void prepare_backward(const AttentionSlice& slice, int row, Reference* result);
 // weights exp(score - max). `sum` sums the weights, `grad` grad_score * key, `key_sum` weight * key.
 void finish_gradient(const AttentionSlice& slice, int row, int k, double sum, double grad, double key_sum,
                      Reference* result);
-
-// Returns the number to subtract from the scores before exp: the maximum, or 0 for a row without keys, so
-// that its weights are exp(-Inf) = 0 and not NaN.
-inline double shift_of(double max) { return max == -std::numeric_limits<double>::infinity() ? 0.0 : max; }
 
 // -- the noise floors --
 
