@@ -453,6 +453,17 @@ uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice) {
   return static_cast<uint32_t>(std::min<uint64_t>(count, std::numeric_limits<uint32_t>::max()));
 }
 
+void ObservedHeads::add(const ValidatedCall& call) {
+  const auto bounded = [](int64_t size) {
+    return size > 0 && static_cast<uint64_t>(size) <= kMostSize ? static_cast<uint64_t>(size) : 0;
+  };
+  const uint64_t heads = bounded(call.shape.heads), kv_heads = bounded(call.shape.kv_heads),
+                 dim = bounded(call.head_dim);
+  const uint64_t now = heads == 0 || kv_heads == 0 || dim == 0 ? kMixed : heads << 40 | kv_heads << 20 | dim;
+  const uint64_t before = seen_.load(std::memory_order_relaxed);
+  if (before != now) seen_.store(before == 0 ? now : kMixed, std::memory_order_relaxed);
+}
+
 segment::Slot slot_of(const SlicePlan& plan, uint32_t part) {
   segment::Slot slot = plan.header;
   if (plan.slots > 1) {

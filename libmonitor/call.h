@@ -2,9 +2,12 @@
 // slots, fixed pieces of memory shared with the agent. A slice is part of one batch element and of one
 // key/value head (kv-head). A slice of rows has at most 16 query rows with all keys; a slice of columns has
 // at most 16 key positions (columns) with all query rows. A packed batch concatenates sequences of different
-// lengths.
+// lengths. ObservedHeads remembers the numbers of heads of the sampled calls.
 #ifndef FORESHOCK_LIBMONITOR_CALL_H_
 #define FORESHOCK_LIBMONITOR_CALL_H_
+
+#include <atomic>
+#include <cstdint>
 
 #include "foreshock/hook.h"
 #include "kernels/device_jobs.h"
@@ -71,6 +74,35 @@ bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_sl
 // correct kernel may give NaN or Inf too: with a mask, with rows without keys, or with inputs that are not
 // finite. Also returns 0 for backward calls and for calls on a device.
 uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice);
+
+// Numbers of query heads (a multiple of `kv_heads`) and of kv-heads in attention calls, and the dimension of
+// a head. All 0: unknown.
+struct HeadGeometry {
+  uint32_t heads = 0, kv_heads = 0, head_dim = 0;
+  bool operator==(const HeadGeometry&) const = default;
+};
+
+// Remembers the numbers of heads of the sampled attention calls as long as all calls have the same numbers.
+// Any thread: if two threads store at once, one value is lost, but a later call that differs still stores
+// kMixed.
+class ObservedHeads {
+ public:
+  void reset() { seen_.store(0, std::memory_order_relaxed); }
+  void add(const ValidatedCall& call);
+  bool has_seen() const { return seen_.load(std::memory_order_relaxed) != 0; }
+  // Returns zeros before the first call, and if calls differ, since the heads of a layer are then unknown.
+  HeadGeometry get() const {
+    const uint64_t seen = seen_.load(std::memory_order_relaxed);
+    if (seen == kMixed) return {};
+    return {static_cast<uint32_t>(seen >> 40), static_cast<uint32_t>(seen >> 20 & kMostSize),
+            static_cast<uint32_t>(seen & kMostSize)};
+  }
+
+ private:
+  // `seen_` packs heads, kv_heads, head_dim, 20 bits each. 0: no call. kMixed: calls differ or do not fit.
+  static constexpr uint64_t kMostSize = (1u << 20) - 1, kMixed = ~uint64_t{0};
+  std::atomic<uint64_t> seen_{0};
+};
 
 // Returns the header of slot number `part` of the slice: plan.header, with the part's keys and payload table.
 segment::Slot slot_of(const SlicePlan& plan, uint32_t part);

@@ -5,7 +5,6 @@
 #ifndef FORESHOCK_LIBMONITOR_HEADS_H_
 #define FORESHOCK_LIBMONITOR_HEADS_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -14,13 +13,6 @@
 #include "segment/layout.h"
 
 namespace foreshock {
-
-// Numbers of query heads (a multiple of `kv_heads`) and of kv-heads in attention calls, and the dimension of
-// a head. All 0: unknown.
-struct HeadGeometry {
-  uint32_t heads = 0, kv_heads = 0, head_dim = 0;
-  bool operator==(const HeadGeometry&) const = default;
-};
 
 enum class ProjectionKind : uint32_t {
   kNone = 0,     // neither queries nor keys, or unknown
@@ -82,40 +74,6 @@ size_t head_payload_bytes(const Projection& projection, const HeadGeometry& head
 // kv-heads, and their rows. `values`: the whole weight, with any strides and 2 or 4 bytes per element.
 void copy_heads(const Projection& projection, const HeadGeometry& heads, const foreshock_tensor& values,
                 char* target);
-
-// Remembers the numbers of heads of the sampled attention calls as long as all calls have the same numbers.
-// Any thread: if two threads store at once, one value is lost, but a later call that differs still stores
-// kMixed.
-class ObservedHeads {
- public:
-  void reset() { seen_.store(0, std::memory_order_relaxed); }
-
-  void add(const ValidatedCall& call) {
-    const uint64_t heads = bounded(call.shape.heads), kv_heads = bounded(call.shape.kv_heads),
-                   dim = bounded(call.head_dim);
-    const uint64_t now =
-        heads == 0 || kv_heads == 0 || dim == 0 ? kMixed : heads << 40 | kv_heads << 20 | dim;
-    const uint64_t before = seen_.load(std::memory_order_relaxed);
-    if (before != now) seen_.store(before == 0 ? now : kMixed, std::memory_order_relaxed);
-  }
-
-  bool has_seen() const { return seen_.load(std::memory_order_relaxed) != 0; }
-  // Returns zeros before the first call, and if calls differ, since the heads of a layer are then unknown.
-  HeadGeometry get() const {
-    const uint64_t seen = seen_.load(std::memory_order_relaxed);
-    if (seen == kMixed) return {};
-    return {static_cast<uint32_t>(seen >> 40), static_cast<uint32_t>(seen >> 20 & kMostSize),
-            static_cast<uint32_t>(seen & kMostSize)};
-  }
-
- private:
-  // `seen_` packs heads, kv_heads, head_dim, 20 bits each. 0: no call. kMixed: calls differ or do not fit.
-  static constexpr uint64_t kMostSize = (1u << 20) - 1, kMixed = ~uint64_t{0};
-  static uint64_t bounded(int64_t size) {
-    return size > 0 && static_cast<uint64_t>(size) <= kMostSize ? static_cast<uint64_t>(size) : 0;
-  }
-  std::atomic<uint64_t> seen_{0};
-};
 
 }  // namespace foreshock
 

@@ -369,12 +369,12 @@ Monitor::CopiedSlices Monitor::take_sample(const Counting& counting, const fores
   // copy. Each random choice has its own last argument of mix(), here 6; the others are in sampling.cpp.
   if (mix(settings.seed, static_cast<uint64_t>(step), open.call, 6) % 2 == 0)
     plan.header.nonfinite_out = count_nonfinite_out(checked, rows);
+  observed_heads_.add(checked);  // stores how many heads there are, to split query and key weights by head
   plan.header.step = step;
   plan.header.time_ns = realtime_ns();
   plan.header.call = open.call;
   plan.header.op = open.op;
   name_layer(call, open, &plan.header);
-  observed_heads_.add(checked);  // stores how many heads there are, to split query and key weights by head
 
   // The call is counted before put_slice() claims its slot. If the process dies during the copy, the agent
   // finds an unfinished slot and counts it as torn; the call must then already count as sampled.

@@ -12,10 +12,10 @@
 #include <optional>
 
 #include "libmonitor/base.h"
+#include "libmonitor/call.h"
 #include "libmonitor/coverage.h"
 #include "libmonitor/device_sampler.h"
 #include "libmonitor/device_scalars.h"
-#include "libmonitor/heads.h"
 #include "libmonitor/layers.h"
 #include "libmonitor/process.h"
 #include "libmonitor/sampling.h"
