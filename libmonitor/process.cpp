@@ -219,9 +219,6 @@ namespace {
 // Assumed size of a slice before any call was seen: 8192 keys and values of 64 bf16 numbers each.
 constexpr uint64_t kUnknownSlotBytes = uint64_t{2} << 20;
 
-thread_local Counting t_counting;
-thread_local uint32_t t_generation = 0;  // number of the segment whose block t_counting has; 0: no segment
-
 // Returns the number for the segment's file name. Later processes get larger numbers: the monotonic clock
 // cannot be set back, and files on tmpfs do not survive a reboot. The low 16 bits are the pid's.
 uint64_t fresh_nonce() {
@@ -267,17 +264,9 @@ bool ProcessState::is_inherited() const {
   return creator != 0 && creator != getpid();
 }
 
-// Before the segment exists, all threads count in the block `local` of own(), the page of this process.
-Counting ProcessState::counting() {
-  if ((hot() & kHotArmed) == 0) return {&own()->local, true};
-  // With this fence, a thread that has read kHotArmed also sees the segment, which was created before.
-  std::atomic_thread_fence(std::memory_order_acquire);
-  const uint32_t generation = generation_.load(std::memory_order_acquire);
-  if (t_generation != generation) {
-    t_counting = claim_block(writer_.threads());
-    t_generation = generation;
-  }
-  return t_counting;
+void ProcessState::begin_counting(uint32_t generation) {
+  t_counting = claim_block(writer_.threads());
+  t_generation = generation;
 }
 
 void ProcessState::add_calls_to(uint64_t (&calls)[segment::kPasses]) const {

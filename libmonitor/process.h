@@ -131,8 +131,16 @@ class ProcessState {
   // Switches the monitor off for the rest of the process. Leaves `reason` in a file name, for the launcher.
   void off(const char* reason);
 
-  // Returns the block in which this thread counts. Before the segment exists, all threads share `local`.
-  Counting counting();
+  // Returns the block in which this thread counts. Before the segment exists, all threads count in the block
+  // `local` of own(), the page of this process.
+  Counting counting() {
+    if ((hot() & kHotArmed) == 0) return {&own()->local, true};
+    // With this fence, a thread that has read kHotArmed also sees the segment, which was created before.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    const uint32_t generation = generation_.load(std::memory_order_acquire);
+    if (t_generation != generation) begin_counting(generation);
+    return t_counting;
+  }
 
   // Adds the calls of all threads so far to `calls` (forward, backward), also before the segment exists.
   void add_calls_to(uint64_t (&calls)[segment::kPasses]) const;
@@ -165,6 +173,7 @@ class ProcessState {
 
  private:
   const char* create_segment(uint64_t slot_bytes_needed);
+  void begin_counting(uint32_t generation);  // claims this thread's block in the segment of this number
   OwnPage* own() const { return own_.load(std::memory_order_relaxed); }
   bool prepare_own_page();
   int32_t with_ops(auto f);
@@ -172,6 +181,11 @@ class ProcessState {
   int32_t add_op(const char* name, uint32_t pass);
   void apply_to_settings(const segment::Identity& described);
   segment::Identity identity_of(const segment::SegmentRequest& given) const;
+
+  // t_generation: number of the segment whose block t_counting has; 0: no segment. constinit: a variable that
+  // might need an initialization at run time would be accessed through a function.
+  static inline constinit thread_local Counting t_counting;
+  static inline constinit thread_local uint32_t t_generation = 0;
 
   OwnPage before_set_up_;  // used until prepare_own_page(); a child process inherits it
   std::atomic<OwnPage*> own_{&before_set_up_};
