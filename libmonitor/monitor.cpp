@@ -226,6 +226,7 @@ void Monitor::begin_step() {
   const uint32_t affordable = plan_slices();
   if (affordable == 0) return g_process.set_bits(kHotNoBudget);
   affordable_slices_.store(affordable, std::memory_order_relaxed);
+  if (TryLock layers(layer_busy_); layers) ordinal_.begin_step();
   const uint32_t free_slots = g_process.writer().free_slots();
   free_slots_.store(free_slots, std::memory_order_relaxed);
   // Slices of key positions may use the slots that the expected slices of rows leave free.
@@ -234,7 +235,6 @@ void Monitor::begin_step() {
   column_slots_.store(int64_t{free_slots} - static_cast<int64_t>(row_slices * slots_per_slice_.load()),
                       std::memory_order_relaxed);
   step_was_sampled_ = true;
-  if (TryLock layers(layer_busy_); layers) ordinal_.begin_step();
   g_process.set_bits(kHotSampledStep);  // last: other threads now take samples with the values stored above
 }
 
