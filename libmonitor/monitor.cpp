@@ -365,10 +365,7 @@ Monitor::CopiedSlices Monitor::take_sample(const Counting& counting, const fores
   if (!plan_slice(checked, limits.bytes, limits.slots, &rows, &plan))
     return skip_call(FORESHOCK_SKIP_TOO_LARGE);
   slots_per_slice_.store(plan.slots, std::memory_order_relaxed);
-  // NaN and Inf are counted in every second call only, since the count takes at least half as long as the
-  // copy. Each random choice has its own last argument of mix(), here 6; the others are in sampling.cpp.
-  if (mix(settings.seed, static_cast<uint64_t>(step), open.call, 6) % 2 == 0)
-    plan.header.nonfinite_out = count_nonfinite_out(checked, rows);
+  if (rows.counts_nonfinite) plan.header.nonfinite_out = count_nonfinite_out(checked, rows);
   observed_heads_.add(checked);  // stores how many heads there are, to split query and key weights by head
   plan.header.step = step;
   plan.header.time_ns = realtime_ns();

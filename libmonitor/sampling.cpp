@@ -28,8 +28,16 @@ uint32_t reversed(uint32_t bits) {  // the 32 bits in reverse order
   return result;
 }
 
-// What a random number is for. monitor.cpp passes a 6 of its own to mix().
-enum Purpose : uint64_t { kBatch = 1, kKvHead, kFirstHead, kPackedPosition, kTakesColumns, kPosition = 16 };
+// What a random number is for.
+enum Purpose : uint64_t {
+  kBatch = 1,
+  kKvHead,
+  kFirstHead,
+  kPackedPosition,
+  kTakesColumns,
+  kCountsNonfinite,
+  kPosition = 16
+};
 
 // Returns the random number of one choice for one call. Choices with different `purpose` are independent.
 uint64_t random_of(uint64_t seed, int64_t step, uint64_t call, int rank, uint64_t purpose) {
@@ -72,6 +80,8 @@ Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t
   slice.heads = static_cast<int>(std::min<int64_t>(group, kRowsPerSample));  // one row per position and head
   slice.first_head = slice.kv_head * group + below(random(kFirstHead), group - slice.heads + 1);
   choose_positions(shape.queries, kRowsPerSample / slice.heads, random, &slice);
+  // Without the rank, so that all ranks count in the same calls.
+  slice.counts_nonfinite = mix(seed, static_cast<uint64_t>(step), call, kCountsNonfinite) % 2 == 0;
   return slice;
 }
 

@@ -49,6 +49,9 @@ struct Slice {
   // part. A device repeats this choice for a sequence whose length only the device can read.
   int parts = 0;
   uint32_t fraction[kRowsPerSample] = {};
+  // Whether NaN and Inf in the output of first_head are to be counted. True in every second slice of rows
+  // only, since the count takes at least half as long as the copy of the slice.
+  bool counts_nonfinite = false;
   int rows() const { return heads * positions; }
 };
 

@@ -124,5 +124,18 @@ TEST(Sampler, DependsOnSeedStepCallAndRankAlone) {
   EXPECT_NE(place(1, 2, 3, 4), place(1, 2, 3, 5));
 }
 
+TEST(Sampler, EveryRankCountsNonfiniteValuesInTheSameHalfOfTheCalls) {
+  const CallShape shape = {2, 4, 2, 32, 32};
+  constexpr int kCalls = 8000;
+  int counting = 0;
+  for (uint64_t call = 0; call < kCalls; ++call) {
+    const bool counts = choose_slice(shape, 5, 3, call, 0).counts_nonfinite;
+    ASSERT_EQ(choose_slice(shape, 5, 3, call, 7).counts_nonfinite, counts) << call;
+    ASSERT_FALSE(choose_columns(shape, 5, 3, call, 0).counts_nonfinite) << call;
+    counting += counts;
+  }
+  EXPECT_NEAR(counting, kCalls / 2, 5 * 45);  // sd = sqrt(8000 / 4)
+}
+
 }  // namespace
 }  // namespace foreshock
