@@ -554,6 +554,16 @@ void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slo
   }
 }
 
+uint64_t fill_slot(const ValidatedCall& call, const Slice& slice, const SlicePlan& plan, uint32_t part,
+                   const segment::SegmentWriter& writer, segment::Slot* slot) {
+  const segment::Slot header = slot_of(plan, part);
+  writer.describe(slot, header);
+  if (call.device_type == FORESHOCK_DEVICE_CPU) copy_slot(call, slice, *slot, reinterpret_cast<char*>(slot));
+  uint64_t bytes = 0;
+  for (const segment::Payload& payload : header.payload) bytes += payload.bytes;
+  return bytes;
+}
+
 namespace {
 
 static_assert(kMostPositions == kRowsPerSample);

@@ -15,6 +15,7 @@
 #include "kernels/gather.h"
 #include "libmonitor/sampling.h"
 #include "segment/layout.h"
+#include "segment/writer.h"
 
 namespace foreshock {
 
@@ -110,6 +111,11 @@ segment::Slot slot_of(const SlicePlan& plan, uint32_t part);
 // Copies the payloads (parts of the tensors) of a call on the host into the slot at address `base`, to the
 // offsets that slot_of() has stored in `slot`.
 void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base);
+
+// Writes the header of slot number `part` of the slice into *slot, which must be claimed. If the call is on
+// the host, also copies the payloads. Returns the bytes of the payloads.
+uint64_t fill_slot(const ValidatedCall& call, const Slice& slice, const SlicePlan& plan, uint32_t part,
+                   const segment::SegmentWriter& writer, segment::Slot* slot);
 
 // Offsets of the begin and end of the payloads of a slot, in bytes from the start of the slot.
 struct PayloadRange {

@@ -396,12 +396,8 @@ int Monitor::put_slice(const ValidatedCall& checked, const Slice& slice, const S
   segment::Slot* slots[segment::kMaxSlots];
   if (!writer.claim(ticket, plan.slots, slots)) return FORESHOCK_SKIP_RING_FULL;
   uint64_t bytes = 0;
-  for (uint32_t part = 0; part < plan.slots; ++part) {
-    const segment::Slot header = slot_of(plan, part);
-    for (const segment::Payload& payload : header.payload) bytes += payload.bytes;
-    writer.describe(slots[part], header);
-    if (turn == nullptr) copy_slot(checked, slice, *slots[part], reinterpret_cast<char*>(slots[part]));
-  }
+  for (uint32_t part = 0; part < plan.slots; ++part)
+    bytes += fill_slot(checked, slice, plan, part, writer, slots[part]);
   if (turn == nullptr) {
     writer.publish(slots, ticket, plan.slots);
   } else if (const int reason = turn->state().send(checked, slice, {slots, ticket, plan.slots},
