@@ -382,7 +382,8 @@ Monitor::CopiedSlices Monitor::take_sample(const Counting& counting, const fores
     counting.take_back(block.sampled[pass]);
     return skip_call(reason);
   }
-  if (has_columns(checked)) add_columns(checked, plan.header, limits, device_turn, &copied);
+  if (pass == FORESHOCK_BACKWARD && has_columns(checked))
+    add_columns(checked, plan.header, limits, device_turn, &copied);
   return copied;
 }
 
