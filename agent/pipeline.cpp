@@ -44,8 +44,7 @@ double thread_cpu_seconds() {
 const void* data_of(segment::Bytes payload) { return payload.empty() ? nullptr : payload.data(); }
 
 // Returns the layer under which a call is counted. An empty label means that the layer is unknown.
-LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot& slot,
-                     const RankStatistics& rank) {
+LayerOfCall layer_of(const segment::Slot& slot, const RankStatistics& rank) {
   const auto source = static_cast<segment::LayerSource>(slot.layer_source);
   LayerOfCall layer = {"", "", segment::name_of(source)};
   if (slot.layer < 0) return layer;
@@ -61,11 +60,23 @@ LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot&
     layer.label = label;
     return layer;
   }
-  const segment::Layer record = segment.layer(static_cast<uint32_t>(slot.layer));
-  if (record.ready != 1) return layer;  // the trainer has not written the label yet
-  layer.label = segment::text_of(record.label);
-  layer.name = segment::text_of(record.name);
+  const auto index = static_cast<size_t>(slot.layer);
+  if (index >= rank.layer_names.size()) return layer;  // the trainer has not written the label yet
+  layer.label = rank.layer_names[index].label;
+  layer.name = rank.layer_names[index].name;
   return layer;
+}
+
+// Whether the label of the slice's layer is needed and was not read yet.
+bool lacks_label(const segment::Slot& slot, const RankStatistics& rank) {
+  return slot.layer >= 0 && slot.layer_source != static_cast<uint32_t>(segment::LayerSource::kOrdinal) &&
+         static_cast<size_t>(slot.layer) >= rank.layer_names.size();
+}
+
+void set_layer_names(const std::vector<segment::Layer>& layers, RankStatistics* rank) {
+  rank->layer_names.clear();
+  for (const segment::Layer& layer : layers)
+    rank->layer_names.push_back({segment::text_of(layer.label), segment::text_of(layer.name)});
 }
 
 // Tensors processed per rank and poll, so that a fast rank cannot starve the others. Kept small: a tensor
@@ -245,9 +256,11 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     return segment.consume_lost(ready, segment::Lost::kRefused);
   }
   const double begin = thread_cpu_seconds();
-  // If the trainer has registered the operation of this call after the last refresh(), reads the list again.
+  // If the trainer has registered the operation of this call, or labelled its layer, after the last
+  // refresh(), reads the list again.
   if (rank->ops.size() <= static_cast<size_t>(std::max(slot.op, 0))) rank->ops = segment.ops();
-  const LayerOfCall layer = layer_of(segment, slot, *rank);
+  if (lacks_label(slot, *rank)) set_layer_names(segment.layers(), rank);
+  const LayerOfCall layer = layer_of(slot, *rank);
   if (slot.columns == 1) {
     const KeyColumns columns = columns_of(ready.view);
     if (!is_valid(columns)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
@@ -319,7 +332,9 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
     for (uint32_t reason = 0; reason < segment::kLostReasons; ++reason)
       rank->lost[pass][reason] = segment.lost(pass, static_cast<segment::Lost>(reason));
   }
-  for (const segment::Layer& record : segment.layers()) {
+  const std::vector<segment::Layer> layers = segment.layers();
+  set_layer_names(layers, rank);
+  for (const segment::Layer& record : layers) {
     if (record.gradient_step == 0) continue;  // the layer has a name but no gradient norm yet
     LayerStatistics* layer = rank->layer_of(segment::text_of(record.label));
     if (layer == nullptr) break;  // too many layers

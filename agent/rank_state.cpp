@@ -278,6 +278,7 @@ const LayerStatistics* RankStatistics::worst_layer() const {
 }
 
 void RankStatistics::shrink_to_summary() {
+  layer_names = {};
   history = History(kRankColumns, kRankPoints);
   const LayerStatistics* worst = worst_layer();
   std::erase_if(layers, [&](const auto& entry) {

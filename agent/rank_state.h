@@ -272,6 +272,11 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor,
 // Whether the trainer's result has NaN or Inf where the reference has none.
 bool is_nonfinite(const SliceDeviation& deviation);
 
+// The label ("003") of a layer and the name of its module, as the trainer has written them.
+struct LayerName {
+  std::string label, name;
+};
+
 enum class RunState { kRunning, kFinished, kFailed, kPreempted, kInterrupted };
 const char* name_of(RunState state);
 
@@ -281,6 +286,7 @@ struct RankStatistics {
   bool identified = false;         // `identity` has been read
   std::optional<int> exit_status;  // argument of exit(), once the process has called it
   std::vector<segment::Op> ops;
+  std::vector<LayerName> layer_names;       // by segment::Slot::layer, except for ordinals
   std::vector<segment::UnseenName> unseen;  // attention that no hook sees
   segment::Coverage coverage = {};          // calls that the hooks do not see, counted by other means
   segment::Totals totals;                   // the trainer's counters of calls and samples
@@ -382,7 +388,8 @@ struct RankStatistics {
   // a ratio to the training time without the monitor: over all steps seen, and over the last minutes.
   std::optional<double> slowdown(int cores_per_rank) const;
   std::optional<double> recent_slowdown(int cores_per_rank) const;
-  // Drops the histories and the layers that the summary does not mention. Frees about 20 KiB per layer.
+  // Drops the histories, the layers that the summary does not mention, and layer_names. Frees about 20 KiB
+  // per layer.
   void shrink_to_summary();
   // Returns the layer nearest to, or furthest beyond, an alarm, or null if no layer has a checked slice.
   const LayerStatistics* worst_layer() const;

@@ -131,14 +131,6 @@ std::vector<Op> SegmentReader::ops() const {
 
 std::vector<Layer> SegmentReader::layers() const { return ready_records<Layer>(kLayers); }
 
-Layer SegmentReader::layer(uint32_t index) const {
-  const Region& region = header_.regions[kLayers];
-  Layer layer = {};
-  if (index < region.count)
-    read_exactly(segment_file_, &layer, sizeof layer, region.offset + sizeof layer * index);
-  return layer;
-}
-
 std::vector<std::string> SegmentReader::scalar_names() const {
   std::vector<std::string> names;
   for (const ScalarName& scalar : ready_records<ScalarName>(kScalarNames))

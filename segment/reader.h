@@ -159,7 +159,6 @@ class SegmentReader {
   std::optional<int> exit_status() const;
   std::vector<Op> ops() const;
   std::vector<Layer> layers() const;
-  Layer layer(uint32_t index) const;  // all zero if the layer does not exist
   // Returns the names of StepRecord::scalars known so far, in their order.
   std::vector<std::string> scalar_names() const;
   std::vector<UnseenName> unseen_names() const;

@@ -144,6 +144,31 @@ TEST(Pipeline, CallsWithoutALayerAreJudgedAsOne) {
   EXPECT_EQ(rank.pass[0].nonfinite, 2u);
 }
 
+TEST(Pipeline, ALayerThatIsLabelledLateHasItsLabelFromTheNextSliceOn) {
+  SegmentOfATrainer trainer;
+  auto reader = trainer.open();
+  Pipeline pipeline(nullptr);
+  RankStatistics rank;
+  pipeline.refresh(*reader, &rank);
+  trainer.sample(1, 1.0, 1);
+  pipeline.poll(*reader, &rank);
+  EXPECT_EQ(rank.unnamed.pass[0].judged, 1u);
+  segment::Layer& layer = trainer.writer.layers()[1];
+  std::strcpy(layer.label, "007");
+  std::strcpy(layer.name, "blocks.7");
+  layer.ready = 1;
+  trainer.sample(2, 1.0, 1);
+  pipeline.poll(*reader, &rank);
+  EXPECT_EQ(rank.unnamed.pass[0].judged, 1u);
+  ASSERT_EQ(rank.layers.count("007"), 1u);
+  EXPECT_EQ(rank.layers["007"].name, "blocks.7");
+  std::strcpy(layer.name, "blocks");  // named after a further parameter
+  pipeline.refresh(*reader, &rank);
+  trainer.sample(3, 1.0, 1);
+  pipeline.poll(*reader, &rank);
+  EXPECT_EQ(rank.layers["007"].name, "blocks");
+}
+
 TEST(Pipeline, AnAlarmThatHasEndedIsKeptWithItsSteps) {
   SegmentOfATrainer trainer;
   auto reader = trainer.open();
