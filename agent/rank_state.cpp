@@ -357,7 +357,7 @@ void add_scores(const SliceDeviation& deviation, ScoreStatistics* scores) {
   add_known(scores->logit, deviation.logit_abs_max);
   add_known(scores->entropy_min, deviation.entropy_min);
   add_known(scores->entropy_mean, deviation.entropy_mean);
-  add_known(scores->near_tie_ratio, near_tie_ratio(deviation));
+  add_known(scores->near_tie_ratio, deviation.near_tie_ratio);
 }
 
 // Returns the better of two layer sources, in the order annotation, parameter, ordinal, unknown.
@@ -523,11 +523,6 @@ void add_to_history(const Weights& weights, RankStatistics* rank) {
   add_known(rank->history, model.step, kColumnStalenessMax, optimizer->staleness_max);
   add_known(rank->history, model.step, kColumnUpdateRatio, optimizer->pooled.update_ratio());
   add_known(rank->history, model.step, kColumnUpdateRatioMax, optimizer->update_ratio_max);
-}
-
-std::optional<double> near_tie_ratio(const SliceDeviation& deviation) {
-  if (deviation.rows_with_keys == 0) return std::nullopt;
-  return static_cast<double>(deviation.near_tie_rows) / deviation.rows_with_keys;
 }
 
 // Adds two results of a slice of key positions that concern the whole call, not only the slice's keys. The

@@ -123,7 +123,7 @@ using KeyStatistics = std::vector<PassStatistics>;
 bool is_biased(const PassStatistics& pass, uint32_t tensor);
 
 // Figures of forward slices: largest error of the log-sum-exp, largest scaled score, entropy of the attention
-// weights in nats, and the result of near_tie_ratio() below.
+// weights in nats, and SliceDeviation::near_tie_ratio.
 struct ScoreStatistics {
   SampleWindow lse_error, logit, entropy_min, entropy_mean, near_tie_ratio;
 };
@@ -441,8 +441,6 @@ void add_to_history(const TensorSnapshot& snapshot, RankStatistics* rank);
 void add_to_history(const std::string& layer, const LayerSpectrum& spectrum, RankStatistics* rank);
 // Adds the latest snapshot of the whole model to the rank's history, unless it was already added.
 void add_to_history(const Weights& weights, RankStatistics* rank);
-// Returns the share of rows whose second largest score nearly equals the largest; absent if no row has a key.
-std::optional<double> near_tie_ratio(const SliceDeviation& deviation);
 
 }  // namespace foreshock
 

@@ -130,7 +130,7 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
   line.logit_abs_max = deviation.logit_abs_max;
   line.entropy_nats_min = deviation.entropy_min;
   line.entropy_nats_mean = deviation.entropy_mean;
-  line.near_tie_ratio = near_tie_ratio(deviation);
+  line.near_tie_ratio = deviation.near_tie_ratio;
   line.nonfinite_values = deviation.nonfinite_inputs + deviation.nonfinite_out + deviation.nonfinite_lse +
                           deviation.nonfinite_gradient;
   line.judge_seconds = judge_seconds;

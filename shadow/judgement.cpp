@@ -322,6 +322,7 @@ void describe_scores(const AttentionSlice& slice, const Reference& ref, SliceDev
   if (entropy_rows > 0) d->entropy_mean = entropy_sum / entropy_rows;
   d->partial = d->partial_rows > 0 && d->partial_rows >= kPartialShare * entropy_rows &&
                d->lse_error_ratio.value_or(0) <= 1;
+  if (d->rows_with_keys > 0) d->near_tie_ratio = static_cast<double>(d->near_tie_rows) / d->rows_with_keys;
 }
 
 // Sets grad_out_drift: the sum of grad_out * (trainer's out - exact out).

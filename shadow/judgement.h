@@ -96,7 +96,8 @@ struct SliceDeviation {
   std::optional<double> logit_abs_max;              // of scaled, masked scores; +Inf if one is NaN or +Inf
   std::optional<double> entropy_min, entropy_mean;  // nats
   int rows_with_keys = 0;
-  int near_tie_rows = 0;  // rows whose two largest scores are nearly equal (kNearTie)
+  int near_tie_rows = 0;                 // rows whose two largest scores are nearly equal (kNearTie)
+  std::optional<double> near_tie_ratio;  // near_tie_rows / rows_with_keys; absent without such rows
 
   // Numbers of NaN and Inf elements, counted before any comparison.
   uint64_t nonfinite_inputs = 0;  // query, key, value and grad_out, but not an additive mask
@@ -225,7 +226,8 @@ struct Figure {
   std::string text;  // exact_text() of the number; empty: unknown
 };
 
-// Returns every number of the result, always in the same order. Equal texts mean equal bits.
+// Returns every number of the result but near_tie_ratio, which follows from two others. The order is always
+// the same. Equal texts mean equal bits.
 std::vector<Figure> figures_of(const SliceDeviation& deviation);
 
 }  // namespace foreshock

@@ -496,7 +496,7 @@ TEST(Deviation, NothingToCompareIsAbsent) {
   const SliceDeviation d = judged(data);
   EXPECT_EQ(d.rows_compared, 0);
   EXPECT_FALSE(d.relative_error_mean || d.relative_error_max || d.deviation_ratio || d.lse_error_abs_max ||
-               d.logit_abs_max || d.entropy_min || d.entropy_mean || d.grad_out_drift);
+               d.logit_abs_max || d.entropy_min || d.entropy_mean || d.grad_out_drift || d.near_tie_ratio);
 }
 
 TEST(Deviation, OneKeyHasNoErrorAndNoRatio) {
@@ -520,6 +520,7 @@ TEST(Deviation, LseErrorAndScores) {
   EXPECT_NEAR(*d.lse_error_abs_max, 0.25, 1e-15);
   EXPECT_EQ(*d.logit_abs_max, 5);
   EXPECT_EQ(d.near_tie_rows, 0);
+  EXPECT_EQ(d.near_tie_ratio, 0);
   const double p = 1 / (1 + std::exp(-6.0));
   EXPECT_NEAR(*d.entropy_mean, -p * std::log(p) - (1 - p) * std::log(1 - p), 1e-15);
 }
