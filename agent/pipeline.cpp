@@ -317,6 +317,8 @@ void Pipeline::resume_from(const SegmentReader& segment, RankStatistics* rank) {
 }
 
 void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
+  // Reads the trainer's lock before the counters: if it is free, the trainer has stored its last counts.
+  rank->alive = segment.is_locked();
   refresh_identity(segment, rank);
   rank->ops = segment.ops();
   rank->unseen = segment.unseen_names();
@@ -352,6 +354,7 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
     layer->nonfinite_steps = record.nonfinite_steps;
     if (record.nonfinite_steps > 0) layer->last_nonfinite_step = last_nonfinite_step;
   }
+  if (!rank->alive) rank->exit_status = segment.exit_status();
 }
 
 void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {

@@ -85,7 +85,8 @@ class Pipeline {
   // If an earlier agent has read steps of the segment, initializes `rank` from the last of them and from the
   // restored detectors. Must be called after the first refresh() and before the first poll() of the segment.
   void resume_from(const segment::SegmentReader& segment, RankStatistics* rank);
-  // Copies counters, names and identity from a segment to `rank`. Called before they are published.
+  // Copies counters, names and identity from a segment to `rank`, and whether its trainer is alive and how it
+  // has ended. Called before they are published.
   void refresh(const segment::SegmentReader& segment, RankStatistics* rank);
   // Processes the rest of a segment after its trainer has ended. Incomplete slices are counted as lost.
   void finish(segment::SegmentReader& segment, RankStatistics* rank);

@@ -33,10 +33,7 @@ bool FollowedProcess::poll() { return !is_finished() && pipeline_->poll(*segment
 
 void FollowedProcess::refresh(Clock::time_point now) {
   if (is_finished()) return;
-  // Reads the trainer's lock before the counters: if it is free, the trainer has stored its last counts.
-  rank.alive = segment_->is_locked();
   pipeline_->refresh(*segment_, &rank);
-  if (!rank.alive) rank.exit_status = segment_->exit_status();
   if (rank.alive || !(rank.totals == last_totals_)) changed_ = now;
   last_totals_ = rank.totals;
 }
@@ -49,7 +46,6 @@ void FollowedProcess::finish(RunState state) {
   if (is_finished()) return;
   pipeline_->finish(*segment_, &rank);
   rank.state = state;
-  rank.alive = segment_->is_locked();
   segment_.reset();
 }
 
