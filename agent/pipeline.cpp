@@ -168,7 +168,6 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
     observe_step(step, rank);
     // If take() returns true, a killed agent has written this line, and the detectors already have it.
     if (const StepLine line = step_line(*rank, step); !written_lines_.take(line)) detect(line, rank);
-    set_watch(rank);
     if (rank->watch != nullptr) rank->loss_zscore = rank->watch->loss_verdict().z;
   }
   flush_record();
@@ -298,7 +297,6 @@ void Pipeline::observe(const segment::Slot& slot, const LayerOfCall& layer, cons
   if (nonfinite > 0)
     record_event(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite), is_new);
   if (is_new) detect(line, rank);
-  set_watch(rank);
 }
 
 // Detectors belong to a rank number. If `current` is false, a later process of the run has this number now.
