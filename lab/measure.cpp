@@ -238,7 +238,8 @@ std::string why_not(const Point& p) {  // later checks use names that earlier ch
     return "no such unit: accumulator " + p.accumulator + " does not take " + p.format;
   const auto law = parse_input_law(p.input);
   if (!law)
-    return "unknown input law '" + p.input + "'; use normal, uniform, outlier, one_signed, flat, shifted or ties:2";
+    return "unknown input law '" + p.input +
+           "'; use normal, uniform, outlier, one_signed, flat, shifted or ties:2";
   if (!parse_rounding(p.rounding)) return "unknown rounding '" + p.rounding + "'; use rne, rtz or stochastic";
   if (p.delta != "out" && p.delta != "probabilities") return "delta is 'out' or 'probabilities'";
   if (p.reference != "stored" && p.reference != "original") return "reference is 'stored' or 'original'";
