@@ -28,7 +28,7 @@ route:
     group_by: [cluster, alertname]
 
 inhibit_rules:
-# During an incident, its precursors and the alert that several of them agree are only on the dashboard.
+# During an incident, alerts of the kinds precursor and agreement (several precursors at once) are not sent.
 - source_matchers: [kind="incident"]
   target_matchers: [kind=~"precursor|agreement"]
   equal: [cluster, namespace, run]

@@ -129,7 +129,8 @@ void CudaGraphCounter::end_recording(uintptr_t stream, uintptr_t graph, const Pa
   for (uint32_t pass = 0; pass < kPasses; ++pass)
     all += calls[pass] = so_far.of[pass] - ended.before.of[pass];
   // Calls in the body of a conditional node, or in a recording whose begin was not seen, were also counted
-  // for the recordings that are still active. These become unknown.
+  // for the recordings that are still active. These become unknown. (Without a begin and a graph, nothing was
+  // recorded.)
   const bool is_body_with_calls = ended.body != 0 && all != 0;
   if (was_seen ? is_body_with_calls : graph != 0) mark_recordings_unknown();
   const bool is_known = was_seen && ended.is_alone && !has_overflowed_;
@@ -383,10 +384,12 @@ void UnhookedAttention::note(const char* name, uint32_t evidence, bool has_segme
   std::strncpy(shortened, name, sizeof shortened - 1);
   uint32_t index = 0;
   while (index < known_ && std::strcmp(names_[index].name, shortened) != 0) ++index;
+  // A smaller number is better evidence.
   if (index < segment::kMaxUnseen && (index == known_ || evidence < names_[index].evidence)) {
     std::memcpy(names_[index].name, shortened, sizeof shortened);
     names_[index].evidence = evidence;
     if (index == known_) ++known_;
+    // In a forked child without a segment, records_ are the parent's.
     if (has_segment && records_ != nullptr) store(index);
   }
   busy_.clear(std::memory_order_release);

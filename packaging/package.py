@@ -92,7 +92,7 @@ def install(tree: Path, releases: list[str], build: Path = BUILD, cache: Path = 
 
 def fill(tree: Path, releases: list[str], cache: Path) -> None:
     """Adds the files that CMake does not install: documents, licences, adapters, and SBOM, the list of components. That
-    list is written last, since it has the hashes of all other files."""
+    list is written last, since its name has the hash of all other files."""
     documents = tree / DOCUMENTS
     components.copy_licenses(documents / "licenses", torch_license(releases))
     for name in ("README.md", "LICENSE", "NOTICE"):
@@ -102,10 +102,10 @@ def fill(tree: Path, releases: list[str], cache: Path) -> None:
         built = adapters.build(python_of(release), tree / "lib" / "libforeshock.so", cache)
         copied = adapters.copy_into(built, tree / "share" / "foreshock" / "adapters")
         print(f"package: adapter {copied.name}", flush=True)
-    for path in tree.rglob("*"):  # permissions must not depend on the umask
+    (documents / SBOM).write_text(sbom.document(version(tree), int(commit_time()), releases, tree))
+    for path in [tree, *tree.rglob("*")]:  # permissions must not depend on the umask
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
-    (documents / SBOM).write_text(sbom.document(version(tree), int(commit_time()), releases, tree))
 
 
 def torch_license(releases: list[str]) -> Path | None:

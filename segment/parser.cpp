@@ -288,14 +288,14 @@ const char* parse_slot(Bytes bytes, SlotView* view) {
 }
 
 // A filler is a record without content. It takes the end of the ring if the next record begins at the start.
-const char* parse_tensor_length(Bytes bytes, uint64_t left, uint64_t to_end, uint64_t* length,
+const char* parse_tensor_length(Bytes bytes, uint64_t unread, uint64_t to_end, uint64_t* length,
                                 bool* is_filler) {
   uint32_t kind = 0;
   if (bytes.size() < sizeof *length + sizeof kind) return "tensor record too short";
   std::memcpy(length, bytes.data(), sizeof *length);
   std::memcpy(&kind, bytes.data() + sizeof *length, sizeof kind);
   *is_filler = kind == static_cast<uint32_t>(TensorKind::kFiller);
-  if (*length == 0 || *length % kTensorAlign != 0 || *length > left || *length > to_end)
+  if (*length == 0 || *length % kTensorAlign != 0 || *length > unread || *length > to_end)
     return "tensor record of an impossible length";
   if (*is_filler && *length != to_end) return "filler in the middle of the ring";
   return nullptr;

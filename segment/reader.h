@@ -78,9 +78,9 @@ struct TensorView {
 };
 
 // Parses the first 16 bytes of a record in the ring of tensors: its length, and whether it is a filler, which
-// takes the space before the ring's end that is too small for the next record. `left` is the number of bytes
-// written from the record's start on, `to_end` the number of bytes from the record's start to the ring's end.
-const char* parse_tensor_length(Bytes bytes, uint64_t left, uint64_t to_end, uint64_t* length,
+// takes the space before the ring's end that is too small for the next record. `unread` is the number of
+// bytes that the trainer has written from the record's start on, `to_end` that from there to the ring's end.
+const char* parse_tensor_length(Bytes bytes, uint64_t unread, uint64_t to_end, uint64_t* length,
                                 bool* is_filler);
 
 // Parses a whole tensor record. On success its shapes agree with each other and with the number of elements,
@@ -113,13 +113,14 @@ class JoinedSlice {
   std::vector<std::byte> bytes_;
   SlotView whole_;
   uint32_t next_part_ = 0;    // number of the next part
-  uint64_t joined_keys_ = 0;  // keys copied so far; of a slice of key positions, query rows
+  uint64_t joined_keys_ = 0;  // keys copied so far (in a slice of key positions: rows)
 };
 
 // Converts a slice of a packed batch, which concatenates sequences, into the slice that a call with only the
-// sampled sequence would have given. Dimensions, limits and positions then follow from Slot::told, the real
-// extent of the sequence, and the payloads are cut to these dimensions. The result has no rows if the device
-// copied none, or if a row may see no key, for which kernels define no result. Other slices stay unchanged.
+// sampled sequence would have given. The trainer plans such a slice for the longest sequence; the extent of
+// the sampled one, Slot::told, comes from the device. Dimensions, limits and positions then follow from it,
+// and the payloads are cut to these dimensions. The result has no rows if the device copied no rows, or if a
+// row may see no key, for which kernels define no result. Other slices stay unchanged.
 const char* settle_packed(SlotView* view);
 
 inline constexpr uint64_t kMostTensorHeadsBytes = uint64_t{64} << 20;  // a larger payload is invalid
@@ -166,8 +167,9 @@ class SegmentReader {
   Totals totals() const;
 
   // Returns the step records that are not consumed yet; `now_ns` is CLOCK_REALTIME. Stops before the first
-  // pending record, some numbers of which have not arrived from a device. But if more than kMostPendingSteps
-  // records follow, or after kMostPendingSteps times its duration (at least 1 s), the record is returned.
+  // pending record, some numbers of which have not arrived from a device. But a pending record is returned if
+  // more than kMostPendingSteps records follow it, or after kMostPendingSteps times the duration of its step
+  // (at least 1 s).
   std::vector<StepRecord> unread_steps() { return unread_steps(now_ns()); }
   std::vector<StepRecord> unread_steps(uint64_t now_ns);
   // Consumes the result of the last unread_steps(). Records overwritten unread count as steps_lost().
@@ -243,6 +245,7 @@ class SegmentReader {
   bool read_region(RegionId id, std::vector<std::byte>* into) const;
   template <class T>
   std::vector<T> ready_records(RegionId id) const;
+  // Reads 16 step records from number `next` on. Returns whether these include all new ones.
   bool read_few_steps(uint64_t next) const;
   uint64_t slot_offset(uint32_t slot) const;
   uint64_t sequence_of(uint32_t slot) const;

@@ -1,9 +1,10 @@
 """Evaluates the detectors on trainings with an attention error in one layer: whether they warn before the loss event
 and for the right layer, and whether they warn if the error is harmless. Also selects the detectors that are on by
-default. A "training" here is its stored data, a dictionary (`one`, and `found` for all of them): `onsets` are the steps
-at which loss events begin, `places` the alarms of each detector as (step, layer label), `layers` all labels. `missed`:
-only a comparison with the twin showed the failure. In a recipe, `plant` is the kind of attention error, `dose` its size
-in ulp, `twin` the recipe without the fault. A recipe with `plant` but no `twin` rounds all attention and has no fault.
+default. A "training" here is its stored data: `one` is such a dictionary, `found` the list of all. In it, `onsets` are
+the steps at which loss events begin, `places` the alarms of each detector as (step, layer label), `layers` all labels.
+`missed`: only a comparison with the twin showed the failure. In a recipe, `plant` is what is done to attention, `dose`
+its size in ulp, `twin` the recipe without the fault. A recipe with `plant` but no `twin` has no fault: it rounds the
+output of exact attention.
 """
 
 from __future__ import annotations

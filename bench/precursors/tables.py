@@ -1,8 +1,9 @@
 """Writes the results of comparison.results() as text: into the blocks of RESULTS.md and of docs/precursors.md, and as
 the bench's output. A block lies between "<!-- NAME -->" and "<!-- end -->". `results` is the content of results.json.
-"shipped" and "learned" in it: the same detectors, scored with foreshock's own and with learned thresholds. `of` is the
-entry of one detector there; `found` has figures of the detector: over all recipes (`of["all"]`), of one recipe with a
-fault (`of["recipes"][name]`), or of one without (`of["models"][name]`). `–`: unknown. A recipe is a kind of
+"shipped" and "learned" in it: detectors scored with their own and with learned thresholds; "ours" lists those that are
+foreshock's. `of` is the entry of one detector there; `found` has figures of the detector: over all recipes
+(`of["all"]`), of one recipe with a fault (`of["recipes"][name]`), or of one recipe without a fault
+(`of["models"][name]`). `–`: unknown. A recipe is a kind of
 training; its twin is the same training without the fault. A hit is a loss event with an alarm shortly before it; lead:
 the steps between. Lift: how much more often an event follows an alarm than an arbitrary step. Default detectors give
 few false alarms, and predict loss events or find planted errors of attention. The others are experimental.
@@ -26,7 +27,7 @@ REPORT = RESULTS.with_name("RESULTS.md")
 PAGE = ROOT / "docs" / "precursors.md"
 BLOCK = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.S)
 # Columns. "95 %": interval of the share of hits. "twin": how often the twin had an alarm in the same steps before an
-# event. "right": alarms that an event follows.
+# event. "right": alarms that an event follows. "false": alarms in trainings without a fault (for one recipe: its twin).
 HEAD = ("detector", "hits", "95 %", "twin", "lead", "alarms", "right", "lift", "false per 10 k steps")
 
 
@@ -216,10 +217,9 @@ def short_table(results: dict) -> str:
     for name, of in results["shipped"].items():
         found = of["all"]
         lead = "–" if found["lead_median"] is None else f"{found['lead_median']:g} steps"
-        # `low` is the interval of the lift, `high` the lift itself.
-        low, high = between(found["lift_low"], found["lift_high"]), number(found["lift"])
+        lift, interval = number(found["lift"]), between(found["lift_low"], found["lift_high"])
         false = f"{number(found['false_per_10k'])} (at most {number(found['false_per_10k_most'])})"
-        rows.append([f"`{name}`", f"{found['hits']} of {found['events']}", lead, f"{high} {low}", false])
+        rows.append([f"`{name}`", f"{found['hits']} of {found['events']}", lead, f"{lift} {interval}", false])
     return markdown(SHORT_HEAD, rows)
 
 

@@ -1,7 +1,7 @@
 // Draws the charts of the report page with Chart.js. embed.cmake joins this file with words.js, which defines `report`
 // (the data), element(), known(), finite(), sentence(), and functions that write numbers as text: count(), short(),
-// steps(), before(). The colours are those of Okabe and Ito, which can be distinguished with any colour vision. A shape
-// or a word always repeats the meaning of a colour. A detector that has left level quiet has "moved". "Onset": the step
+// steps(), before(). The colours follow those of Okabe and Ito, which can be distinguished with any colour vision. Except
+// in small rows of the layer map, a shape or a word repeats the meaning of a colour. A detector that has left level quiet has "moved". "Onset": the step
 // at which a loss event begins. Two hexadecimal digits appended to a colour are its opacity.
 const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
 // Colours by use; `quiet` is that of secondary text, `largest` that of the largest loss in a range of steps.

@@ -1,7 +1,8 @@
 // Looks up the C functions of the Python interpreter in this process. The adapter is not linked with Python,
 // so one adapter works with every version of Python, and also in C++ trainers without Python. All functions
-// belong to the stable ABI, except _PyDict_GetItem_KnownHash, which has been exported since 3.6. Python
-// objects are void pointers. The interpreter lock must be held for all calls except add_pending.
+// belong to the stable ABI, except _PyDict_GetItem_KnownHash, which has been exported since 3.6, and the two
+// for replace_vectorcall(), which may be absent. Python objects are void pointers. The interpreter lock must
+// be held for all calls except add_pending.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
 
@@ -61,7 +62,8 @@ struct Python {
   void (*fetch_error)(void** type, void** value, void** trace);
   void (*restore_error)(void* type, void* value, void* trace);
   int (*add_pending)(PendingCall, void*);  // the main thread makes the call when it next runs Python code
-  // For replace_vectorcall(). The first is null before Python 3.12; the second is that of Python functions.
+  // For replace_vectorcall(). Null before Python 3.12: set_vectorcall. function_vectorcall is the C function
+  // that runs when C code calls a function written in Python.
   void (*set_vectorcall)(void* function, PythonVectorcall vectorcall);
   PythonVectorcall function_vectorcall;
   void *none, *false_object, *list_type, *dict_type, *integer_type, *float_type;
@@ -72,7 +74,7 @@ struct Python {
   }
   // Whether all symbols were found, except those for replace_vectorcall().
   bool has_all() const { return has_all_; }
-  // Whether this process has the functions that interpreter.h calls (call_back() and raise_kept()).
+  // Whether this process has the functions that call_back() and raise_kept() of interpreter.h call.
   bool can_call_back() const { return call_with && release && fetch_error && restore_error && add_pending; }
 
  private:
