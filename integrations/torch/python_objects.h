@@ -1,6 +1,6 @@
 // Looks up the C functions of the Python interpreter in this process. The adapter is not linked with Python,
 // so one adapter works with every version of Python, and also in C++ trainers without Python. All functions
-// belong to the stable ABI, except _PyDict_GetItem_KnownHash, which has been exported since 3.6, and the two
+// belong to the stable ABI, except _PyDict_GetItem_KnownHash, which has been exported since 3.6, and those
 // for replace_vectorcall(), which may be absent. Python objects are void pointers. The interpreter lock must
 // be held for all calls except add_pending.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
@@ -62,10 +62,10 @@ struct Python {
   void (*fetch_error)(void** type, void** value, void** trace);
   void (*restore_error)(void* type, void* value, void* trace);
   int (*add_pending)(PendingCall, void*);  // the main thread makes the call when it next runs Python code
-  // For replace_vectorcall(). Null before Python 3.12: set_vectorcall. function_vectorcall is the C function
-  // that runs when C code calls a function written in Python.
+  // The next three are for replace_vectorcall(); a version of Python lacks some of them.
   void (*set_vectorcall)(void* function, PythonVectorcall vectorcall);
-  PythonVectorcall function_vectorcall;
+  PythonVectorcall (*vectorcall_of)(void* callable);
+  PythonVectorcall function_vectorcall;  // the vectorcall of every function written in Python
   void *none, *false_object, *list_type, *dict_type, *integer_type, *float_type;
 
   static const Python& get() {
@@ -124,6 +124,7 @@ struct Python {
     look_up("PyFloat_Type", &python.float_type);
     const bool has_all = python.has_all_;
     look_up("PyFunction_SetVectorcall", &python.set_vectorcall);
+    look_up("PyVectorcall_Function", &python.vectorcall_of);
     look_up("_PyFunction_Vectorcall", &python.function_vectorcall);
     python.has_all_ = has_all;
     return python;
@@ -165,18 +166,19 @@ inline bool is_exactly(void* object, void* type) { return python_type_of(object)
 
 // Lets `vectorcall` run when C code calls `function`, which is written in Python. Python before 3.12 has no
 // API for this: there the word of the object that has the old vectorcall is searched. `bytes`: size of the
-// object. Returns false if that is impossible.
-inline bool replace_vectorcall(void* function, size_t bytes, PythonVectorcall vectorcall) {
+// object. Returns the old vectorcall, or null if that is impossible.
+inline PythonVectorcall replace_vectorcall(void* function, size_t bytes, PythonVectorcall vectorcall) {
   const Python& python = Python::get();
-  if (python.set_vectorcall) return python.set_vectorcall(function, vectorcall), true;
-  if (!python.function_vectorcall) return false;
+  const PythonVectorcall old =
+      python.vectorcall_of ? python.vectorcall_of(function) : python.function_vectorcall;
+  if (python.set_vectorcall) return python.set_vectorcall(function, vectorcall), old;
   auto* const words = static_cast<void**>(function);
-  for (size_t n = 0; n < bytes / sizeof(void*); ++n) {
-    if (words[n] != reinterpret_cast<void*>(python.function_vectorcall)) continue;
+  for (size_t n = 0; old && n < bytes / sizeof(void*); ++n) {
+    if (words[n] != reinterpret_cast<void*>(old)) continue;
     words[n] = reinterpret_cast<void*>(vectorcall);
-    return true;
+    return old;
   }
-  return false;
+  return nullptr;
 }
 
 }  // namespace foreshock::adapter

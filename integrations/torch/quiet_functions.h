@@ -28,44 +28,79 @@ inline void* prepare(void*, void* const* given, ssize_t count) {
   return none();
 }
 
-// The helper's functions for the hooks in steps that are not quiet (see replace_hooks).
-inline void *before_other_step = nullptr, *after_other_step = nullptr;
-
-// The vectorcalls of torch's two hooks. `given`: the optimizer, a tuple and a dictionary of step()'s
-// arguments.
-inline void* before_step(void*, void* const* given, size_t count, void*) {
-  if (static_cast<uint32_t>(count) != 3) return none();
+// QuietSteps::begin() with the arguments of a hook. After an error the helper handles the step.
+inline int64_t begin_step(void* const* given) {
   const int64_t due = QuietSteps::instance().begin(given[0], given[1], given[2]);
-  if (due == 0) return none();
-  const PythonReference number(Python::get().new_integer(due));
-  return Python::get().call_with(before_other_step, given[0], given[1], given[2], number.get(),
-                                 static_cast<void*>(nullptr));
+  if (!Python::get().pending_error()) return due;
+  Python::get().clear_error();
+  QuietSteps::instance().run_next_end_in_python();
+  return -1;
 }
 
-inline void* after_step(void*, void* const* given, size_t count, void*) {
-  if (static_cast<uint32_t>(count) != 3) return none();
+// What before_step() and after_step() need. The objects are kept for ever. See replace_hooks().
+struct Hooks {
+  void *before_other_step, *after_other_step;  // functions of the helper for steps that are not quiet
+  void* set_tracer;                            // sets the tracer of this thread, and returns the one before
+  PythonVectorcall original;                   // the vectorcall of every Python function
+};
+inline Hooks hooks = {};
+
+// Calls a function of the helper with the optimizer, the two objects with the arguments of step() and `more`
+// (may be null). Dynamo, the tracer of torch.compile, is still active in this thread if it has given up
+// tracing the function of torch that calls the hooks. It must not trace the helper, so it is switched off
+// meanwhile.
+inline void* call_untraced(void* function, void* const* given, void* more) {
+  const Python& python = Python::get();
+  void* const end = nullptr;
+  const PythonReference tracer(python.call_with(hooks.set_tracer, python.none, end));
+  if (!tracer) python.clear_error();
+  void* const result = python.call_with(function, given[0], given[1], given[2], more, end);
+  if (!tracer) return result;
+  void *type = nullptr, *value = nullptr, *trace = nullptr;
+  python.fetch_error(&type, &value, &trace);
+  const PythonReference none_of_ours(python.call_with(hooks.set_tracer, tracer.get(), end));
+  if (!none_of_ours) python.clear_error();
+  python.restore_error(type, value, trace);
+  return result;
+}
+
+// The vectorcalls of torch's two hooks. `given`: the optimizer, a tuple and a dictionary of step()'s
+// arguments. All other calls run the Python code of the hook.
+inline bool is_hook_call(size_t count, const void* names) {
+  return static_cast<uint32_t>(count) == 3 && names == nullptr;
+}
+
+inline void* before_step(void* function, void* const* given, size_t count, void* names) {
+  if (!is_hook_call(count, names)) return hooks.original(function, given, count, names);
+  const int64_t due = begin_step(given);
+  if (due == 0) return none();
+  const PythonReference number(Python::get().new_integer(due));
+  return call_untraced(hooks.before_other_step, given, number.get());
+}
+
+inline void* after_step(void* function, void* const* given, size_t count, void* names) {
+  if (!is_hook_call(count, names)) return hooks.original(function, given, count, names);
   const bool is_done = QuietSteps::instance().end(given[0]);
   if (Python::get().pending_error()) return nullptr;
-  return is_done ? none()
-                 : Python::get().call_with(after_other_step, given[0], given[1], given[2],
-                                           static_cast<void*>(nullptr));
+  return is_done ? none() : call_untraced(hooks.after_other_step, given, nullptr);
 }
 
 // Lets C code that calls the Python functions given[0] and given[1], the hooks, call before_step and
 // after_step instead. These call given[2] and given[3] if the step is not quiet. given[4]: bytes of a
-// function's object. Returns 0 if the functions cannot be replaced.
+// function's object. given[5]: torch's set_eval_frame(). Returns 0 if the functions cannot be replaced.
 inline void* replace_hooks(void*, void* const* given, ssize_t count) {
-  if (count != 5) return nullptr;
+  if (count != 6) return nullptr;
   const Python& python = Python::get();
-  python.retain(before_other_step = given[2]);
-  python.retain(after_other_step = given[3]);
+  if (hooks.original) return integer(true);  // done by an earlier start of the helper
+  hooks = {given[2], given[3], given[5], nullptr};
+  for (void* kept : {given[2], given[3], given[5]}) python.retain(kept);
   const auto bytes = static_cast<size_t>(python.integer(given[4]));
-  return integer(replace_vectorcall(given[0], bytes, before_step) &&
-                 replace_vectorcall(given[1], bytes, after_step));
+  hooks.original = replace_vectorcall(given[0], bytes, before_step);
+  return integer(hooks.original && replace_vectorcall(given[1], bytes, after_step));
 }
 
 inline void* begins(void*, void* const* given, ssize_t count) {
-  return count == 3 ? integer(QuietSteps::instance().begin(given[0], given[1], given[2])) : nullptr;
+  return count == 3 ? integer(begin_step(given)) : nullptr;
 }
 
 inline void* ends(void*, void* const* given, ssize_t count) {

@@ -276,9 +276,11 @@ class QuietSteps {
       if (value == python.none || given == Given::kOther) return;
       given = python.is_callable(value) ? Given::kCallable : Given::kOther;
     };
-    const ssize_t count = python.tuple_size(args);
+    const ssize_t count = python.tuple_size(args), named = python.dict_size(kwargs);
+    // A hook of the trainer may have replaced them by objects of other types.
+    if (count < 0 || named < 0) return python.clear_error(), Given::kOther;
     for (ssize_t n = 1; n < count; ++n) add(python.tuple_item(args, n));
-    if (python.dict_size(kwargs) == 0) return given;
+    if (named == 0) return given;
     ssize_t position = 0;
     void *key = nullptr, *value = nullptr;
     while (python.dict_next(kwargs, &position, &key, &value)) add(value);

@@ -514,3 +514,48 @@ print(json.dumps([steps, events("step")]))
 """)
     assert [row["source"] for row in by_hand] == [3] * 4  # counted
     assert [(row["source"], row["step"]) for row in later] == [(2, 1), (2, 2), (2, 3)]  # the optimizer's state
+
+
+def test_hooks_that_run_after_a_graph_break_are_not_traced(trainer) -> None:
+    """A hook of the trainer that Dynamo cannot trace makes it run torch's step, and our hooks in it, untraced."""
+    plain, watched, rows = trainer("""
+from torch.optim import optimizer as hooks
+ours = [(registered, dict(registered))
+        for registered in (hooks._global_optimizer_pre_hooks, hooks._global_optimizer_post_hooks)]
+def trained():
+    torch._dynamo.reset(); torch.manual_seed(0)
+    net = torch.nn.Linear(2, 2); norms = []
+    optimizer = torch.optim.AdamW(net.parameters(), lr=torch.tensor(0.1))
+    optimizer.register_step_pre_hook(lambda *_: norms.append(float(net.weight.grad.norm())))
+    step = torch.compile(lambda: optimizer.step(), backend="eager")
+    for _ in range(6): net(torch.ones(1, 2)).sum().backward(); step(); optimizer.zero_grad()
+    return [norms, net.weight.tolist(), net.bias.tolist()]
+for registered, _ in ours: registered.clear()
+plain = trained()
+for registered, kept in ours: registered.update(kept)
+events()
+print(json.dumps([plain, trained(), events()]))
+""")
+    assert watched == plain
+    assert [row["event"] for row in rows if row["event"] in ("step", "off")] == ["step"] * 6
+
+
+@pytest.mark.parametrize("given", ["list(args), kwargs", "iter(args), kwargs"])
+def test_arguments_of_other_types_reach_the_step(trainer, given: str) -> None:
+    """torch lets a hook replace the arguments of step() by any two objects. Ours may run after that hook."""
+    failed, rows = trainer(f"""
+from torch.optim import optimizer as hooks
+hooks.register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: ({given}))
+for number in [number for number in hooks._global_optimizer_pre_hooks if number < 0]:
+    hooks._global_optimizer_pre_hooks.move_to_end(number)
+_fake.fake_sample(0)
+net = torch.nn.Linear(2, 2); optimizer = torch.optim.AdamW(net.parameters(), lr=0.1); failed = []
+for _ in range(12):
+    net(torch.ones(1, 2)).sum().backward()
+    try: optimizer.step()
+    except Exception as error: failed.append(repr(error))
+    optimizer.zero_grad()
+print(json.dumps([failed, events()]))
+""")
+    assert failed == []
+    assert [row["event"] for row in rows if row["event"] in ("step", "off")] == ["step"] * 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any, NamedTuple
 
 from .logs import Logs
@@ -187,10 +187,11 @@ class Core:
         """Returns hooks for torch that do the same as the Python functions `before` and `after`, but run no Python code
         in quiet steps. In other steps they call `before_other` with one more argument, the result of quiet.begins, and
         `after_other`. Dynamo still traces the code of `before` and `after`."""
-        if not self.quiet.replace_hooks(before, after, before_other, after_other, type(before).__basicsize__):
+        size, set_tracer = type(before).__basicsize__, self._torch._C._dynamo.eval_frame.set_eval_frame
+        if not self.quiet.replace_hooks(before, after, before_other, after_other, size, set_tracer):
             return before, after
         # Python 3.11 calls a function itself, past the replaced C entry. It does not do that through a partial.
-        return partial(before), partial(after)
+        return update_wrapper(partial(before), before), update_wrapper(partial(after), after)
 
     def set_optimizers(self, clock: Any, others: list[tuple[Any, int]]) -> bool:
         """Passes the optimizers to quiet_steps.h. Returns whether quiet steps can follow the step that step_begins()

@@ -16,7 +16,7 @@ from typing import Any
 
 from . import tap  # foreshock.tap(), with which a training reports attention that no hook sees
 from .clock import Monitor
-from .compiled import Watch, step_traced
+from .compiled import Watch, skip_in_dynamo, step_traced
 from .core import Core
 from .signals import is_of_trainer, suppress_ours  # distinguish exceptions of the training from those of the helper
 from .topology import bind_distributed
@@ -64,6 +64,8 @@ def call_monitor(name: str, *arguments: Any) -> None:
 
 def takes_closure(args: Any, kwargs: Any) -> bool:
     """Whether step() got a callable argument. `args` begin with the optimizer."""
+    if not isinstance(args, tuple) or not isinstance(kwargs, dict):  # a hook of the training has replaced them
+        return False
     return (len(args) > 1 or bool(kwargs)) and any(map(callable, (*args[1:], *kwargs.values())))
 
 
@@ -200,6 +202,8 @@ def enter(load: bool = False) -> None:
     begins_quietly, ends_quietly = core.quiet.begins, core.quiet.ends
     _watch = Watch(torch, _compiled_step, core.call_back)
     optimizers, modules = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
+    for function in (_before_other_step, _after_other_step):  # for a Python without a lock (GIL): see call_untraced()
+        skip_in_dynamo(torch._C._dynamo.eval_frame, function)
     before, after = core.optimizer_hooks(_before_step, _after_step, _before_other_step, _after_other_step)
     with _negative_hook_numbers():
         optimizers.register_optimizer_step_pre_hook(before)
