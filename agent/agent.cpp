@@ -234,9 +234,12 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
   std::unique_ptr<Run> run;
   if (duplicate != nullptr) run = Run::open(options, std::move(duplicate), &error);
   if (run == nullptr) {
-    // If another agent follows the run (`error` is empty) or descriptors are short, search() tries again.
-    const bool lacks_descriptors = is_shortage(errno);
-    tree_->leave(found.label, *found.directory, /*retry=*/error.empty() || lacks_descriptors);
+    // If another agent follows the run (`error` is empty), or if descriptors or the kernel's records of locks
+    // (ENOLCK) are short, search() tries again.
+    const int why = errno;
+    const bool lacks_descriptors = is_shortage(why);
+    tree_->leave(found.label, *found.directory,
+                 /*retry=*/error.empty() || lacks_descriptors || why == ENOLCK);
     if (lacks_descriptors) {
       if (!has_warned_of_shortage_)
         spdlog::warn("{} has to wait: no descriptor left (ulimit -n)", found.label);

@@ -335,6 +335,9 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
   const std::vector<segment::Layer> layers = segment.layers();
   set_layer_names(layers, rank);
   for (const segment::Layer& record : layers) {
+    // The trainer shortens a name if the layer has several parameters.
+    if (const auto known = rank->layers.find(segment::text_of(record.label)); known != rank->layers.end())
+      known->second.name = segment::text_of(record.name);
     if (record.gradient_step == 0) continue;  // the layer has a name but no gradient norm yet
     LayerStatistics* layer = rank->layer_of(segment::text_of(record.label));
     if (layer == nullptr) break;  // too many layers
@@ -356,6 +359,7 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
 }
 
 void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
+  set_layer_names(segment.layers(), rank);
   segment.look_again();    // a killed trainer may have completed a slice without counting it
   segment.wait_no_more();  // numbers that are still on a device will not arrive
   for (uint32_t polls = 0; polls < kMaxDrainPolls && poll(segment, rank); ++polls) {

@@ -167,6 +167,9 @@ TEST(Pipeline, ALayerThatIsLabelledLateHasItsLabelFromTheNextSliceOn) {
   trainer.sample(3, 1.0, 1);
   pipeline.poll(*reader, &rank);
   EXPECT_EQ(rank.layers["007"].name, "blocks");
+  std::strcpy(layer.name, "blk");  // no slice follows
+  pipeline.finish(*reader, &rank);
+  EXPECT_EQ(rank.layers["007"].name, "blk");
 }
 
 TEST(Pipeline, AnAlarmThatHasEndedIsKeptWithItsSteps) {
