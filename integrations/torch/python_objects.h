@@ -171,9 +171,10 @@ inline PythonVectorcall replace_vectorcall(void* function, size_t bytes, PythonV
   const Python& python = Python::get();
   const PythonVectorcall old =
       python.vectorcall_of ? python.vectorcall_of(function) : python.function_vectorcall;
+  if (!old) return nullptr;
   if (python.set_vectorcall) return python.set_vectorcall(function, vectorcall), old;
   auto* const words = static_cast<void**>(function);
-  for (size_t n = 0; old && n < bytes / sizeof(void*); ++n) {
+  for (size_t n = 0; n < bytes / sizeof(void*); ++n) {
     if (words[n] != reinterpret_cast<void*>(old)) continue;
     words[n] = reinterpret_cast<void*>(vectorcall);
     return old;

@@ -111,7 +111,7 @@ rank = mine()
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import distribute_module
-from foreshock_torch.place import coordinates
+from foreshock_torch.topology import coordinates
 def here(model): return list(coordinates(list(model.parameters()), list(model.modules())))
 alone = here(nn.Linear(4, 4))
 dist.init_process_group("gloo", init_method="file://" + os.environ["MEETING"], rank=rank, world_size=4)

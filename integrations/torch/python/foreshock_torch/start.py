@@ -64,7 +64,8 @@ def call_monitor(name: str, *arguments: Any) -> None:
 
 def takes_closure(args: Any, kwargs: Any) -> bool:
     """Whether step() got a callable argument. `args` begin with the optimizer."""
-    if not isinstance(args, tuple) or not isinstance(kwargs, dict):  # a hook of the training has replaced them
+    # A hook of the training may have replaced both. An iterator is not read, since that would change it.
+    if not isinstance(args, (tuple, list)) or not isinstance(kwargs, dict):
         return False
     return (len(args) > 1 or bool(kwargs)) and any(map(callable, (*args[1:], *kwargs.values())))
 
