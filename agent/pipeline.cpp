@@ -336,13 +336,13 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
   set_layer_names(layers, rank);
   for (const segment::Layer& record : layers) {
     // The trainer shortens a name if the layer has several parameters.
-    if (const auto known = rank->layers.find(segment::text_of(record.label)); known != rank->layers.end())
-      known->second.name = segment::text_of(record.name);
+    const std::string label = segment::text_of(record.label), name = segment::text_of(record.name);
+    if (const auto known = rank->layers.find(label); known != rank->layers.end()) known->second.name = name;
     if (record.gradient_step == 0) continue;  // the layer has a name but no gradient norm yet
-    LayerStatistics* layer = rank->layer_of(segment::text_of(record.label));
+    LayerStatistics* layer = rank->layer_of(label);
     if (layer == nullptr) break;  // too many layers
-    layer->label = segment::text_of(record.label);
-    layer->name = segment::text_of(record.name);
+    layer->label = label;
+    layer->name = name;
     layer->gradient_norm = record.gradient_norm;
     const auto step = static_cast<int64_t>(record.gradient_step);
     if (record.gradient_step != layer->gradient_step)

@@ -382,8 +382,7 @@ Monitor::CopiedSlices Monitor::take_sample(const Counting& counting, const fores
     counting.take_back(block.sampled[pass]);
     return skip_call(reason);
   }
-  if (pass == FORESHOCK_BACKWARD && has_columns(checked))
-    add_columns(checked, plan.header, limits, device_turn, &copied);
+  if (has_columns(checked)) add_columns(checked, plan.header, limits, device_turn, &copied);
   return copied;
 }
 

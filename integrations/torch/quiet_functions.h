@@ -58,18 +58,19 @@ inline void* call_untraced(void* function, void* const* given, void* more) {
   if (!tracer) return result;
   void *type = nullptr, *value = nullptr, *trace = nullptr;
   python.fetch_error(&type, &value, &trace);
-  const PythonReference none_of_ours(python.call_with(hooks.set_tracer, tracer.get(), end));
-  if (!none_of_ours) python.clear_error();
+  const PythonReference set(python.call_with(hooks.set_tracer, tracer.get(), end));
+  if (!set) python.clear_error();
   python.restore_error(type, value, trace);
   return result;
 }
 
-// The vectorcalls of torch's two hooks. `given`: the optimizer, a tuple and a dictionary of step()'s
-// arguments. All other calls run the Python code of the hook.
+// Whether a hook is called as torch calls it. All other calls run the Python code of the hook.
 inline bool is_hook_call(size_t count, const void* names) {
   return static_cast<uint32_t>(count) == 3 && names == nullptr;
 }
 
+// The vectorcalls of torch's two hooks. `given`: the optimizer, and the tuple and dictionary of step()'s
+// arguments.
 inline void* before_step(void* function, void* const* given, size_t count, void* names) {
   if (!is_hook_call(count, names)) return hooks.original(function, given, count, names);
   const int64_t due = begin_step(given);
