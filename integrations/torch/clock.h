@@ -157,8 +157,8 @@ class WatchedNumbers {
 };
 
 inline WatchedNumbers& watched_numbers() {
-  static auto* watching = new WatchedNumbers;  // never destroyed: hooks outlive static destructors
-  return *watching;
+  static Lasting<WatchedNumbers> watching;
+  return watching.get();
 }
 
 // Hooks _local_scalar_dense, the operation in which `.item()` waits for a device. Numbers on the CPU are
@@ -338,16 +338,15 @@ class TrainingClock {
     return true;
   }
 
-  std::atomic<uint64_t> epoch_{1};       // changes whenever a backward pass begins
-  std::atomic<uint64_t> backwards_{0};   // backward passes since the last step; may count one pass twice
-  std::atomic<uint32_t> root_count_{0};  // backward passes since the last step that began at a scalar
-  std::atomic<int> last_task_{-1};       // the graph task of the last attention operation in a backward pass
+  std::atomic<uint64_t> epoch_{1};        // changes whenever a backward pass begins
+  std::atomic<uint64_t> backwards_{0};    // backward passes since the last step; may count one pass twice
+  std::atomic<uint32_t> root_count_{0};   // backward passes since the last step that began at a scalar
+  std::atomic<int> last_task_{-1};        // the graph task of the last attention operation in a backward pass
+  std::atomic<bool> has_scaler_{false};   // there is a gradient scaler
+  std::atomic<bool> has_stepped_{false};  // a step has ended
+  std::atomic<uint32_t> scaled_count_{0};  // number of kept roots of this step; may exceed kMostScaled
   static constexpr uint32_t kMostScaled = 256;
-  // The core's numbers of the kept roots of this step. Written by the thread that calls backward().
-  uint64_t scaled_root_[kMostScaled] = {};
-  std::atomic<uint32_t> scaled_count_{0};  // their count; may exceed kMostScaled
-  std::atomic<bool> has_scaler_{false};    // there is a gradient scaler
-  std::atomic<bool> has_stepped_{false};   // a step has ended
+  uint64_t scaled_root_[kMostScaled] = {};  // the core's numbers of these roots. Written in backward().
 };
 
 inline constinit TrainingClock the_training_clock;

@@ -9,14 +9,16 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <foreshock/hook.h>
+#include <time.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
 #include <atomic>
-#include <chrono>
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -53,13 +55,26 @@ inline bool is_in_memory(const at::Tensor& tensor) {
   return end * tensor.element_size() <= storage.nbytes() && tensor.const_data_ptr() != nullptr;
 }
 
+// Holds an object that is never destroyed, since hooks outlive static destructors. The objects lie close to
+// each other, not in pages of the heap of their own: a quiet step reads many of them.
+template <typename T>
+class Lasting {
+ public:
+  Lasting() { new (bytes_) T; }
+  T& get() { return *std::launder(reinterpret_cast<T*>(bytes_)); }
+
+ private:
+  alignas(T) std::byte bytes_[sizeof(T)];
+};
+
 inline bool in_backward_pass() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 // Time in ns since an arbitrary moment. Too slow for every attention call: only for sampled ones, and for
 // work that is done once or twice a step.
 inline uint64_t now_ns() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
 // The value of a floating tensor with one element. Empty if the tensor is on a device (reading it would

@@ -186,8 +186,8 @@ class GradientNorms {
 };
 
 inline GradientNorms& gradient_norms() {
-  static GradientNorms* norms = new GradientNorms;  // never destroyed: hooks outlive static destructors
-  return *norms;
+  static Lasting<GradientNorms> norms;
+  return norms.get();
 }
 
 // Hooks _foreach_norm and linalg_vector_norm. Notes only norms of whole tensors (without `dim`) that have
@@ -324,8 +324,8 @@ class EngineGradients {
 };
 
 inline EngineGradients& engine_gradients() {
-  static auto* gradients = new EngineGradients;  // never destroyed: hooks outlive static destructors
-  return *gradients;
+  static Lasting<EngineGradients> gradients;
+  return gradients.get();
 }
 
 // Whether this thread runs the node of autograd that stores the gradient of a parameter.
@@ -597,8 +597,8 @@ class GradientReport {
 };
 
 inline GradientReport& gradient_report() {
-  static GradientReport* report = new GradientReport;
-  return *report;
+  static Lasting<GradientReport> report;
+  return report.get();
 }
 
 }  // namespace foreshock::adapter

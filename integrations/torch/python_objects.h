@@ -159,10 +159,17 @@ class PythonReference {
   void* object_ = nullptr;
 };
 
-inline PythonReference python_type_of(void* object) { return PythonReference(Python::get().type_of(object)); }
+// Every Python object begins with these words, except in builds of Python that trace references. Those
+// without the interpreter lock have no quiet steps. Reading the word touches less memory than
+// PyObject_Type(), which counts a reference in the type.
+enum HeadWord : size_t { kReferenceCount, kType, kHeadWords };
+inline void* python_type_of(void* object) { return static_cast<void* const*>(object)[kType]; }
+inline bool has_usual_head(void* object) {
+  return python_type_of(object) == PythonReference(Python::get().type_of(object)).get();
+}
 
 // Whether the type of the object is `type` itself, not a subclass.
-inline bool is_exactly(void* object, void* type) { return python_type_of(object).get() == type; }
+inline bool is_exactly(void* object, void* type) { return python_type_of(object) == type; }
 
 // Lets `vectorcall` run when C code calls `function`, which is written in Python. Python before 3.12 has no
 // API for this: there the word of the object that has the old vectorcall is searched. `bytes`: size of the

@@ -71,7 +71,7 @@ inline bool is_hook_call(size_t count, const void* names) {
 
 // The vectorcalls of torch's two hooks. `given`: the optimizer, and the tuple and dictionary of step()'s
 // arguments.
-inline void* before_step(void* function, void* const* given, size_t count, void* names) {
+[[gnu::hot]] inline void* before_step(void* function, void* const* given, size_t count, void* names) {
   if (!is_hook_call(count, names)) return hooks.original(function, given, count, names);
   const int64_t due = begin_step(given);
   if (due == 0) return none();
@@ -79,7 +79,7 @@ inline void* before_step(void* function, void* const* given, size_t count, void*
   return call_untraced(hooks.before_other_step, given, number.get());
 }
 
-inline void* after_step(void* function, void* const* given, size_t count, void* names) {
+[[gnu::hot]] inline void* after_step(void* function, void* const* given, size_t count, void* names) {
   if (!is_hook_call(count, names)) return hooks.original(function, given, count, names);
   const bool is_done = QuietSteps::instance().end(given[0]);
   if (Python::get().pending_error()) return nullptr;

@@ -7,6 +7,7 @@
 #define FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -57,8 +58,8 @@ inline void forget_step() {
 class QuietSteps {
  public:
   static QuietSteps& instance() {
-    static auto* steps = new QuietSteps;  // never destroyed: hooks outlive static destructors
-    return *steps;
+    static Lasting<QuietSteps> steps;
+    return steps.get();
   }
 
   // Keeps references to the objects and attribute names that later calls need: sys.getprofile, torch.Tensor,
@@ -68,6 +69,8 @@ class QuietSteps {
     getprofile_ = PythonReference::to(getprofile);
     tensor_type_ = PythonReference::to(tensor_type);
     compiler_ = PythonReference::to(compiler);
+    modules_ = PythonReference::to(python.modules());
+    has_usual_heads_ = has_usual_head(compiler);
     tensor_words_ = static_cast<size_t>(python.integer(tensor_bytes)) / sizeof(void*);
     for (const auto& [name, text] : {std::pair(&param_groups_, "param_groups"),
                                      {&params_, "params"},
@@ -95,7 +98,8 @@ class QuietSteps {
       return false;
     }
     OptimizerFields fields;
-    can_allow_ = read_fingerprint(optimizer, nullptr, &clock_.last, &fields, &clock_.fingerprint);
+    can_allow_ =
+        has_usual_heads_ && read_fingerprint(optimizer, nullptr, &clock_.last, &fields, &clock_.fingerprint);
     return can_allow_;
   }
 
@@ -107,7 +111,7 @@ class QuietSteps {
     KnownOptimizer other;
     other.number = number;
     OptimizerFields fields;
-    if (others_.size() == kMostOthers ||
+    if (!can_allow_ || others_.size() == kMostOthers ||
         !read_fingerprint(optimizer, nullptr, &other.last, &fields, &other.fingerprint))
       return can_allow_ = false;
     try {
@@ -132,6 +136,7 @@ class QuietSteps {
   // Allows quiet steps from now on. Has no effect after stop(), until the next set_clock().
   void allow(const Allowance& allowance) {
     allowance_ = allowance;
+    last_number_ = {};  // the helper may have found the number elsewhere
     is_allowed_ = can_allow_;
   }
 
@@ -139,6 +144,7 @@ class QuietSteps {
   void stop() {
     is_allowed_ = can_allow_ = false;
     quietly_begun_ = nullptr;
+    last_number_ = {};
   }
 
   void run_next_end_in_python() { allowance_.may_end_quietly = false; }
@@ -147,7 +153,7 @@ class QuietSteps {
   // weights must be measured (see Allowance::due_numbers); if any, the end of the step is not quiet. Returns
   // -1 if the step is not quiet; nothing was published then. Publishes the gradient norms, except in a step
   // with a closure (a function that computes the gradients during step()): then end() publishes them.
-  int64_t begin(void* optimizer, void* args, void* kwargs) {
+  [[gnu::hot]] int64_t begin(void* optimizer, void* args, void* kwargs) {
     quietly_begun_ = nullptr;
     if (!is_allowed_) return -1;
     const bool is_clock = optimizer == clock_.fingerprint.optimizer;
@@ -158,13 +164,14 @@ class QuietSteps {
     // step may not end quietly, weights of this optimizer may be due, which only the helper can report.
     if (!is_clock && (known->has_stepped || !allowance_.may_end_quietly)) return -1;
     const uint64_t begin = now_ns();
+    if (is_traced()) return -1;
     const Given given = read_arguments(args, kwargs);
     if (given == Given::kOther) return -1;
     // end() checks whether the clock is unchanged, when the optimizer's work has brought its objects into the
     // caches. That is enough if nothing is published here: no norms, no closure, no due weights (see below).
     const bool end_checks = is_clock && given == Given::kNothing && gradient_norms().is_empty();
     const auto is_as_known = [&] {
-      if (is_profiled() || is_compiling()) return false;
+      if (is_profiled()) return false;
       OptimizerFields fields;
       if (is_unchanged(known, &fields)) return true;
       // The helper names the changed tensors: the clock's in this step, others in the clock's next step.
@@ -191,12 +198,11 @@ class QuietSteps {
   }
 
   // Call it after the optimizer's work. False: the end of the step is not quiet, and nothing was reported.
-  bool end(void* optimizer) {
+  [[gnu::hot]] bool end(void* optimizer) {
     if (std::exchange(quietly_begun_, nullptr) != optimizer || !is_allowed_) return false;
     const uint64_t begin = now_ns();
     if (optimizer != clock_.fingerprint.optimizer)
       return allowance_.may_end_quietly && end_other(find_other(optimizer), begin);
-    if (is_compiling()) return false;
     OptimizerFields fields;
     if (!is_unchanged(&clock_, &fields)) return stop(), false;  // the helper will name the changed tensors
     return allowance_.may_end_quietly && end_step(fields, begin);
@@ -242,6 +248,13 @@ class QuietSteps {
     TensorAddress last = {};   // the last parameter, for address_of()
     int64_t number = 0;        // see add_other()
     bool has_stepped = false;  // has made a quiet step since the last tick; always false for the clock
+  };
+  // The tensor that had the number of the last step, as the first element of a storage. Owns a reference, so
+  // that the storage can be read even after the optimizer has got other tensors.
+  struct LastNumber {
+    c10::Storage storage;                                // null: not known
+    at::ScalarType type = at::kFloat;                    // or kDouble
+    const void *states = nullptr, *parameter = nullptr;  // `state` of the optimizer; a key of it (TensorImpl)
   };
   struct Ending {         // a step of the clock that has ended
     int64_t number;       // becomes Allowance::seen_step
@@ -294,14 +307,16 @@ class QuietSteps {
     return profiler.get() != Python::get().none;
   }
 
-  // As torch.compiler.is_compiling(). True while torch.export runs the hooks on tensors without data.
-  bool is_compiling() const { return item(compiler_.get(), is_compiling_) != Python::get().false_object; }
+  // As torch.compiler.is_compiling(), in a mode that intercepts all operations of this thread. torch.export
+  // has such a mode while it runs the hooks on tensors without data. Reading the flag alone would take
+  // longer.
+  bool is_traced() const {
+    return c10::impl::TorchDispatchModeTLS::any_modes_set() &&
+           item(compiler_.get(), is_compiling_) != Python::get().false_object;
+  }
 
   // Whether modules were imported since the helper last searched them for loggers.
-  bool has_new_modules() const {
-    const Python& python = Python::get();
-    return python.dict_size(python.modules()) != allowance_.modules;
-  }
+  bool has_new_modules() const { return Python::get().dict_size(modules_.get()) != allowance_.modules; }
 
   // Fills in *out. Returns false if the optimizer has no state, no list of groups, or an unusual first group.
   bool open(void* optimizer, OptimizerFields* out) const {
@@ -344,8 +359,8 @@ class QuietSteps {
 
   // Reads the fingerprint and the fields. Returns false if the optimizer has no readable parameters, or if
   // its types differ from those of `known` (null: any types). `last_seen`: KnownOptimizer::last.
-  bool read_fingerprint(void* optimizer, const Fingerprint* known, TensorAddress* last_seen,
-                        OptimizerFields* fields, Fingerprint* out) {
+  [[gnu::hot]] bool read_fingerprint(void* optimizer, const Fingerprint* known, TensorAddress* last_seen,
+                                     OptimizerFields* fields, Fingerprint* out) {
     const Python& python = Python::get();
     Group last;
     if (!open(optimizer, fields) || !read_group(python.list_item(fields->groups, fields->count - 1), &last))
@@ -353,17 +368,18 @@ class QuietSteps {
     const Group& first = fields->first;
     void* tensor = python.list_item(last.parameters, last.size - 1);
     *out = {optimizer,
-            python_type_of(optimizer).get(),
-            python_type_of(fields->states).get(),
+            python_type_of(optimizer),
+            python_type_of(fields->states),
             fields->count,
             first.parameters,
             first.size,
-            python_type_of(python.list_item(first.parameters, 0)).get(),
+            python_type_of(python.list_item(first.parameters, 0)),
             last.parameters,
             last.size,
-            python_type_of(tensor).get(),
+            python_type_of(tensor),
             nullptr};
-    if (!python.is_subtype(out->state_kind, python.dict_type)) return false;
+    const bool has_known_state = known && out->state_kind == known->state_kind;
+    if (!has_known_state && !python.is_subtype(out->state_kind, python.dict_type)) return false;
     if (known && (out->kind != known->kind || out->last_kind != known->last_kind)) return false;
     out->tensor = address_of(tensor, last_seen);
     return out->tensor != nullptr;
@@ -371,7 +387,7 @@ class QuietSteps {
 
   // Ends a step of the clock. `fields`: the clock's. `begin`: when this class was called (now_ns). False
   // leaves the end to the helper, so all checks come before the first change.
-  bool end_step(const OptimizerFields& fields, uint64_t begin) {
+  [[gnu::hot]] bool end_step(const OptimizerFields& fields, uint64_t begin) {
     if (allowance_.ends_left <= 0) return false;
     Ending ending = {};
     if (!read_step(fields, &ending) || has_new_modules()) return false;
@@ -473,7 +489,7 @@ class QuietSteps {
       if (!read_group(python.list_item(fields.groups, n), &group)) return false;
       for (ssize_t i = 0; i < group.size; ++i, ++*count) {
         void* tensor = python.list_item(group.parameters, i);
-        const void* kind = python_type_of(tensor).get();
+        const void* kind = python_type_of(tensor);
         if (kind != fingerprint.first_kind && kind != fingerprint.last_kind) return false;
         if (*count == parameters_.size()) return false;
         if (static_cast<void* const*>(tensor)[impl_word_] != parameters_[*count]) return false;
@@ -485,13 +501,18 @@ class QuietSteps {
   // Reads the step number from the state of the first parameter. If Allowance::is_counted, the number is the
   // last one plus 1. Returns false if only the helper can handle the step, for example if the optimizer has
   // skipped it (the number is unchanged) or is fused (it has found_inf, or a step number in the group).
-  bool read_step(const OptimizerFields& fields, Ending* ending) {
+  [[gnu::hot]] bool read_step(const OptimizerFields& fields, Ending* ending) {
     const Python& python = Python::get();
     if (item(fields.own.get(), found_inf_)) return false;
     void* parameter = python.list_item(fields.first.parameters, 0);
     void* rate = item(fields.first.group, lr_);
     if (!rate || !is_exactly(rate, python.float_type) || item(fields.first.group, step_)) return false;
     ending->rate = python.real(rate);
+    if (has_next_number(fields.states)) {
+      *ending = {allowance_.seen_step + 1, allowance_.seen_address, ending->rate};
+      return true;
+    }
+    last_number_ = {};
     auto* impl = static_cast<c10::TensorImpl*>(address_of(parameter, &first_parameter_));
     if (!impl || !has_gradient(*impl)) return false;  // the helper then searches for one with a gradient
     // The hash of a tensor is its address. Passing it avoids Tensor.__hash__, which is written in Python.
@@ -506,7 +527,24 @@ class QuietSteps {
     }
     ending->number = *number;
     ending->address = impl;
+    last_number_.states = fields.states;
+    last_number_.parameter = impl;
     return *number != allowance_.seen_step || impl != allowance_.seen_address;
+  }
+
+  // Whether the tensor of last_number_ has the next number. Then the parameter's gradient and its state need
+  // not be read. The number stays unchanged if the optimizer has skipped the step or the parameter, or if the
+  // parameter has got another tensor with a number.
+  bool has_next_number(const void* states) const noexcept try {
+    const LastNumber& last = last_number_;
+    if (!last.storage || last.states != states || last.parameter != allowance_.seen_address) return false;
+    const void* data = last.storage.data();
+    if (!data || last.storage.nbytes() != c10::elementSize(last.type)) return false;
+    const double number =
+        last.type == at::kFloat ? *static_cast<const float*>(data) : *static_cast<const double*>(data);
+    return number == static_cast<double>(allowance_.seen_step) + 1;
+  } catch (...) {
+    return false;
   }
 
   static bool has_gradient(const c10::TensorImpl& impl) {
@@ -535,6 +573,10 @@ class QuietSteps {
     if (!real) return true;
     if (!(*real >= 0 && *real < kMost)) return false;
     *number = static_cast<int64_t>(*real);
+    const at::ScalarType type = held.scalar_type();
+    // A number in a larger storage is not kept, since the storage would be kept as well.
+    if ((type == at::kFloat || type == at::kDouble) && held.storage().nbytes() == held.element_size())
+      last_number_ = {held.storage(), type};
     return true;
   }
 
@@ -545,17 +587,18 @@ class QuietSteps {
   }
 
   static constexpr size_t kMostOthers = 62;  // take() returns a bit for each in a signed integer of 64 bits
-  static constexpr size_t kHeadWords = 2;  // every Python object begins with its reference count and its type
 
-  PythonReference getprofile_, tensor_type_, compiler_;
+  PythonReference getprofile_, tensor_type_, compiler_, modules_;
   PythonReference param_groups_, params_, state_, found_inf_, grad_scale_, cdata_, lr_, step_, is_compiling_;
   size_t tensor_words_ = 0;  // size of a tensor's Python object in words
   size_t impl_word_ = 0;     // index of the word in it that has the address of the TensorImpl; 0: unknown
   TensorAddress first_parameter_ = {}, step_tensor_ = {};  // the clock's, for address_of()
+  LastNumber last_number_;
   KnownOptimizer clock_;
   std::vector<KnownOptimizer> others_;
   std::vector<const void*> parameters_;  // TensorImpl addresses of the parameters given to set_clock()
   Allowance allowance_ = {};
+  bool has_usual_heads_ = false;   // see has_usual_head()
   bool can_allow_ = false;         // set_clock() has succeeded, and there was no stop() since
   bool is_allowed_ = false;        // steps may be quiet
   void* quietly_begun_ = nullptr;  // the optimizer whose step in progress began quietly

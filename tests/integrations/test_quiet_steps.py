@@ -193,6 +193,45 @@ def test_a_quiet_step_runs_no_method_of_the_monitor(trainer, optimizer, argument
     assert [(row["step"], row["source"]) for row in steps] == [(n + 1, 2) if known else (-1, 3) for n in range(40)]
 
 
+STATES = {  # what happens before the step with index 20: (code, numbers of the steps from there on)
+    "equal": ("optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))", range(21, 41)),
+    "older": ("optimizer.load_state_dict(kept)", range(11, 31)),
+    "newer": ("[state['step'].add_(100) for state in optimizer.state.values()]", range(121, 141)),
+    "shared": ("[state['step'].share_memory_() for state in optimizer.state.values()]", range(21, 41)),
+    "other": ("[state.update(step=state['step'] + 100) for state in optimizer.state.values()]", range(121, 141)),
+    "packed": (
+        "[state.update(step=torch.tensor([20.0, 1.0])[0]) for state in optimizer.state.values()]",
+        range(21, 41),
+    ),
+    "freed": (
+        "old = [state['step'] for state in optimizer.state.values()]; "
+        "[state.update(step=state['step'].clone()) for state in optimizer.state.values()]; "
+        "[step_tensor.untyped_storage().resize_(0) for step_tensor in old]",
+        range(21, 41),
+    ),
+}
+
+
+@pytest.mark.parametrize("optimizer", [ADAM, "AdamW(net.parameters(), lr=0.5, foreach=True)"])
+@pytest.mark.parametrize("state", STATES)
+def test_steps_have_the_numbers_of_an_exchanged_state(trainer, optimizer, state):
+    code, numbers = STATES[state]
+    before = f"""
+    if step == 10: import copy; kept = copy.deepcopy(optimizer.state_dict())
+    if step == 20: {code}"""
+    _, steps = calls_of(trainer, optimizer, before=before)
+    assert [row["step"] for row in steps] == [*range(1, 21), *numbers]
+
+
+def test_a_step_without_gradients_has_no_number_of_an_older_state(trainer):
+    before = """
+    if step == 18: import copy; kept = copy.deepcopy(optimizer.state_dict())
+    if step == 20: optimizer.load_state_dict(kept); import foreshock; foreshock.report(loss=1.0)
+    if step == 21: net.zero_grad()"""
+    _, steps = calls_of(trainer, before=before)
+    assert [row["step"] for row in steps] == [*range(1, 21), 19, -1, *range(20, 38)]
+
+
 def test_slices_of_a_module_list_leave_steps_quiet(trainer):
     """Hugging Face's models run `for layer in self.layers[:n]`: a new ModuleList in every forward pass."""
     (before, after), _ = calls_of(trainer, before="[*torch.nn.ModuleList([net, torch.nn.Identity()])[:1]]")
