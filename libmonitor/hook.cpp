@@ -93,7 +93,7 @@ void foreshock_note_unseen(const char* name, uint32_t evidence) {
   if (!g_process.is_off()) g_monitor.note_unseen(name, evidence);
 }
 
-void foreshock_step_end(const foreshock_step* step) {
+[[gnu::hot]] void foreshock_step_end(const foreshock_step* step) {
   if (is_readable(step) && !g_process.is_off()) g_monitor.end_step(*step);
 }
 
@@ -143,7 +143,7 @@ int foreshock_observe_scalars(const foreshock_scalar* scalars, size_t count) {
   return is_readable(scalars) ? g_monitor.observe_scalars(scalars, count) : 0;
 }
 
-int foreshock_step_is_sampled(void) { return g_monitor.step_is_sampled(); }
+[[gnu::hot]] int foreshock_step_is_sampled(void) { return g_monitor.step_is_sampled(); }
 
 int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count) {
   if (g_process.is_off()) return 0;
@@ -161,7 +161,7 @@ int foreshock_name_weights(const foreshock_weight* weights, size_t count) {
   return is_readable(weights) ? g_monitor.name_weights(weights, count) : 0;
 }
 
-size_t foreshock_weights_due(uint32_t* numbers, size_t room) {
+[[gnu::hot]] size_t foreshock_weights_due(uint32_t* numbers, size_t room) {
   return numbers == nullptr || !foreshock_enabled() ? 0 : g_monitor.weights_due(numbers, room);
 }
 

@@ -40,7 +40,7 @@ class Monitor {
   void leave(const foreshock_attention_call& call);
   void skip(int32_t op, uint32_t reason);
 
-  void end_step(const foreshock_step& step);
+  [[gnu::hot]] void end_step(const foreshock_step& step);
   void skip_step();            // foreshock_step_skipped
   void count_missing_norms();  // foreshock_gradients_too_many
   // foreshock_skips_unseen: from now on the number of skipped steps is recorded as unknown.
@@ -58,7 +58,7 @@ class Monitor {
   void finish_at_exit();
   void note_unseen(const char* name, uint32_t evidence);
   int observe_scalars(const foreshock_scalar* scalars, size_t count);
-  bool step_is_sampled();
+  [[gnu::hot]] bool step_is_sampled();
   CudaGraphCounter& graphs() { return graphs_; }  // the interposed CUDA functions report to it
   void set_kernel_finder(KernelCounter::Finder find) { find_cupti_ = find; }  // for --count-kernels
 
@@ -66,7 +66,7 @@ class Monitor {
   void observe_gradients(const foreshock_gradient* gradients, size_t count);
 
   int name_weights(const foreshock_weight* weights, size_t count);
-  size_t weights_due(uint32_t* numbers, size_t room);
+  [[gnu::hot]] size_t weights_due(uint32_t* numbers, size_t room);
   void observe_weights(const foreshock_weight_state* states, size_t count, uint32_t when);
 
  private:
@@ -130,12 +130,12 @@ class Monitor {
     bool was_sampled = false, is_brief = false;
     uint64_t calls = 0, slices = 0;
   };
-  bool is_brief(const foreshock_step& step, uint64_t duration_ns);
+  [[gnu::hot]] bool is_brief(const foreshock_step& step, uint64_t duration_ns);
   void take_logged_and_norm(bool is_late, segment::StepRecord* record);
   void settle_step(const EndedStep& ended);
   void settle_brief_steps();
   void charge_step(StepCosts costs, const AgentForecast::Report& report);
-  void advance(const EndedStep& ended);
+  [[gnu::hot]] void advance(const EndedStep& ended);
   // A brief step has only counted calls and losses on the host; its end does little work. A function that
   // stores other data must call note_event() under the lock of the data: the step is then not brief.
   void note_event() { is_eventful_.store(true, std::memory_order_relaxed); }
@@ -150,23 +150,46 @@ class Monitor {
   static constexpr uint64_t kMaxNumbersPerStep = kScalarCells / (PendingSteps::kMost + 2);
 
   // Locks (TryLock). Each protects the members that its comment names.
-  std::atomic_flag clock_busy_;      // the step state below
-  std::atomic_flag layer_busy_;      // ordinal_ and the names in layers_
-  std::atomic_flag loss_busy_;       // loss_ and pending_steps_, except the open step's gradients
-  std::atomic_flag scalars_busy_;    // scalars_ and logged_norm_
-  std::atomic_flag cost_busy_;       // cost_ and agent_forecast_
-  std::atomic_flag weights_busy_;    // weights_
+  alignas(64) std::atomic_flag clock_busy_;  // the step state below
+  std::atomic_flag layer_busy_;              // ordinal_ and the names in layers_
+  std::atomic_flag loss_busy_;               // loss_ and pending_steps_, except the open step's gradients
+  std::atomic_flag scalars_busy_;            // scalars_ and logged_norm_
+  std::atomic_flag cost_busy_;               // cost_ and agent_forecast_
+  std::atomic_flag weights_busy_;            // weights_
   std::atomic<uint64_t> ticket_{0};  // the last ticket given out; every use of a slot has its own ticket
 
   // Step state. Written under clock_busy_ (members marked *: also without). Sampled calls read the atomics.
-  // The end of a brief step uses no member after unreported_ns_, so it touches few cache lines.
-  std::atomic<int64_t> step_{-1};         // number of the step to which present calls belong; -1: unknown
-  std::atomic<int64_t> next_step_{-1};    // the step that begins with the next forward call
+  // The end of a brief step uses members of this first part only, so it touches few cache lines.
+  std::atomic<int64_t> step_{-1};       // number of the step to which present calls belong; -1: unknown
+  std::atomic<int64_t> next_step_{-1};  // the step that begins with the next forward call
+  std::atomic<int64_t> no_weights_before_{0};  // * no weight is due before this step
+  uint64_t last_tick_ns_ = 0;                  // end of the last step
+  uint64_t unreported_ns_ = 0;                 // time spent in end_step() after its record was written
+  uint32_t settled_source_ = 0;           // FORESHOCK_STEP_...: source of the last step that was not brief
+  std::atomic<bool> is_eventful_{false};  // * see note_event()
+  bool may_be_brief_ = false;  // the next steps may be brief; set at the end of a step that is not brief
+  bool step_was_sampled_ = false;
+  bool steps_are_explicit_ = false;  // set once the trainer reports a step; then detected steps are ignored
   std::atomic<int64_t> period_steps_{1};  // steps from one report to the next: n if every n-th is reported
   std::atomic<uint64_t> interval_{8};     // sampling interval in this step, in steps
-  uint64_t base_interval_ = 8;  // sampling interval outside of bursts (denser sampling after a warning)
-  std::atomic<uint64_t> call_in_step_{0};  // * calls in this step so far
+  CallTotals last_totals_;                // totals at the end of the last step
+  StepStride stride_;                     // estimates period_steps_
   std::atomic<uint64_t> calls_last_step_{0};
+  std::atomic<uint64_t> skipped_steps_{0};  // *
+  FirstLook first_look_;
+  uint32_t brief_steps_ = 0;               // number of brief steps in brief_
+  std::atomic<bool> skips_unseen_{false};  // *
+  LossTracker loss_;                       // under loss_busy_
+  // The brief steps whose costs are not charged yet.
+  static constexpr uint32_t kMostBriefSteps = 7;  // the step after so many is not brief, and charges them
+  static constexpr uint64_t kLongestBriefNs = 100'000'000;  // a longer step is not brief
+  struct {
+    uint64_t duration_ns, cost_ns;
+  } brief_[kMostBriefSteps] = {};
+
+  // The rest of the step state.
+  uint64_t base_interval_ = 8;  // sampling interval outside of bursts (denser sampling after a warning)
+  std::atomic<uint64_t> call_in_step_{0};            // * calls in this step so far
   std::atomic<uint32_t> free_slots_{0};              // when the step began
   std::atomic<uint32_t> slots_per_slice_{1};         // * slots of the last slice of rows
   std::atomic<uint32_t> slots_per_columns_{0};       // * slots of the last slice of key positions; 0: none
@@ -174,28 +197,7 @@ class Monitor {
   std::atomic<bool> columns_are_affordable_{false};  // the budget also pays for slices of key positions
   std::atomic<int64_t> column_slots_{0};             // * slots left for key positions in this step
   std::atomic<uint64_t> slices_ns_{0};               // * time spent on slices since the last settle_step()
-  std::atomic<uint64_t> skipped_steps_{0};           // *
-  std::atomic<bool> skips_unseen_{false};            // *
-  bool step_was_sampled_ = false;
-  bool steps_are_explicit_ = false;  // set once the trainer reports a step; then detected steps are ignored
-  bool had_segment_ = false;         // this process or a parent has had a segment
-  uint64_t last_tick_ns_ = 0;        // end of the last step
-  std::atomic<int64_t> no_weights_before_{0};  // * no weight is due before this step
-  std::atomic<bool> is_eventful_{false};       // * see note_event()
-  bool may_be_brief_ = false;  // the next steps may be brief; set at the end of a step that is not brief
-  // The brief steps whose costs are not charged yet.
-  static constexpr uint32_t kMostBriefSteps = 7;  // the step after so many is not brief, and charges them
-  static constexpr uint64_t kLongestBriefNs = 100'000'000;  // a longer step is not brief
-  struct {
-    uint64_t duration_ns, cost_ns;
-  } brief_[kMostBriefSteps] = {};
-  uint32_t brief_steps_ = 0;
-  uint32_t settled_source_ = 0;  // FORESHOCK_STEP_...: source of the last step that was not brief
-  CallTotals last_totals_;       // totals at the end of the last step
-  StepStride stride_;            // estimates period_steps_
-  FirstLook first_look_;
-  LossTracker loss_;            // under loss_busy_
-  uint64_t unreported_ns_ = 0;  // time spent in end_step() after its record was written
+  bool had_segment_ = false;                         // this process or a parent has had a segment
   Budget budget_;
   CostModel cost_;
   segment::AgentCost last_agent_cost_ = {};  // the agent's totals at the last step

@@ -74,7 +74,7 @@ void Monitor::end_step(const foreshock_step& step) {
   record.duration_ns = begin - last_tick_ns_;
   const bool is_brief_step = is_brief(step, record.duration_ns);
   const Counting counting = g_process.counting();
-  if (!is_brief_step) {
+  if (!is_brief_step) [[unlikely]] {
     g_process.drain_local();  // calls that were counted before the segment existed
     g_process.publish_described();
     charge_devices(counting);
@@ -94,7 +94,8 @@ void Monitor::end_step(const foreshock_step& step) {
   const bool is_late = losses && !is_brief_step && !complete_open();  // numbers are still on a device
   if (losses && !is_late && loss_.take(&record.loss, &record.loss_source))
     record.given |= FORESHOCK_GIVEN_LOSS;
-  if (!is_brief_step) take_logged_and_norm(is_late, &record);
+  if (!is_brief_step) [[unlikely]]
+    take_logged_and_norm(is_late, &record);
   const CallTotals totals = call_totals(g_process.writer().threads());
   record.calls = totals.calls - last_totals_.calls;
   record.sampled = step_was_sampled_;
@@ -114,7 +115,7 @@ void Monitor::end_step(const foreshock_step& step) {
   if (is_late) pending_steps_.end_step(number, record);
 
   const EndedStep ended = {record, totals, begin, own_ns};
-  if (is_brief_step) {
+  if (is_brief_step) [[likely]] {
     brief_[brief_steps_++] = {record.duration_ns, record.cost_ns};
     if (record.calls == 0) read_switches();  // begin_step() reads them in a trainer with attention calls
   } else {

@@ -57,7 +57,7 @@ struct CallTotals {
   uint64_t sampled = 0;
   uint64_t cost_ns = 0;  // the monitor's time on the trainer's threads
 };
-CallTotals call_totals(segment::ThreadBlock* blocks);
+[[gnu::hot]] CallTotals call_totals(segment::ThreadBlock* blocks);
 
 // Whether `directory` is on tmpfs. Set-up only: makes system calls.
 bool is_on_tmpfs(const char* directory);

@@ -37,7 +37,7 @@ class LossTracker {
   void forget_step();
 
   // Gets the loss since the last call and its source. Returns false if no value was observed.
-  bool take(double* loss, uint32_t* source);
+  [[gnu::hot]] bool take(double* loss, uint32_t* source);
 
  private:
   // The source of summed cross-entropies, published as FORESHOCK_LOSS_NLL.

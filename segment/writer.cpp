@@ -314,6 +314,8 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
   close(control_fd);  // the lock is on the segment; its descriptor stays open for the life of the process
   base_ = static_cast<char*>(segment_map);
   control_ = static_cast<Control*>(control_map);
+  threads_ = at<ThreadBlock>(kThreads);
+  steps_ = at<StepRecord>(kSteps);
   steps_written_.store(0, std::memory_order_relaxed);
   return nullptr;
 }
@@ -407,11 +409,6 @@ uint64_t SegmentWriter::steps_ahead() const {
   const uint64_t written = steps_written_.load(std::memory_order_relaxed);
   const uint64_t cursor = word(control_->step_cursor).load(std::memory_order_relaxed);
   return written - std::min(cursor, written);  // 0 if the cursor is invalid, i.e. beyond `written`
-}
-
-StepRecord* SegmentWriter::step(uint64_t number) const {
-  const Region& region = header()->regions[kSteps];
-  return reinterpret_cast<StepRecord*>(base_ + region.offset + region.record_size * (number % region.count));
 }
 
 uint64_t SegmentWriter::append_step(const StepRecord& record) {

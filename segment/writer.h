@@ -38,7 +38,7 @@ class SegmentWriter {
 
   Identity* identity() const { return at<Identity>(kIdentity); }
   Op* ops() const { return at<Op>(kOps); }
-  ThreadBlock* threads() const { return at<ThreadBlock>(kThreads); }
+  ThreadBlock* threads() const { return threads_; }
   Layer* layers() const { return at<Layer>(kLayers); }
   ScalarName* scalar_names() const { return at<ScalarName>(kScalarNames); }
   UnseenName* unseen_names() const { return at<UnseenName>(kUnseenNames); }
@@ -71,7 +71,7 @@ class SegmentWriter {
 
   uint64_t steps_ahead() const;  // number of step records that the agent has not consumed. Any thread.
   // Appends a record to the ring of steps and sets its `sequence`. Returns its number. One caller at a time.
-  uint64_t append_step(const StepRecord& record);
+  [[gnu::hot]] uint64_t append_step(const StepRecord& record);
   // Completes record `number`, which was appended with the bit kNumbersPending, since some of its numbers
   // were still on a device. Stores loss, norm, skipped steps and `given` (bits of the known numbers); does
   // nothing if the record was overwritten. Must not run at the same time as append_step().
@@ -83,13 +83,16 @@ class SegmentWriter {
   T* at(RegionId region) const {
     return reinterpret_cast<T*>(base_ + header()->regions[region].offset);
   }
-  StepRecord* step(uint64_t number) const;
+  StepRecord* step(uint64_t number) const { return steps_ + number % kStepRecords; }
   Slot* slot(uint32_t index) const;
   void release(uint64_t ticket) const;
   uint64_t consumed(uint32_t index) const;  // the slot's last ticket that the agent has consumed, or 0
 
   char* base_ = nullptr;
   Control* control_ = nullptr;
+  // Two regions of the segment. The end of a step finds them here without a read of the segment's header.
+  ThreadBlock* threads_ = nullptr;
+  StepRecord* steps_ = nullptr;
   std::atomic<uint64_t> steps_written_{0};
 };
 
