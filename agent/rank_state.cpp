@@ -460,9 +460,9 @@ void observe_scalars(const segment::StepRecord& step, RankStatistics* rank) {
 }
 
 void note_given_up_tensors(const segment::StepRecord& step, RankStatistics* rank) {
-  if (!given(step, segment::kGivenUpTensors) || rank->tensors_given_up_step >= 0) return;
+  if (!given(step, segment::kGaveUpTensors) || rank->tensors_given_up_step >= 0) return;
   rank->tensors_given_up_step = step.step;
-  rank->tensors_given_up_failed = given(step, segment::kGivenUpFailed);
+  rank->tensors_given_up_failed = given(step, segment::kGaveUpFailed);
   rank->note_event("tensors_given_up", step.step, "", std::nullopt);
 }
 

@@ -102,7 +102,7 @@ void join_update(const segment::TensorView& view, TensorSnapshot* snapshot) {
 void join_optimizer(const segment::TensorView& view, TensorSnapshot* snapshot) {
   const segment::Bytes payload = view.payload[segment::kTensorOptimizer];
   // The sum of squares of the values whose change is known. NaN: not reported; all values are used.
-  const double changed = reduction(view, segment::kUpdatedSumOfSquares);
+  const double changed = reduction(view, segment::kComparedSumOfSquares);
   const OptimizerSums sums = OptimizerSums::from_payload(
       payload, std::isnan(changed) ? reduction(view, segment::kSumOfSquares) : changed,
       reduction(view, segment::kUpdateSumOfSquares));

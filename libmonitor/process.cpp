@@ -293,15 +293,15 @@ bool ProcessState::prepare_own_page() {
 }
 
 // Returns null, or the reason for off(). `share` is divided into the fixed part (counters, steps, layers),
-// the ring of weight tensor records (kTensorHeadOnly: empty), and slots. The fixed part may exceed `share`.
+// the ring of weight records (kLeastTensorsBytes: empty), and slots. The fixed part may exceed `share`.
 const char* ProcessState::create_segment(uint64_t slot_bytes_needed) {
   if (access(settings_.directory, W_OK | X_OK) != 0) return "no_directory";
   const FreeMemory free = free_shared_memory(settings_.directory);
   if (!is_on_tmpfs(settings_.directory)) return "no_tmpfs";
   const uint64_t share = allowed_share(free.bytes, settings_.memory, settings_.local_ranks);
-  const uint64_t fixed = segment::segment_bytes(0, 0, segment::kTensorHeadOnly);
+  const uint64_t fixed = segment::segment_bytes(0, 0, segment::kLeastTensorsBytes);
   const uint64_t ring = settings_.weights ? tensor_bytes(share) : 0;
-  const uint64_t tensors = std::max(ring, segment::kTensorHeadOnly);
+  const uint64_t tensors = std::max(ring, segment::kLeastTensorsBytes);
   SlotPlan plan = {0, 0};
   const uint64_t need = slot_bytes_needed != 0 ? slot_bytes_needed : kUnknownSlotBytes;
   if (settings_.slices && share > fixed + ring) plan = plan_slots(share - fixed - ring, need);
@@ -318,7 +318,7 @@ const char* ProcessState::create_segment(uint64_t slot_bytes_needed) {
     // Another process took the remaining memory, or a limit is near: try again with the fixed part only.
     request.slots = 0;
     request.slot_bytes = 0;
-    request.tensor_bytes = segment::kTensorHeadOnly;
+    request.tensor_bytes = segment::kLeastTensorsBytes;
     identity = identity_of(request);
     why = writer_.create(request);
   }

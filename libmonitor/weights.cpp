@@ -313,7 +313,7 @@ void WeightSampler::reduce(const Weight& tensor, const foreshock_tensor& values,
   reductions[segment::kUpdateSumOfSquares] = update.sum_squares;
   reductions[segment::kUpdateMaxMagnitude] = update.max_magnitude;
   reductions[segment::kUpdateElements] = static_cast<double>(elements);
-  reductions[segment::kUpdatedSumOfSquares] = update.sum_squares_after;
+  reductions[segment::kComparedSumOfSquares] = update.sum_squares_after;
 }
 
 // Adds the rows of some attention heads, at offset `begin` of the record, if the tensor is a projection of

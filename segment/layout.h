@@ -171,14 +171,16 @@ inline constexpr uint32_t kFirstLook = uint32_t{1} << 29;
 inline constexpr double kFirstLookSeconds = 0.5;  // the grant of a process
 
 // Bit of StepRecord::given: loss, gradient norm and skipped steps of this record are not final, since some of
-// them have not arrived from a device yet. They are stored when all have arrived or the trainer stops
-// waiting; then this bit is cleared. All other fields are valid from the start.
+// them have not arrived from a device yet. When all have arrived or the trainer stops waiting, they are
+// stored together with loss_source and the other bits of `given`; then this bit is cleared. All other fields
+// are valid from the start.
 inline constexpr uint32_t kNumbersPending = uint32_t{1} << 30;
 // If more than this many records follow a pending record, the reader no longer waits for its numbers.
 inline constexpr uint64_t kMostPendingSteps = 4;
 
 // A record of the ring of steps, overwritten in place. A reader must read `sequence`, the data, and then
-// `sequence` again; the data is valid if both are equal and even.
+// `sequence` again; the data is valid if both are equal and even. Completing a pending record does not change
+// its `sequence`, so a reader that saw it pending must read it again when kNumbersPending is cleared.
 struct StepRecord {
   uint64_t sequence;     // 2n if it holds the segment's n-th record (n from 1); 2n - 1 while it is written
   int64_t step;          // absolute; -1: unknown
@@ -239,7 +241,8 @@ struct Coverage {
   uint64_t parameters_unnamed;  // parameters for whose names the table had no space
   uint64_t norms_untold;        // steps without norms, since they had too many gradients for the table
   uint64_t reserved;
-  uint64_t numbers_skipped[kSkipReasons];  // numbers requested but not copied, by reason
+  // Numbers requested but not copied, by reason; without losses, since the training itself may read these.
+  uint64_t numbers_skipped[kSkipReasons];
 };
 static_assert(sizeof(Coverage) == 320);
 
@@ -280,6 +283,7 @@ inline constexpr uint32_t kDeviceProgress = 7;  // devices; with `published` the
 struct Progress {
   uint64_t published;  // slices that threads have published so far
   // Device streams cannot share a counter, so each stores the ticket of its last slice into a separate word.
+  // When a device has been set up, before its first slice, it stores a marker, in which bit 63 is set.
   uint64_t by_device[kDeviceProgress];
 };
 static_assert(sizeof(Progress) == 64);
@@ -296,11 +300,11 @@ enum PayloadId : uint32_t {
   kGradQuery,
   kGradKey,
   kGradValue,
-  kKeySums,  // sums over all keys for each column of dK and dV, then one for dQ (kernels/key_sums.h)
+  kKeySums,  // sums over all keys of each column of dK and dV, then the count of NaN and Inf in dQ
   kPayloads = 12
 };
 
-inline constexpr uint64_t kKeySumBytes = 24;  // a sum and a sum of squared ulps in fp64, and a count
+inline constexpr uint64_t kKeySumBytes = 24;  // of an element of kKeySums, a ColumnSum (kernels/key_sums.h)
 
 // Limits of one slice, so that one user's slice cannot take all memory and time of an agent that serves other
 // users too. A million keys fit if key and value have 128 dimensions of two bytes each; with fewer
@@ -364,8 +368,9 @@ struct Slot {
   // 1: a slice of key positions (columns of the scores), from a backward pass without a mask. Rows and keys
   // are exchanged. `rows` counts sampled key positions of one kv-head, with payloads key, value, grad_key and
   // grad_value. `keys` counts query rows, heads_in_slice x query_length, head-major, with payloads query,
-  // out, log_sum_exp and grad_out. head[] is the first of these heads, position[row] a key position, and
-  // key_limit[row] the first query position that sees it. first_key and part_keys are then query rows.
+  // out, log_sum_exp and grad_out. head[row] is the first of these heads for every row, position[row] a
+  // key position, and key_limit[row] the first query position that sees it. first_key and part_keys are then
+  // query rows.
   uint32_t columns;
   // The number of NaN and Inf in the output of head[0] over all query positions, at most 2^32 - 1. Counted in
   // some forward calls on the host without a mask, if all inputs of this head are finite; else 0.
@@ -406,8 +411,8 @@ inline constexpr int64_t kMostBurstSteps = 4096;
 // CPU time that the agent has spent on one rank so far, divided by the cores of the rank.
 struct AgentCost {
   uint64_t ns;          // on all work, without slices of the first look (kFirstLook)
-  uint64_t slices_ns;   // on all slices, with those of the first look
-  uint64_t slices;      // slices of query rows judged in slices_ns
+  uint64_t slices_ns;   // on all slices, of query rows and of key positions, in the first look too
+  uint64_t slices;      // number of slices of query rows that were judged or refused in slices_ns
   uint64_t tensors_ns;  // on tensors (weights, optimizer states); a part of ns
 
   bool operator==(const AgentCost&) const = default;
@@ -438,14 +443,14 @@ inline constexpr uint32_t kConsumptionOffset = 256;
 
 inline constexpr const char* kPassNames[kPasses] = {"forward", "backward"};
 
-// Bits of StepRecord::given, equal to FORESHOCK_GIVEN_... in hook.h.
+// Bits of StepRecord::given, equal to FORESHOCK_GIVEN_... in hook.h (kGaveUp... to FORESHOCK_GIVEN_UP_...).
 enum : uint32_t {
   kGivenLoss = 1,
   kGivenLearningRate = 2,
   kGivenGradientNorm = 4,
   kGivenBatchId = 8,
-  kGivenUpTensors = 16,     // tensors are not reported any more; reporting them was too expensive or failed
-  kGivenUpFailed = 32,      // with kGivenUpTensors: reporting them failed
+  kGaveUpTensors = 16,      // tensors are not reported any more; reporting them was too expensive or failed
+  kGaveUpFailed = 32,       // with kGaveUpTensors: reporting them failed
   kGivenOtherTraining = 64  // first step of another optimizer; the earlier optimizer was destroyed
 };
 
@@ -549,8 +554,9 @@ struct TensorRing {
   uint64_t reserved[2];
 };
 static_assert(sizeof(TensorRing) == 256);
-// A region of this size has counters but no records.
-inline constexpr uint64_t kTensorHeadOnly = sizeof(TensorRing) + kTensorAlign;
+// Bytes of the smallest region kTensors, which has counters but no records. It has kTensorAlign bytes beside
+// the counters, since the reader computes places in the ring modulo the ring's size, which must not be 0.
+inline constexpr uint64_t kLeastTensorsBytes = sizeof(TensorRing) + kTensorAlign;
 
 enum class TensorKind : uint32_t {
   kFiller = 0,  // fills the end of the ring; the next record begins at its front
@@ -562,8 +568,8 @@ enum class HistogramForm : uint32_t {
   kNone = 0,
   kValues = 1,    // the values of a small tensor, in the order of memory
   kPatterns = 2,  // 16-bit formats: for each bit pattern that occurs, distance from the previous one, count
-  // fp32: for each bin that is not empty, distance from the previous one, count, sum of the values' lowest
-  // bits
+  // fp32: for each bin that is not empty, distance from the previous one, count, sum of the values' lower 12
+  // bits. The values of a bin have the same upper 20 bits (kernels/histogram.h).
   kBins = 3,
 };
 
@@ -582,7 +588,7 @@ enum TensorReduction : uint32_t {
   kUpdateSumOfSquares,
   kUpdateMaxMagnitude,
   kUpdateElements,  // elements in the update's sums and maximum: all, or some spread evenly over the part
-  kUpdatedSumOfSquares,  // of the values that the kUpdateElements elements have after the step
+  kComparedSumOfSquares,  // as kSumOfSquares, but only of the kUpdateElements elements
   kTensorReductionCount
 };
 
@@ -639,7 +645,7 @@ enum OptimizerNumber : uint32_t {
   kGradientNonFinite,
   kMomentElements,    // elements with a usable gradient and second moment
   kMomentUnusable,    // elements with a NaN, infinite or negative second moment
-  kStalenessSum,      // sum of g^2 / v^
+  kStalenessSum,      // sum of g^2 / max(v^, epsilon^2)
   kEpsilonDominated,  // elements with sqrt(v^) below epsilon
   kSurprised,         // elements with g^2 above 50 w^
   kSurpriseElements,  // elements compared for kSurprised; 0 in the first step

@@ -28,7 +28,7 @@ constexpr Expected kExpected[] = {
     {kSlots, sizeof(Slot), 0, kMaxSlots},
     {kScalarNames, sizeof(ScalarName), 0, kMaxScalars},
     {kUnseenNames, sizeof(UnseenName), 0, kMaxUnseen},
-    {kTensors, kTensorHeadOnly, 0, 1},
+    {kTensors, kLeastTensorsBytes, 0, 1},
     {kCoverage, sizeof(Coverage), 0, 1},
 };
 // Largest slot, in bytes. Limits what a hostile file can make the agent read, and keeps products in 64 bits.

@@ -447,7 +447,7 @@ void store(uint64_t& word, uint64_t value, std::memory_order order = std::memory
 }  // namespace
 
 void TensorWriter::attach(TensorRing* ring, uint64_t bytes, const Control* control) {
-  const bool is_usable = ring != nullptr && bytes > kTensorHeadOnly;
+  const bool is_usable = ring != nullptr && bytes > kLeastTensorsBytes;
   ring_ = ring;
   data_ = reinterpret_cast<char*>(ring) + sizeof(TensorRing);
   room_ = is_usable ? (bytes - sizeof(TensorRing)) / kTensorAlign * kTensorAlign : 0;

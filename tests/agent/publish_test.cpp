@@ -174,7 +174,7 @@ TEST_F(Publish, WhatTheTrainerHasGivenUpIsToldFromTheStepOnThatItDid) {
   EXPECT_TRUE(summary_of(rank, 2)["tensors_given_up_step"].is_null());
   EXPECT_TRUE(summary_of(rank, 2)["tensors_given_up_reason"].is_null());
   segment::StepRecord step = rank.last_step;
-  step.given |= segment::kGivenUpTensors;
+  step.given |= segment::kGaveUpTensors;
   for (step.step = 7; step.step < 9; ++step.step) observe_step(step, &rank);
   publish_rank(rank, 2, &registry);
   EXPECT_NE(exposition(*registry.snapshot()).find(series + "0"), std::string::npos);
@@ -188,7 +188,7 @@ TEST_F(Publish, WhatTheTrainerHasGivenUpIsToldFromTheStepOnThatItDid) {
   RankStatistics next;  // of the agent that comes after one that was killed
   resume_from(step, nullptr, &next);
   EXPECT_EQ(summary_of(next, 2)["tensors_given_up_step"], 9) << "since then at least";
-  step.given |= segment::kGivenUpFailed;
+  step.given |= segment::kGaveUpFailed;
   RankStatistics failed;
   resume_from(step, nullptr, &failed);
   EXPECT_EQ(summary_of(failed, 2)["tensors_given_up_reason"], "failure");

@@ -181,8 +181,8 @@ TEST_F(MonitorSteps, AFirstStepThatNothingWasSeenOfTookNoTime) {
 }
 
 TEST_F(MonitorSteps, WhatTheCallerHasGivenUpIsInItsRecord) {
-  static_assert(uint32_t{FORESHOCK_GIVEN_UP_TENSORS} == segment::kGivenUpTensors);
-  static_assert(uint32_t{FORESHOCK_GIVEN_UP_FAILED} == segment::kGivenUpFailed);
+  static_assert(uint32_t{FORESHOCK_GIVEN_UP_TENSORS} == segment::kGaveUpTensors);
+  static_assert(uint32_t{FORESHOCK_GIVEN_UP_FAILED} == segment::kGaveUpFailed);
   static_assert(uint32_t{FORESHOCK_GIVEN_OTHER_TRAINING} == segment::kGivenOtherTraining);
   in_child({}, [] {
     Trainer trainer;
@@ -198,8 +198,8 @@ TEST_F(MonitorSteps, WhatTheCallerHasGivenUpIsInItsRecord) {
   auto reader = open();
   const auto steps = reader->new_steps();
   ASSERT_EQ(steps.size(), 2u);
-  EXPECT_FALSE(given(steps[0], segment::kGivenUpTensors));
-  EXPECT_TRUE(given(steps[1], segment::kGivenUpTensors));
+  EXPECT_FALSE(given(steps[0], segment::kGaveUpTensors));
+  EXPECT_TRUE(given(steps[1], segment::kGaveUpTensors));
 }
 
 TEST_F(MonitorSteps, StepsThatAreLeftOutUnseenAreSaidToBe) {

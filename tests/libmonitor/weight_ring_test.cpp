@@ -93,7 +93,7 @@ TEST(WeightRing, OfATensorLargerThanTheRoomForCopiesAPartIsCompared) {
       3 * CopiesBeforeStep::kPiece / sizeof(float);  // the small one has its own piece of room
   EXPECT_EQ(of_large[segment::kUpdateElements], compared);
   EXPECT_EQ(of_large[segment::kUpdateSumMagnitude], 0.5 * compared);
-  EXPECT_EQ(of_large[segment::kUpdatedSumOfSquares], 2.25 * compared);
+  EXPECT_EQ(of_large[segment::kComparedSumOfSquares], 2.25 * compared);
   EXPECT_EQ(of_large[segment::kSumOfSquares], 2.25 * 40000);
   const auto* first = reinterpret_cast<const segment::TensorRecord*>(memory + sizeof *ring);
   const double* of_small = reductions_at(first->bytes);
@@ -149,8 +149,8 @@ TEST(WeightRing, WhatIsNotFollowedIsCountedWithItsReason) {
   for (uint32_t n = 0; n < 4; ++n) weights[n].unfollowed = n;
   using Counts = std::vector<uint64_t>;
   EXPECT_EQ(unfollowed(sizeof memory, false, weights), (Counts{0, 0, 0, 1, 1, 1}));
-  EXPECT_EQ(unfollowed(segment::kTensorHeadOnly, false, weights), (Counts{0, 4, 0, 0, 0, 0}));
-  EXPECT_EQ(unfollowed(segment::kTensorHeadOnly, true, weights), (Counts{4, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(unfollowed(segment::kLeastTensorsBytes, false, weights), (Counts{0, 4, 0, 0, 0, 0}));
+  EXPECT_EQ(unfollowed(segment::kLeastTensorsBytes, true, weights), (Counts{4, 0, 0, 0, 0, 0}));
 }
 
 TEST(WeightRing, TensorsBeyondTheTableAreCounted) {
