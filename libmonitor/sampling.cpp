@@ -80,7 +80,8 @@ Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t
   slice.heads = static_cast<int>(std::min<int64_t>(group, kRowsPerSample));  // one row per position and head
   slice.first_head = slice.kv_head * group + below(random(kFirstHead), group - slice.heads + 1);
   choose_positions(shape.queries, kRowsPerSample / slice.heads, random, &slice);
-  // Without the rank, so that all ranks count in the same calls.
+  // Without the rank, so that all ranks count in the same calls. Ranks that wait for each other then lose the
+  // time of the count once, not once for each rank.
   slice.counts_nonfinite = mix(seed, static_cast<uint64_t>(step), call, kCountsNonfinite) % 2 == 0;
   return slice;
 }
@@ -99,10 +100,11 @@ Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64
 
 bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
                    uint64_t seed, int64_t step, uint64_t call) {
-  // The share of calls follows from the elements read: `rows` for a slice of rows (keys and values of a
-  // kv-head), `copied` for a slice of key positions (queries, outputs, output gradients), `summed` for its
-  // sums over all keys. With `is_affordable` the share is larger. Else the mean extra cost must stay below
-  // 0.3 of the rows' cost; kExtraCost is lower, since real costs differ from these counts by up to a fourth.
+  // The share of calls follows from the elements that are read: `rows` by a slice of rows (keys and values of
+  // a kv-head), `copied` by a slice of key positions (queries, outputs, output gradients), `summed` by its
+  // sums over all keys (dK, dV and dQ). If the budget is large (`is_affordable`), key positions may copy as
+  // many elements as rows in the mean. Else their mean extra cost must stay below 0.3 of the rows' cost;
+  // kExtraCost is lower, since real costs differ from these counts by up to a fourth.
   constexpr double kExtraCost = 0.22;
   const double group = static_cast<double>(shape.heads / shape.kv_heads);
   const double rows = static_cast<double>(shape.keys) * static_cast<double>(head_dim + value_dim);
@@ -119,7 +121,7 @@ uint32_t choose_packed_position(uint64_t seed, int64_t step, uint64_t call, int 
 
 void OrdinalFollower::begin_step() { ended_runs_ = run_length_ = backward_calls_ = last_run_length_ = 0; }
 
-// Ends a run (a sequence of forward calls), and updates the period, the usual length of a run.
+// Ends the forward run, and updates the period, the usual length of a forward run.
 void OrdinalFollower::end_run() {
   last_run_length_ = run_length_;
   run_length_ = 0;
@@ -129,7 +131,9 @@ void OrdinalFollower::end_run() {
   if (last_run_length_ % period_ == 0) {
     ++agreeing_runs_;
   } else if (agreeing_runs_ >= kRunsToTrust || (!is_first && last_run_length_ < period_)) {
-    unstable_ = true;  // no ordinals from now on, since the earlier or the later ones would be wrong
+    // A trusted period has changed, or a later run of the step is shorter (perhaps a recomputation). No
+    // ordinals from now on, since the earlier or the later ones would be wrong.
+    unstable_ = true;
   } else {
     period_ = last_run_length_;
     agreeing_runs_ = 1;
@@ -161,7 +165,8 @@ void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interva
   const double most_saved = earnings(interval) + smallest_sample_seconds;
   balance_seconds_ =
       std::clamp(balance_seconds_ + change, -kMaxDebtIntervals * earnings(interval), most_saved);
-  // The second balance, with a smaller largest debt, decides whether the budget is overdrawn.
+  // A second balance, whose debt has a lower limit, decides whether the budget is overdrawn: from half of
+  // this limit on, until the debt is paid off.
   const double most_owed = kMaxDebtIntervals * earnings(std::min(interval, kOverdraftInterval));
   overdraft_balance_ = std::clamp(overdraft_balance_ + change, -most_owed, most_saved);
   is_overdrawn_ = overdraft_balance_ < (is_overdrawn_ ? 0 : -most_owed / 2);
@@ -187,6 +192,7 @@ double AgentForecast::end_step(uint64_t slices, bool is_first_look, const Report
     slice_seconds_ += (is_first ? 1 : kNewCost) * (counted - slice_seconds_);
   }
   steps_ = std::min(steps_ + 1, kMostMeanSteps);
+  // Slices of the first look are not part of report.seconds, so they are not subtracted from it.
   const double rest = report.seconds - report.tensors_seconds - (is_first_look ? 0 : report.slices_seconds);
   rest_seconds_ += (std::max(rest, 0.0) - rest_seconds_) / steps_;
   const double charged_now = is_first_look ? 0 : static_cast<double>(slices) * slice_seconds_;
@@ -263,8 +269,8 @@ uint32_t CostModel::slices_within(double seconds, bool first_use_of_slot, double
 // owed_ns_: by how much earlier charges were too small, in total; negative: too large.
 uint64_t GradientCost::due_ns() const {
   const double kernels = kKernelNs * static_cast<double>(kernels_);
-  const double expected = ns_per_byte_ * static_cast<double>(bytes_) + kernels;
-  return static_cast<uint64_t>(std::max(expected + owed_ns_, 0.0));
+  const double estimate = ns_per_byte_ * static_cast<double>(bytes_) + kernels;
+  return static_cast<uint64_t>(std::max(estimate + owed_ns_, 0.0));
 }
 
 uint64_t GradientCost::charge_for(uint64_t bytes, uint64_t kernels) {
@@ -273,13 +279,13 @@ uint64_t GradientCost::charge_for(uint64_t bytes, uint64_t kernels) {
   return due_ns();
 }
 
-// Returns the charge for the launched kernels: the expected time plus owed_ns_, but at least 0. If owed_ns_
-// is far below 0, a part of it stays for later charges.
+// Returns the charge for the launched kernels: the estimate plus owed_ns_, but at least 0. If owed_ns_ is far
+// below 0, a part of it stays for later charges.
 uint64_t GradientCost::record_launch(uint64_t begin, uint64_t end) {
-  const double expected = ns_per_byte_ * static_cast<double>(bytes_);
+  const double bytes_ns = ns_per_byte_ * static_cast<double>(bytes_);  // the part that is measured later
   const uint64_t charged = due_ns();
-  owed_ns_ += expected + kKernelNs * static_cast<double>(kernels_) - static_cast<double>(charged);
-  launches_[next_++ % kMostPending] = {begin, end, bytes_, expected};
+  owed_ns_ += bytes_ns + kKernelNs * static_cast<double>(kernels_) - static_cast<double>(charged);
+  launches_[next_++ % kMostPending] = {begin, end, bytes_, bytes_ns};
   return charged;
 }
 
@@ -326,7 +332,8 @@ uint64_t WeightSchedule::for_each_due(int64_t step, int64_t steps, uint64_t inte
     const uint32_t turn = is_power_of_two ? turns()[n] & (length - 1) : turns()[n] % length;
     const uint32_t steps_until_due = turn >= now ? turn - now : turn + (length - now);
     const bool is_due = steps_until_due < static_cast<uint64_t>(steps);
-    if ((!is_due && steps_until_due >= next) || !states()[n].is_here) continue;
+    const bool is_next = steps_until_due < next;  // the nearest of those seen so far that are not due
+    if ((!is_due && !is_next) || !states()[n].is_here) continue;  // is_here last: few states are read then
     if (is_due)
       use(n, &states()[n]);
     else
@@ -345,11 +352,12 @@ size_t WeightSchedule::find_due(int64_t step, int64_t steps, uint64_t interval, 
   }
   size_t found = 0;
   const uint64_t next = for_each_due(step, steps, interval, [&](uint32_t number, State* state) {
-    if (state->end_round == round_) return;  // shown or skipped in this step
+    if (state->end_round == round_) return;  // mark_done() was called in this step
     if (state->due_round != round_) ++due_not_shown_, ++count->due;
     state->due_round = round_;
     if (found < room) numbers[found++] = number;
   });
+  // If reports have several steps, the next report may include a due step that is after its own number.
   next_due_ = step + (steps == 1 ? static_cast<int64_t>(next) : 1);
   return found;
 }
@@ -365,16 +373,17 @@ WeightSchedule::DueCount WeightSchedule::count_missed(int64_t step, int64_t step
 uint64_t WeightSchedule::mark_done(uint32_t number, int64_t step) {
   if (step != step_) return 1;  // find_due() was not called in this step
   State& state = states()[number];
-  const bool was_due = state.due_round == round_ && state.end_round != round_;
-  due_not_shown_ -= was_due;
+  const bool is_counted = state.due_round == round_ && state.end_round != round_;  // as due and not shown
+  due_not_shown_ -= is_counted;
   state.end_round = round_;
-  return !was_due;
+  return is_counted ? 0 : 1;
 }
 
 uint64_t WeightSchedule::forget_due() { return std::exchange(due_not_shown_, 0); }
 
 void WeightCadence::start(double max_slowdown, uint64_t fixed) {
   *this = {};
+  max_slowdown_ = max_slowdown;
   share_ = kShare * max_slowdown;
   is_unlimited_ = max_slowdown >= 1;
   is_fixed_ = fixed != 0;
@@ -383,35 +392,39 @@ void WeightCadence::start(double max_slowdown, uint64_t fixed) {
 
 void WeightCadence::end_step(double step_seconds, double cost_seconds, double bytes,
                              double unavoidable_seconds) {
-  double earning = std::max(step_seconds - cost_seconds, 0.0);
-  if (share_ > 0) {
-    // The length of training whose earnings (max_slowdown times this length) pay the unavoidable costs.
-    const double paying = unavoidable_seconds * kShare / share_;
-    earning = std::max(earning - paying, kMinShareLeft * earning);
+  double free_seconds = std::max(step_seconds - cost_seconds, 0.0);
+  if (max_slowdown_ > 0) {
+    // The unavoidable costs use up the limit of this length of training.
+    const double used_seconds = unavoidable_seconds / max_slowdown_;
+    free_seconds = std::max(free_seconds - used_seconds, kMinShareLeft * free_seconds);
   }
-  earning_seconds_ += (earning_seconds_ == 0 ? 1 : kWeight) * (earning - earning_seconds_);
+  free_seconds_ += (free_seconds_ == 0 ? 1 : kWeight) * (free_seconds - free_seconds_);
   new_cost_ += cost_seconds;
   if (bytes > 0) {
+    // The outlier rule of kMaxTimesUsual: `most` is the largest cost that counts.
     const double usual = seconds_per_byte() * bytes + kFixedSeconds;
-    const double at_last_rate = std::exchange(last_per_byte_, new_cost_ / bytes) * bytes;
+    const double at_last_rate = last_per_byte_ * bytes;
     const double most = std::max(kMaxTimesUsual * usual, at_last_rate);
-    cost_sum_ = kKept * cost_sum_ + std::min(std::exchange(new_cost_, 0), most);
+    cost_sum_ = kKept * cost_sum_ + std::min(new_cost_, most);
     byte_sum_ = kKept * byte_sum_ + bytes;
+    last_per_byte_ = new_cost_ / bytes;
+    new_cost_ = 0;
   }
   // Debt is limited to the earnings of 8 intervals, savings to those of one.
-  balance_ = std::clamp(balance_ + share_ * earning - cost_seconds, -8 * earnings(), earnings());
+  balance_ = std::clamp(balance_ + share_ * free_seconds - cost_seconds, -8 * interval_earnings(),
+                        interval_earnings());
 }
 
 // Returns the shortest interval, kFirstInterval times a power of two, that pays for measuring `bytes` bytes.
 uint64_t WeightCadence::interval_for(double bytes) const {
   uint64_t interval = kFirstInterval;
-  const double cost = bytes * seconds_per_byte(), earned_per_step = share_ * earning_seconds_;
+  const double cost = bytes * seconds_per_byte(), earned_per_step = share_ * free_seconds_;
   while (interval < kLongestInterval && cost > earned_per_step * static_cast<double>(interval)) interval *= 2;
   return interval;
 }
 
 void WeightCadence::choose_interval(double bytes) {
-  if (is_fixed_ || is_unlimited_ || earning_seconds_ == 0) return;
+  if (is_fixed_ || is_unlimited_ || free_seconds_ == 0) return;
   const uint64_t wanted = interval_for(bytes);
   if (wanted >= interval_) {
     interval_ = wanted;
@@ -425,8 +438,8 @@ void WeightCadence::choose_interval(double bytes) {
 }
 
 bool WeightCadence::allows_debt(double intervals) const {
-  return is_unlimited_ ||
-         (!is_budget_overdrawn_ && share_ > 0 && earning_seconds_ > 0 && balance_ >= -intervals * earnings());
+  return is_unlimited_ || (!is_budget_overdrawn_ && share_ > 0 && free_seconds_ > 0 &&
+                           balance_ >= -intervals * interval_earnings());
 }
 
 }  // namespace foreshock

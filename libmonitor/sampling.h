@@ -269,10 +269,11 @@ class CostModel {
 // is charged and an excess is deducted from later charges. Pure arithmetic, fixed state. Thread-compatible.
 class GradientCost {
  public:
-  // Returns the charge, in ns, for reading `bytes` bytes and launching `kernels` further kernels. The further
-  // kernels run outside of the interval between the device's two times, so their time is never measured.
+  // Returns the charge to expect, in ns, for reading `bytes` bytes and launching `kernels` further kernels.
+  // The further kernels run outside of the interval between the device's two times, so their time is never
+  // measured. If the kernels are launched, the caller must charge the result of record_launch().
   uint64_t charge_for(uint64_t bytes, uint64_t kernels);
-  // Returns the charge, in seconds, for repeating the work of the last charge_for().
+  // Returns the charge to expect, in seconds, for repeating the work of the last charge_for().
   double seconds() const { return static_cast<double>(due_ns()) * 1e-9; }
 
   // Records a launch of the kernels of the last charge_for(), whose two times have the numbers `begin` and
@@ -344,7 +345,8 @@ class WeightSchedule {
   // Returns the count of `step`, in which find_due() could not be called: all tensors due in it are lost.
   DueCount count_missed(int64_t step, int64_t steps, uint64_t interval);
   // Records that tensor `number` was shown in `step`, or skipped for a reason that is counted elsewhere.
-  // Returns 1 if the tensor was not due, or was already shown or skipped; else 0.
+  // Returns how many due tensors the caller must count in addition: 1 if the tensor was not due, or was
+  // already shown or skipped; else 0.
   uint64_t mark_done(uint32_t number, int64_t step);
   // Forgets the due tensors that were not shown. Returns their number.
   uint64_t forget_due();
@@ -403,7 +405,7 @@ class WeightCadence {
   static constexpr double kShare = 0.25, kMinShareLeft = 1.0 / 8;
   static constexpr double kFirstCost = 2.5e-10;  // assumed seconds per byte before the first measurement
   static constexpr double kFirstBytes = 1e6;     // bytes of an assumed measurement with kFirstCost
-  static constexpr double kWeight = 0.1;  // weight of a new step in the running mean of earning_seconds_
+  static constexpr double kWeight = 0.1;         // weight of a new step in the running mean of free_seconds_
   static constexpr double kKept = 1 - 1.0 / 64;  // decay of the sums at each measurement
   // A preempted measurement may take a hundred times the usual time. So a cost counts as at most
   // kMaxTimesUsual times the usual cost, unless the previous measurement was as expensive per byte.
@@ -411,16 +413,17 @@ class WeightCadence {
   static constexpr double kMaxTimesUsual = 8, kFixedSeconds = 5e-5;
   static constexpr int kStepsToShorten = 128;
   bool allows_debt(double intervals) const;
-  double earnings() const { return share_ * static_cast<double>(interval_) * earning_seconds_; }
+  double interval_earnings() const { return share_ * static_cast<double>(interval_) * free_seconds_; }
   double seconds_per_byte() const { return cost_sum_ / byte_sum_; }
   uint64_t interval_for(double bytes) const;
 
-  double share_ = 0;
+  double max_slowdown_ = 0, share_ = 0;  // share_: kShare * max_slowdown_, of the training time
   uint64_t interval_ = kFirstInterval;
   bool is_fixed_ = false, is_unlimited_ = false, is_budget_overdrawn_ = false;
-  // earning_seconds_: running mean of the part of a step's length whose earnings are not used up by the
-  // unavoidable costs. balance_: the savings; negative: debt.
-  double earning_seconds_ = 0, balance_ = 0;
+  // free_seconds_: running mean of the part of a step's length whose limit is not used up by the unavoidable
+  // costs. Each of these seconds earns share_ seconds for measurements.
+  double free_seconds_ = 0;
+  double balance_ = 0;        // the savings; negative: debt
   double last_per_byte_ = 0;  // true cost of the last measurement, not limited by kMaxTimesUsual
   double new_cost_ = 0;       // seconds since the last measurement; device costs arrive some steps later
   double cost_sum_ = kFirstCost * kFirstBytes, byte_sum_ = kFirstBytes;  // over the last measurements

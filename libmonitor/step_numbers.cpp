@@ -18,7 +18,7 @@ namespace {
 // Relative tolerance for equal losses. fp32 division and scaling round once, by 2^-24. 1e-5 also covers a
 // loss that is computed in another order.
 constexpr double kTolerance = 1e-5;
-constexpr double kMostDivisor = 1e5;  // beyond it, every number is whole within the tolerance
+constexpr double kMostDivisor = 1e5;  // from half of it on, every number is whole within the tolerance
 
 bool is_whole(double x) { return std::fabs(x - std::nearbyint(x)) <= kTolerance * x; }
 
@@ -39,19 +39,21 @@ bool root_is_scaled_nll(double root, double nll) {
 
 }  // namespace
 
-// The loss is the nll, if there was one since the last root and the root is this nll scaled; else the root.
+// The loss is the nll if there was exactly one since the last root and the root is this nll, scaled.
+// Otherwise the root is the loss.
 void LossTracker::choose_source(double root) {
   const bool nll_is_the_loss = nlls_since_root_ == 1 && root_is_scaled_nll(root, last_nll_);
   chosen_source_ = nll_is_the_loss ? FORESHOCK_LOSS_NLL : FORESHOCK_LOSS_BACKWARD_ROOT;
 }
 
-// Decides whether each root is a whole loss or a share of it. A step has k roots (roots.weight), one for each
-// micro-batch. kSummed, nlls that are summed over targets, gives the mean over all targets of the step. The
-// sum of the roots is about this mean if they are shares, and k times this mean if each is a whole loss. The
-// limit between both is sqrt(k) times the mean.
+// Decides whether each root is a whole loss or a share of it. A step has k = roots.weight roots, one for each
+// micro-batch. kSummed are the nlls that are summed over targets; its weight is the number of targets (or the
+// sum of their weights). So summed.sum / summed.weight is the mean over all targets of the step. The sum of
+// the roots is about this mean if they are shares, and k times this mean if each is a whole loss. The limit
+// between both is sqrt(k) times the mean.
 void LossTracker::choose_root_meaning() {
   const Mean &roots = mean_by_source_[FORESHOCK_LOSS_BACKWARD_ROOT], &summed = mean_by_source_[kSummed];
-  // An nll that is not summed is an nll of targets that `summed` lacks.
+  // An nll that is not summed has targets that `summed` lacks, so the mean is then not over all targets.
   const bool has_unsummed_nll = mean_by_source_[FORESHOCK_LOSS_NLL].weight > 0;
   if (root_meaning_ != RootMeaning::kUnknown || roots.weight < 2 || has_unsummed_nll) return;
   const double ratio = roots.sum / (summed.sum / summed.weight);
@@ -79,7 +81,8 @@ void LossTracker::observe_sum(double sum, double weight) {
   if (weight >= 0 && std::isfinite(weight)) mean_by_source_[kSummed].add(sum, weight);
 }
 
-// The divisor of the next root. divided_roots_.divisor is that of all roots of this step, NaN if they differ.
+// The training has divided the next root by `divisor`. divided_roots_.divisor is the divisor of all divided
+// roots of this step; NaN: they have different divisors.
 void LossTracker::observe_divisor(double divisor) {
   if (!(divisor >= 2)) return;
   divided_roots_.divisor =
@@ -94,7 +97,9 @@ void LossTracker::forget_step() {
 }
 
 bool LossTracker::take(double* loss, uint32_t* source) {
-  // If there was no finite root (autograd.grad may have been called instead of backward), an nll is the loss.
+  // If no finite root has chosen a source (autograd.grad may have been called instead of backward), an nll is
+  // the loss. Summed nlls are the loss only in a step without any root: after a root that is not finite, a
+  // finite root of a later step decides.
   const bool has_root = mean_by_source_[FORESHOCK_LOSS_BACKWARD_ROOT].weight > 0;
   if (chosen_source_ == 0 && mean_by_source_[FORESHOCK_LOSS_NLL].weight > 0)
     chosen_source_ = FORESHOCK_LOSS_NLL;
@@ -104,7 +109,8 @@ bool LossTracker::take(double* loss, uint32_t* source) {
   Mean mean = mean_by_source_[used_source];
   const bool all_divided =
       has_root && divided_roots_.count == mean_by_source_[FORESHOCK_LOSS_BACKWARD_ROOT].weight;
-  // The divisor is the number of micro-batches.
+  // A divisor that equals the number of roots is the number of micro-batches. It is kept, because the last
+  // step of an epoch may have fewer roots with the same divisor.
   if (all_divided && divided_roots_.divisor == divided_roots_.count)
     accumulation_divisor_ = divided_roots_.divisor;
   if (used_source == FORESHOCK_LOSS_BACKWARD_ROOT && has_root) {
@@ -145,7 +151,8 @@ bool PendingStep::knows_losses() const {
   bool all = has_all_events;
   for (uint32_t n = 0; n < events; ++n) {
     const PendingEvent& e = event[n];
-    // From a gradient scaler, 1 means that the scale is unknown: the optimizer itself divides.
+    // If the optimizer itself divides the gradients by the scale, the gradient scaler reports a scale of 1.
+    // The true scale is then unknown.
     const bool has_scale = e.scale.number == 0 && !(e.is_scaled && e.scale.value == 1);
     all &= e.source == PendingEvent::kSkip || (e.value.number == 0 && has_scale);
   }
