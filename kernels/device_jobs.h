@@ -91,10 +91,10 @@ struct PackedGatherJob {
   GatherJob gather;
   PackedSequences sequences;
   uint64_t gathered;  // address of a GatheredSequence
-  // sum_piece: index of the piece with the log_sum_exp if that tensor is [sequence][head][position];
-  // kMostPieces if it is [head][position in the batch]. sum_stride: elements from one sequence to the next.
-  int64_t sum_stride;
-  uint32_t sum_piece;
+  // lse_piece: index of the piece with the log_sum_exp if that tensor is [sequence][head][position];
+  // kMostPieces if it is [head][position in the batch]. lse_stride: elements from one sequence to the next.
+  int64_t lse_stride;
+  uint32_t lse_piece;
   uint32_t parts;      // a sequence with fewer positions has a part for each position
   uint32_t positions;  // limit of the sampled positions of each head
   uint32_t reserved;

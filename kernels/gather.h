@@ -121,7 +121,7 @@ FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& batch, const
   int64_t begin = offset(batch.query_offsets, 0), end = offset(batch.query_offsets, batch.count);
   if (begin < 0 || end <= begin || end > batch.queries) return {};
   const int64_t wanted = begin + static_cast<int64_t>(static_cast<uint64_t>(end - begin) * batch.place >> 32);
-  // Invariant: sequence `low` begins at `begin` <= wanted; all sequences before `high` end at `end` > wanted.
+  // Invariant: sequence `low` begins at `begin` <= wanted; sequence `high` - 1 ends at `end` > wanted.
   uint32_t low = 0, high = batch.count;
   while (high - low > 1) {
     const uint32_t middle = low + (high - low) / 2;

@@ -55,8 +55,8 @@ class SequenceRows {
     const GatherPiece& piece = job_.gather.piece[number];
     const SequencePlace& place = place_[thread];
     // The sequence's first row, in elements. Pieces with listed rows hold queries, the others keys. The piece
-    // sum_piece is a log_sum_exp indexed by (sequence, head, position), with sum_stride between sequences.
-    const int64_t first = number == job_.sum_piece ? place.number * job_.sum_stride
+    // lse_piece is a log_sum_exp indexed by (sequence, head, position), with lse_stride between sequences.
+    const int64_t first = number == job_.lse_piece ? place.number * job_.lse_stride
                           : piece.is_listed != 0   ? place.query * piece.row_stride
                                                    : place.key * piece.row_stride;
     const uint32_t keys_left = place.keys > piece.first_row ? place.keys - piece.first_row : 0;

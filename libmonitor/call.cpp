@@ -76,8 +76,8 @@ void broadcast(TensorView* mask, const int64_t (&shape)[4]) {
   }
 }
 
-// Removes the gradients of keys and values from a forward call, and if either does not match the call. The
-// call can be judged without them.
+// Removes the gradients of keys and values if this is a forward call, or if one of them does not match the
+// call. The call can be judged without them.
 void drop_mismatched_key_gradients(const foreshock_attention_call& call, ValidatedCall* checked) {
   ValidatedCall& c = *checked;
   const auto [batch, heads, kv_heads, queries, keys] = c.shape;
@@ -115,15 +115,15 @@ void add_batch_dimension(TensorView* view) {
 }
 
 // Whether log_sum_exp is absent or has one of its two layouts: (1, head, position in the batch) or, if
-// sums_by_sequence, (sequence, head, position in the sequence). Sets sums_by_sequence.
+// lse_by_sequence, (sequence, head, position in the sequence). Sets lse_by_sequence.
 bool check_log_sum_exp(const foreshock_attention_call& call, ValidatedCall* checked) {
-  const TensorView& sums = checked->log_sum_exp;
-  if (sums.data == nullptr) return true;
-  checked->sums_by_sequence = call.log_sum_exp.dims == 3;
-  const int64_t rows = checked->sums_by_sequence ? checked->shape.queries : checked->query.shape[2];
-  const int64_t batch = checked->sums_by_sequence ? call.sequences : 1;
-  return is_floating(sums.dtype) && sums.shape[0] == batch && sums.shape[1] == checked->shape.heads &&
-         sums.shape[2] >= rows && sums.shape[3] == 1;
+  const TensorView& lse = checked->log_sum_exp;
+  if (lse.data == nullptr) return true;
+  checked->lse_by_sequence = call.log_sum_exp.dims == 3;
+  const int64_t rows = checked->lse_by_sequence ? checked->shape.queries : checked->query.shape[2];
+  const int64_t batch = checked->lse_by_sequence ? call.sequences : 1;
+  return is_floating(lse.dtype) && lse.shape[0] == batch && lse.shape[1] == checked->shape.heads &&
+         lse.shape[2] >= rows && lse.shape[3] == 1;
 }
 
 // Gives all tensors a batch dimension of size 1, except a log_sum_exp whose first dimension is the sequences.
@@ -181,7 +181,7 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
 
   ValidatedCall& c = *checked;
   c.packed = {};
-  c.sums_by_sequence = false;
+  c.lse_by_sequence = false;
   c.sequence = 0;
   const bool is_packed = call.query_offsets != nullptr;
   const uint32_t dims = is_packed ? 3 : 4;
@@ -259,7 +259,7 @@ int take_sequence(uint32_t place, ValidatedCall* checked) {
     restrict_rows(found.query, found.queries, view);
   for (TensorView* view : {&c.key, &c.value, &c.grad_key, &c.grad_value})
     restrict_rows(found.key, found.keys, view);
-  if (c.sums_by_sequence && c.log_sum_exp.data != nullptr)
+  if (c.lse_by_sequence && c.log_sum_exp.data != nullptr)
     c.log_sum_exp.data = c.log_sum_exp.row(found.number, 0, 0);
   else
     restrict_rows(found.query, found.queries, &c.log_sum_exp);
@@ -370,7 +370,9 @@ void set_fields_of_call(const ValidatedCall& call, const Slice& slice, segment::
   slot->lse_dtype = call.log_sum_exp.data ? static_cast<uint32_t>(call.log_sum_exp.dtype) : 0;
   slot->head_dim = static_cast<uint32_t>(call.head_dim);
   slot->value_dim = static_cast<uint32_t>(call.value_dim);
-  slot->batch = slice.batch + call.sequence;  // of a packed batch: the number of the sequence
+  // The index of the batch element or, in a packed batch, of the sequence; the other one is always 0. If only
+  // the device can find the sequence, both are 0 here, and the device stores its index in the SequenceTold.
+  slot->batch = slice.batch + call.sequence;
   slot->kv_head = slice.kv_head;
   slot->query_length = static_cast<uint64_t>(call.shape.queries);
   slot->key_length = static_cast<uint64_t>(call.shape.keys);
@@ -393,7 +395,8 @@ bool split(uint64_t capacity, SlicePlan* plan) {
 
 }  // namespace
 
-// Fills in the values of a call of this shape that take the most bytes.
+// Returns the bytes of a backward slice with output, log_sum_exp and mask. Of the formats that these may
+// have, the largest usual one is taken.
 uint64_t slot_bytes_for(const ValidatedCall& call) {
   segment::Slot slot = {};
   set_fields_of_call(call, {}, &slot);
@@ -408,6 +411,7 @@ uint64_t slot_bytes_for(const ValidatedCall& call) {
 bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
                 SlicePlan* plan) {
   set_fields_of_call(call, *slice, &plan->header);
+  // The last position is removed first, because with a causal mask it sees the most keys.
   for (; slice->positions > 0; --slice->positions) {
     set_fields_of_rows(call, *slice, &plan->header);
     if (split(capacity, plan) && plan->slots <= most_slots) return true;
@@ -720,13 +724,13 @@ PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& s
   job.sequences = call.packed;
   job.parts = static_cast<uint32_t>(slice.parts);
   job.positions = static_cast<uint32_t>(slice.positions);
-  job.sum_piece = kMostPieces;  // means: no piece of the job is indexed by sequence
-  if (!call.sums_by_sequence) return job;
+  job.lse_piece = kMostPieces;  // means: no piece of the job is indexed by sequence
+  if (!call.lse_by_sequence) return job;
   // log_sum_exp is indexed by (sequence, head, position). Finds the piece that copies it, by its offset.
-  job.sum_stride = call.log_sum_exp.stride[0];
-  const uint64_t sums = slot.payload[segment::kLogSumExp].offset;
-  for (uint32_t n = 0; n < job.gather.pieces && sums != 0; ++n)
-    if (job.gather.piece[n].to == sums - payloads_of(slot).begin) job.sum_piece = n;
+  job.lse_stride = call.log_sum_exp.stride[0];
+  const uint64_t lse_offset = slot.payload[segment::kLogSumExp].offset;
+  for (uint32_t n = 0; n < job.gather.pieces && lse_offset != 0; ++n)
+    if (job.gather.piece[n].to == lse_offset - payloads_of(slot).begin) job.lse_piece = n;
   return job;
 }
 

@@ -33,9 +33,9 @@ struct ValidatedCall {
   TensorView grad_key, grad_value;  // both or neither; required for sampling key positions
   // Packed batches only. The tensors hold the positions of all sequences, and `shape` is that of the longest
   // possible sequence, until take_sequence() reduces both to one sequence. log_sum_exp is (1, head, position
-  // in the batch), or, if sums_by_sequence, (sequence, head, position in the sequence).
+  // in the batch), or, if lse_by_sequence, (sequence, head, position in the sequence).
   PackedSequences packed;  // packed.count 0: not packed
-  bool sums_by_sequence;
+  bool lse_by_sequence;
   int64_t sequence;  // index of the sampled sequence in the batch, set by take_sequence(); else 0
 };
 
@@ -54,8 +54,9 @@ struct SlicePlan {
   uint32_t first_keys = 0, other_keys = 0;  // keys in the first slot, and in every other one but the last
 };
 
-// Returns the bytes that a slot needs to hold any whole slice of a call of this shape: forward or backward,
-// with log_sum_exp in fp64, and with a mask in fp32 (fp64 if the tensors are).
+// Returns the bytes that a slot needs to hold any whole slice of rows of a call of this shape: forward or
+// backward, with log_sum_exp in fp64, and with a mask in fp32 (fp64 if the tensors are). A slice of columns,
+// or one with an fp64 mask beside narrower tensors, may be larger; it then takes several slots.
 uint64_t slot_bytes_for(const ValidatedCall& call);
 
 // Plans a slice of rows for at most `most_slots` slots of `capacity` bytes. If *slice is too large, removes

@@ -214,8 +214,8 @@ TEST_F(Device, GathersOneOfPackedSequences) {
                          .longest_key = 3000,
                          .place = place};
         job.gathered = at[gathered];
-        job.sum_piece = place % 2 == 0 ? kMostPieces : 2;
-        job.sum_stride = 4 * 3001;
+        job.lse_piece = place % 2 == 0 ? kMostPieces : 2;
+        job.lse_stride = 4 * 3001;
         job.parts = job.positions = 4;
         return job;
       };

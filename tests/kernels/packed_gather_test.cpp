@@ -168,18 +168,18 @@ TEST(PositionInPart, RisesWithThePartAndWithTheLength) {
 struct Batch {
   static constexpr uint32_t kHeads = 3, kDim = 20, kPositions = 5, kRoom = 40;
   uint32_t total_queries, total_keys, sequences;
-  bool sums_by_sequence;
+  bool lse_by_sequence;
   uint32_t longest = kRoom;
   std::vector<char> bytes[3];
   std::unique_ptr<char[]> query, key, sums;
 
-  Batch(uint32_t total_queries, uint32_t total_keys, uint32_t sequences, bool sums_by_sequence)
+  Batch(uint32_t total_queries, uint32_t total_keys, uint32_t sequences, bool lse_by_sequence)
       : total_queries(total_queries),
         total_keys(total_keys),
         sequences(sequences),
-        sums_by_sequence(sums_by_sequence) {
+        lse_by_sequence(lse_by_sequence) {
     const size_t sizes[] = {size_t{2} * total_queries * kHeads * kDim, size_t{4} * total_keys * kDim,
-                            size_t{4} * kHeads * (sums_by_sequence ? sequences * longest : total_queries)};
+                            size_t{4} * kHeads * (lse_by_sequence ? sequences * longest : total_queries)};
     std::mt19937_64 random(total_queries);
     for (int n = 0; n < 3; ++n) {
       bytes[n].resize(sizes[n]);
@@ -194,7 +194,7 @@ struct Batch {
     view.dtype = which == 0 ? DType::kBf16 : DType::kFp32;
     view.shape[3] = which == 2 ? 1 : kDim;
     const int64_t row = which == 0 ? kHeads * kDim : which == 1 ? kDim : 1;
-    const int64_t head = which == 0 ? kDim : which == 1 ? 0 : sums_by_sequence ? longest : total_queries;
+    const int64_t head = which == 0 ? kDim : which == 1 ? 0 : lse_by_sequence ? longest : total_queries;
     const int64_t strides[4] = {which == 2 ? kHeads * head : 0, head, row, 1};
     std::copy_n(strides, 4, view.stride);
     return view;
@@ -231,8 +231,8 @@ class PackedGatherBody : public testing::TestWithParam<EmulatedLaunch> {
     job.sequences.longest_query = job.sequences.longest_key = batch.longest;
     job.sequences.place = place;
     job.gathered = address(&gathered_);
-    job.sum_piece = batch.sums_by_sequence ? 2 : kMostPieces;
-    job.sum_stride = batch.view(2).stride[0];
+    job.lse_piece = batch.lse_by_sequence ? 2 : kMostPieces;
+    job.lse_stride = batch.view(2).stride[0];
     job.parts = Batch::kPositions;
     job.positions = Batch::kPositions;
     return job;
@@ -264,8 +264,8 @@ class PackedGatherBody : public testing::TestWithParam<EmulatedLaunch> {
         const auto at = position_in_part(one.queries, n, parts, job.gather.position[n]);
         EXPECT_EQ(gathered_.position[n], at);
         query += gather_rows(batch.view(0), 0, head, static_cast<int64_t>(one.query + at), 1, query);
-        const int64_t row = static_cast<int64_t>(batch.sums_by_sequence ? at : one.query + at);
-        sums += gather_rows(batch.view(2), batch.sums_by_sequence ? one.number : 0, head, row, 1, sums);
+        const int64_t row = static_cast<int64_t>(batch.lse_by_sequence ? at : one.query + at);
+        sums += gather_rows(batch.view(2), batch.lse_by_sequence ? one.number : 0, head, row, 1, sums);
       }
     const uint32_t keys = std::min(one.keys > first_key ? one.keys - first_key : 0, job.gather.piece[1].rows);
     gather_rows(batch.view(1), 0, 0, one.key + first_key, keys, want.data() + kTo[1]);

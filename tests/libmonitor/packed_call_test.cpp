@@ -19,7 +19,7 @@ int check(const foreshock_attention_call& call, uint32_t pass = 0) {
 TEST(PackedCall, IsPlannedByTheLongest) {
   for (const bool by_sequence : {false, true}) {
     PackedTensors tensors;
-    tensors.sums_by_sequence = by_sequence;
+    tensors.lse_by_sequence = by_sequence;
     tensors.build(kQueries, kKeys, true);
     tensors.call.causal = FORESHOCK_CAUSAL_BOTTOM_RIGHT;
     ValidatedCall checked;
@@ -33,7 +33,7 @@ TEST(PackedCall, IsPlannedByTheLongest) {
     EXPECT_EQ(checked.packed.count, 5u);
     EXPECT_EQ(checked.packed.queries, 50u);
     EXPECT_EQ(checked.packed.keys, 59u);
-    EXPECT_EQ(checked.sums_by_sequence, by_sequence);
+    EXPECT_EQ(checked.lse_by_sequence, by_sequence);
     EXPECT_EQ(checked.causal, FORESHOCK_CAUSAL_BOTTOM_RIGHT);
     // Who tells more than there is plans for what there is.
     tensors.call.longest_query = tensors.call.longest_key = 1 << 20;
@@ -96,7 +96,7 @@ TEST(TakeSequence, IsTheCallOfThatSequenceAlone) {
     for (const int32_t causal :
          {FORESHOCK_CAUSAL_NONE, FORESHOCK_CAUSAL_TOP_LEFT, FORESHOCK_CAUSAL_BOTTOM_RIGHT}) {
       PackedTensors tensors;
-      tensors.sums_by_sequence = by_sequence;
+      tensors.lse_by_sequence = by_sequence;
       tensors.build(kQueries, kKeys, true);
       tensors.call.causal = causal;
       std::set<int64_t> seen;

@@ -26,7 +26,7 @@ struct PackedTrainer {
                 int32_t causal, bool by_sequence = false)
       : trainer(trainer) {
     for (const int pass : {0, 1}) {
-      tensors[pass].sums_by_sequence = by_sequence;
+      tensors[pass].lse_by_sequence = by_sequence;
       tensors[pass].build(queries, keys, pass == 1);
       tensors[pass].call.causal = causal;
     }

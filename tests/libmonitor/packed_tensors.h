@@ -13,7 +13,7 @@ struct PackedTensors {
   static constexpr int64_t kHeads = 4, kKvHeads = 2, kDim = 6;
   std::vector<int32_t> queries, keys;  // offsets
   std::vector<float> query, key, value, out, sums, grad_out, grad_query;
-  bool sums_by_sequence = false;
+  bool lse_by_sequence = false;
   int64_t longest_query = 0, longest_key = 0;
   foreshock_attention_call call = {};
 
@@ -52,11 +52,11 @@ struct PackedTensors {
     call.out = tensor(&out, kHeads, n, 3000);
     const auto sequences = static_cast<int64_t>(query_lengths.size());
     const int64_t row = longest_query + 3;  // rows are longer than the longest
-    sums.resize(static_cast<size_t>(kHeads * (sums_by_sequence ? sequences * row : n)));
+    sums.resize(static_cast<size_t>(kHeads * (lse_by_sequence ? sequences * row : n)));
     for (size_t index = 0; index < sums.size(); ++index) sums[index] = 0.5f * static_cast<float>(index);
     call.log_sum_exp = {
         sums.data(), {kHeads, n, 1, 1}, {n, 1, 0, 0}, FORESHOCK_FP32, 2, FORESHOCK_DEVICE_CPU, 0};
-    if (sums_by_sequence)
+    if (lse_by_sequence)
       call.log_sum_exp = {sums.data(),
                           {sequences, kHeads, row, 1},
                           {kHeads * row, row, 1, 0},
@@ -92,7 +92,7 @@ struct PackedTensors {
     for (foreshock_tensor* tensor : {&one.query, &one.out, &one.grad_out, &one.grad_query})
       narrow(tensor, begin, end);
     for (foreshock_tensor* tensor : {&one.key, &one.value}) narrow(tensor, keys[number], keys[number + 1]);
-    if (!sums_by_sequence) {
+    if (!lse_by_sequence) {
       narrow(&one.log_sum_exp, begin, end);
     } else {
       one.log_sum_exp.data = static_cast<const float*>(one.log_sum_exp.data) +
