@@ -90,7 +90,7 @@ class Logs:
         # The outermost call is always read, inner calls only if has_tensor: they may log the float of the tensor.
         self._thread_state = threading.local()
 
-    def tick(self) -> None:  # called at the end of each step
+    def tick(self) -> None:  # called at the end of each step that is not quiet (QuietSteps in core.py)
         if len(sys.modules) != self.modules:
             self.modules = len(sys.modules)
             self._wrap_new()
@@ -118,7 +118,8 @@ class Logs:
 
     def _wrap(self, cls: type, method: str, reader: Reader) -> None:
         original = vars(cls).get(method)
-        # Excludes mocks, static methods and our wrappers (MARK). A function wrapped by functools.wraps is allowed.
+        # Only a plain function is wrapped, not a mock or a static method. An attribute other than __wrapped__, which
+        # functools.wraps adds, excludes our wrappers (MARK) and functions that other tools have marked.
         if type(original) is not FunctionType or not vars(original).keys() <= {"__wrapped__"}:
             return
 
@@ -138,9 +139,11 @@ class Logs:
         """Replaces `wandb.log`, which wandb.init() has bound to the original method before the class was wrapped."""
         wandb = sys.modules.get("wandb")
         bound = getattr(wandb, "log", None)
-        wrapped = getattr(type(getattr(bound, "__self__", None)), "log", None)
-        if getattr(bound, "__func__", bound) is getattr(wrapped, "__wrapped__", None) and hasattr(wrapped, MARK):
-            wandb.log = wrapped.__get__(bound.__self__)  # type: ignore[union-attr]
+        if bound is None:
+            return
+        wrapper = getattr(type(getattr(bound, "__self__", None)), "log", None)  # what the run's class has now
+        if hasattr(wrapper, MARK) and getattr(bound, "__func__", bound) is getattr(wrapper, "__wrapped__", None):
+            wandb.log = wrapper.__get__(bound.__self__)  # type: ignore[union-attr]
 
     def _enter(self, reader: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Reads a logging call. Returns whether it is the outermost. Drops all errors except the training's own."""
@@ -153,7 +156,7 @@ class Logs:
                 self._note(*reader(args, kwargs))
         except Exception as error:
             if is_of_trainer(error):
-                if outermost:
+                if outermost:  # the wrapper's `finally`, which does the same, is not reached
                     self._thread_state.is_logging = False
                 raise
             return outermost
@@ -166,7 +169,7 @@ class Logs:
         """Stores the floats of a logged mapping, and whether it has a tensor (a type with the method dim)."""
         if not isinstance(logged, Mapping):
             return
-        # -1: unknown. The C interface (hook.h) takes only step numbers below 2**62.
+        # -1: unknown. Step numbers from 2**62 on are invalid in the C interface (foreshock_step in hook.h).
         step_number = step if type(step) is int and 0 <= step < 2**62 else -1
         for name, value in itertools.islice(logged.items(), 4 * MOST_VALUES):  # bounds the time
             if len(self._values) >= MOST_VALUES and name not in self._values:

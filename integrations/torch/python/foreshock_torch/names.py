@@ -90,8 +90,9 @@ def _attention_of(matrix: str) -> str:
 def _blocks_in_stages(matrices: list[str]) -> set[str]:
     """Paths of numbered blocks inside numbered modules, such as layers.0.blocks.3 of Swin. `matrices`: 2-D parameters.
 
-    Of the numbered modules around a query projection, the block is the innermost one with matrices in several of its
-    children, that is, also outside its attention. A numbered head of a list of heads is therefore not a block.
+    Of the numbered modules around an attention module, the block is the innermost one with matrices in several of its
+    children, that is, also outside the attention. A numbered head of a list of heads has none outside, or is itself the
+    attention module, so it is not a block.
     """
     children: dict[str, set[str]] = {}  # {numbered module: its children with matrices}
     for name in matrices:
@@ -102,7 +103,7 @@ def _blocks_in_stages(matrices: list[str]) -> set[str]:
     blocks = set()
     for module in filter(None, map(_attention_of, matrices)):
         parts = module.split(".")
-        numbered = [i for i, part in enumerate(parts[:-1]) if part.isdigit()]  # positions of the numbers in the path
+        numbered = [i for i, part in enumerate(parts[:-1]) if part.isdigit()]  # not the attention itself
         if len(numbered) < 2:
             continue
         candidates = (i for i in reversed(numbered) if len(children[".".join(parts[: i + 1])]) > 1)
@@ -135,12 +136,15 @@ def _numbers_in(path: str) -> list[tuple[str, str]]:
 
 
 def _block_label(block: str, blocks: set[str]) -> str:
-    """The numbers in the path of a block, and the words that distinguish it from blocks with the same numbers: for
-    example 000.encoder.001 if there is also 000.decoder.001."""
+    """The numbers in the path of a block, and the words that distinguish it from blocks with the same numbers.
+
+    layers.0.blocks.1 gives 000.001. layers.0.encoder.1 gives 000.encoder.001 if there is also layers.0.decoder.1.
+    """
     own, others = _numbers_in(block), [_numbers_in(other) for other in blocks]
     label = []
     for i, (words, number) in enumerate(own):
-        # The words before number `i` in all blocks whose earlier numbers are those of this block.
+        # The words before number `i` in all blocks whose earlier numbers are those of this block. The words before the
+        # first number are left to layer_labels(). Blocks without words between two numbers are not distinguished.
         siblings = {o[i][0] for o in others if len(o) > i and [n for _, n in o[:i]] == [n for _, n in own[:i]]}
         if i > 0 and (tower := _distinct_part(words, {s for s in siblings if s})):
             label.append(tower)
@@ -150,7 +154,8 @@ def _block_label(block: str, blocks: set[str]) -> str:
 
 def _further_attention(matrices: list[str], layers: dict[str, str]) -> dict[str, str]:
     """{path: words} of every attention module of a layer except the first one, such as the cross attention of a
-    decoder. The words distinguish it from other attention modules of its layer. `layers`: {matrix: layer label}."""
+    decoder. The words distinguish it from other attention modules of its layer. Paths that differ only in numbers, such
+    as those of a list of heads, are one module. `layers`: {matrix: layer label}."""
     modules: dict[str, dict[str, str]] = {}  # {layer label: {path without numbers: path}}
     for name in matrices:
         if module := _attention_of(name):

@@ -13,20 +13,22 @@ from .signals import is_of_trainer
 
 
 class Owners:
-    """Calls `lost` when the last module that contains a named parameter is destroyed, at most once per watch().
+    """Calls `lost` when the last module that contains a named parameter is destroyed, unless has_lost is already True.
 
     The call comes before the parameter's address can be reused, in the thread that destroys the module. The weak
     references are to modules, because torch.utils.swap_tensors refuses tensors that have weak references.
     """
 
     def __init__(self, torch: Any, lost: Callable[[], None], call_back: Callable[[Any], Any]) -> None:
-        """`call_back` turns a function into the callback of a weak reference (Core.call_back)."""
+        """`call_back` (Core.call_back) makes the callback of a weak reference from a Python function. Python drops
+        exceptions in such callbacks; the result passes on those that a signal handler of the training raises."""
         self._call_back = call_back
         self._frames = torch._C._dynamo.eval_frame
         self._lost = lost
         skip_in_dynamo(self._frames, Owners._on_module_death)  # torch.compile (Dynamo) does not trace this method
         self._references: list[Any] = []
-        self.has_lost = False  # an owner was lost since the last watch(); Monitor (clock.py) also sets it to False
+        # An owner was lost, or an error may have hidden this. watch() and Monitor (clock.py) set it to False.
+        self.has_lost = False
 
     def watch(self, owners: Iterable[tuple[Any, list[int]]]) -> None:
         """Watches `owners` instead of the previous ones: (module, addresses of its own parameters that have names)."""
@@ -52,6 +54,6 @@ class Owners:
             finally:
                 self._frames.set_eval_frame(tracer)
         except Exception as error:  # raised by the training, for example in a signal handler, or by this code
-            self.has_lost = True
+            self.has_lost = True  # the counts may be wrong now, so Monitor must clear the names
             if is_of_trainer is not None and is_of_trainer(error):  # at process exit a global may be None
                 raise  # the training's own exception must reach the training; other exceptions are dropped
