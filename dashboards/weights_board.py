@@ -46,7 +46,7 @@ def weights_row() -> Row:
                 logarithmic=True,
             ),
             layer_heatmap(
-                "W1 by layer, since the interval before",
+                "W1 by layer, since the snapshot before",
                 "W1 between a tensor's last two snapshots, of the tensor of each layer that moved most, in units of the"
                 " weights, over time. Look for a layer that moves faster than the others.",
                 layer_distance("previous"),
@@ -68,7 +68,7 @@ def weights_row() -> Row:
                 Query(f"min({of_run('weight_rms')})", "smallest"),
             ),
             lines(
-                "Not followed",
+                "Skipped snapshots",
                 "Number of snapshots of weight tensors that were due and not taken, by reason, since the start of the"
                 " run; dropped: taken, but the agent had no memory for them. budget (--max-slowdown) is a usual"
                 " reason.",
@@ -79,8 +79,8 @@ def weights_row() -> Row:
             lines(
                 "Replicas that differ",
                 "How often a tensor of a process rank differed in at least one bit from the same tensor of its"
-                " data-parallel replicas, since the start of the run; the five ranks with most. Usual is 0. Any"
-                " new difference raises ForeshockReplicaMismatch.",
+                " data-parallel replicas on the same node, since the start of the run; the five ranks with most."
+                " Usual is 0. Any new difference raises ForeshockReplicaMismatch.",
                 COUNT,
                 Query(f"topk(5, sum by (rank) ({of_run('weight_checksum_mismatch_total')}))", "rank {{rank}}"),
                 dashed=[("red", 1)],
@@ -98,17 +98,18 @@ def optimizer_row(values: Values) -> Row:
                 "Update ratio, by step",
                 "Ratio: L2 norm of the change of the weights in one optimizer step, divided by the L2 norm of the"
                 " weights. all: of all tensors together; most: of the matrix with the largest ratio. An alert fires if"
-                f" that stays above {limits['at_least']:.0%} and above {limits['growth']} times its median of the last"
-                f" {limits['window']}.",
+                f" 'most' stays above {limits['at_least']:.0%} and above {limits['growth']} times its median of the"
+                f" last {limits['window']}.",
                 "percentunit",
                 Query(f"max({of_run('optimizer_update_ratio', MEAN)})", "all"),
                 Query(f"max({of_run('optimizer_update_ratio', MAX)})", "most"),
             ),
             by_step(
                 "Staleness of Adam, by step",
-                "Ratio: root of the mean of g²/v, with the gradient g after clipping and Adam's second moment v after"
-                " the step. all: mean over the tensors; stalest: the tensor with the largest. Near 1 while gradients"
-                " keep their size. Above 2.3, steps are larger than intended; that raises an info alert.",
+                "Ratio: root of the mean of g²/max(v, eps²), with the gradient g after clipping, Adam's bias-corrected"
+                " second moment v after the step, and Adam's eps. all: over all values of a node; stalest: over the"
+                " tensor with the largest ratio. Near 1 while gradients keep their size. Above 2.3, steps are larger"
+                " than intended; that raises an info alert.",
                 RATIO,
                 Query(f"max({of_run('optimizer_rms_staleness', MEAN)})", "all"),
                 Query(f"max({of_run('optimizer_rms_staleness', MAX)})", "stalest"),
