@@ -104,7 +104,7 @@ bool send_all(int fd, const std::string& text, Clock::time_point deadline) {
 // response has more than kMaxResponseBytes.
 bool receive_all(int fd, std::string* text, Clock::time_point deadline) {
   char piece[65536];
-  while (text->size() <= kMaxResponseBytes) {
+  while (text->size() <= kMaxResponseBytes && Clock::now() < deadline) {
     const ssize_t n = recv(fd, piece, sizeof piece, 0);
     if (n == 0) return true;
     if (n > 0) {
@@ -168,10 +168,12 @@ std::string percent_encoded(std::string_view text) {
   std::string encoded;
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
-    if (kUnreserved.find(c) != kUnreserved.npos)
+    if (kUnreserved.find(c) != kUnreserved.npos) {
       encoded += c;
-    else
-      (encoded += '%') += {kHex[byte >> 4], kHex[byte & 15]};
+    } else {
+      encoded += '%';
+      encoded += {kHex[byte >> 4], kHex[byte & 15]};
+    }
   }
   return encoded;
 }
