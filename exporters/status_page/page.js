@@ -1,6 +1,7 @@
 // Polls /api/v1/state (figures, alarms, layers and events of each rank of a run) every two seconds, reads
-// /api/v1/history (values by step) when it has new steps, and updates the page. Uses the page's other scripts: format.js
-// writes numbers and makes elements, tables.js makes tables, rows and key figures, before.js finds the loss events.
+// /api/v1/history (values by step) when it has new steps, and updates the page. Functions that are not defined here are
+// in the page's other scripts, such as format.js (numbers, elements), tables.js (tables, key figures), before.js (loss
+// events), charts.js, heatmap.js, lanes.js, reader.js and grafana.js.
 
 const POLL_MS = 2000;
 // rank: the rank selected in the legend, null for all. run: the selected run, null for the agent's choice. view: run
@@ -98,7 +99,7 @@ function attentionVerdict(ranks, limits) {
   const isJudged = ranks.some((rank) => passOf(rank, "forward").judged + passOf(rank, "backward").judged > 0);
   const isCompared = ranks.some((rank) => ["forward", "backward"].some((pass) => known(passOf(rank, pass).relative_error?.mean)));
   let text = "no attention was judged yet";
-  if (isJudged) text = "only the scores of attention were judged: its output cannot be with dropout or non-finite inputs";
+  if (isJudged) text = "only the scores of attention were judged: its output cannot be judged with dropout or non-finite inputs";
   if (isCompared) text = "the error of the sampled attention is within its precision";
   if (names.length) return ["bad", `${names.join(", ")} ${names.length > 1 ? "warn" : "warns"}; ${text}`];
   return [isCompared ? "good" : "waiting", text];
@@ -197,7 +198,8 @@ function showCharts(ranks, shown) {
   for (const chart of ui.charts) chart.update(tables, drawing);
 }
 
-// suggest() selects the signal of an alarm if the user has selected none. `pooled`: layers whose bias has a z.
+// suggest() selects the signal of an alarm if the user has selected none. `pooled`: "RANK LAYER" of each layer with enough
+// slices for a z of its bias; only there does the limit of the bias apply (heatmap.js).
 function showHeat(shown) {
   const layers = (ui.history?.tables || []).filter((t) => known(t.layer) && Object.keys(t.columns).length && shown.some((rank) => rank.rank === t.rank));
   const names = new Map(shown.flatMap((rank) => (rank.layers || []).map((layer) => [layer.layer, layer.name])));
@@ -233,8 +235,9 @@ async function chooseRun(reply) {
   }
   const run = runs.find((each) => each.run === (ui.run ?? reply.run)) ?? runs[0] ?? {};
   select.selectedIndex = runs.indexOf(run);
+  // An array of ranks: the entry of the list is a whole state (or there is no list, and it is the reply). The agent's list
+  // has only the number of ranks, and the reply has the ranks of `reply.run`.
   if (Array.isArray(run.ranks)) return { ...reply, ...run };
-  // `run.ranks` is a number here: the reply has the ranks of `reply.run` only.
   return (run.run ?? reply.run) === reply.run ? reply : read("/api/v1/state?run=" + encodeURIComponent(run.run));
 }
 
@@ -273,11 +276,16 @@ async function read(path) {
   return response.json();
 }
 
-// Reads another run's history at once, the same run's at every second poll with new steps or judged backward slices.
+// Reads another run's history at once, the same run's at every second poll with new steps or judged backward slices. These
+// are the last slices that the agent judges of a step, so their count also shows that the last steps have new values.
 async function readHistory(state) {
   const steps = JSON.stringify((state.ranks || []).map((rank) => [rank.rank, rank.steps, rank.attention?.backward?.judged]));
   const isOtherRun = ui.historyRun !== state.run;
-  if (!isOtherRun && (steps === ui.historySteps || ui.outdatedPolls++ % 2 !== 0)) return;
+  if (!isOtherRun) {
+    if (steps === ui.historySteps) return;
+    ui.outdatedPolls += 1;
+    if (ui.outdatedPolls % 2 === 0) return;
+  }
   const history = await read("/api/v1/history" + (known(state.run) ? "?run=" + encodeURIComponent(state.run) : ""));
   Object.assign(ui, { history, historyRun: state.run, historySteps: steps });
 }
@@ -328,8 +336,8 @@ function start() {
       "Fills when the training logs a number to W&B, TensorBoard, Lightning or Hugging Face."),
     counts: new Table(tables, "Every attention call is counted", ["pass", "calls", "unsampled", "skipped", "sampled", "judged", "lost", "in flight",
       "why skipped or lost"], [0, 8], "Fills with the first rank.", false),
-    health: new Table(tables, "The monitor itself", ["rank", "monitor", "steps from", "layers from", "loss from", "one step of", "slowdown", "budget", "s at attention",
-      "s at steps", "s in the agent", "slots", "steps lost", "slices refused", "steps left out"], [0, 1, 2, 3, 4], "Fills with the first rank.", false),
+    health: new Table(tables, "The monitor itself", ["rank", "monitor", "source of steps", "source of layers", "source of loss", "sampling interval, steps", "slowdown", "budget",
+      "s in attention calls", "s at step ends", "s in the agent", "slots", "step records lost", "slices refused", "optimizer steps skipped"], [0, 1, 2, 3, 4], "Fills with the first rank.", false),
   };
   if (ui.charts.length) ui.reader = new StepReader(ui.charts[0], show);
   byId("logarithmic").addEventListener("change", () => {
