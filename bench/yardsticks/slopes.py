@@ -1,5 +1,6 @@
 """Statistics of bench/yardsticks.py, which repeats trainings with several seeds (replicates): the slope of a weight
-deviation over the steps, the ratio of two such slopes, and the mean over the replicates with its 95 % interval."""
+deviation over the steps, the ratio of two such slopes (or of two deviations at the last step), and the mean over the
+replicates with its 95 % interval."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def slope(steps: list[int], values: list[float]) -> float:
 
 
 def verdict(measured: Interval) -> str:
-    """The verdict on CLAIMED. `measured`: slope of the deviation by low precision / slope of that by the kernel."""
+    """The verdict on CLAIMED. `measured`: weight deviation by low precision / weight deviation by the kernel. Both are
+    slopes, or both are values at the last step."""
     low, high = CLAIMED
     if math.isnan(measured.low):
         return "undecided"

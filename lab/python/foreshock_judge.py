@@ -1,5 +1,6 @@
 """Judges an attention function: compares its results for many inputs with attention in fp64 (the reference). The limit
-("gate") of its error is a multiple of the noise floor: the error of plain, unfused attention in the same precision.
+("gate") of its error is a multiple of the noise floor: the error of plain, unfused attention in the same precision, or,
+if this is larger, the rounding error of the best possible result.
 
     foreshock judge --function MODULE:NAME [--device cuda] [--dtype bf16] [--grad]
 
