@@ -233,6 +233,11 @@ def test_numbers_within_a_layer_are_no_layers(leaves: list[str]) -> None:
     assert set(layer_labels(names, names).values()) == {"002", "010"}
 
 
+def test_all_heads_of_a_further_attention_have_its_name() -> None:
+    names = [f"blocks.0.{leaf}.weight" for leaf in ("attn.q", "cross.heads.0.q", "cross.heads.1.q", "mlp.fc")]
+    assert list(layer_labels(names, names).values()) == ["000", "000.cross", "000.cross", "000"]
+
+
 def test_labels_of_unlike_attention_are_distinct() -> None:
     attention = ["self_attn.in_proj_weight", "multihead_attn.in_proj_weight"]
     paths = [f"{n}.{path}" for n in (0, 1) for path in

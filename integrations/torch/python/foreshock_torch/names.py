@@ -155,15 +155,15 @@ def _block_label(block: str, blocks: set[str]) -> str:
 def _further_attention(matrices: list[str], layers: dict[str, str]) -> dict[str, str]:
     """{path: words} of every attention module of a layer except the first one, such as the cross attention of a
     decoder. The words distinguish it from other attention modules of its layer. Paths that differ only in numbers, such
-    as those of a list of heads, are one module. `layers`: {matrix: layer label}."""
-    modules: dict[str, dict[str, str]] = {}  # {layer label: {path without numbers: path}}
+    as those of a list of heads, have the same words. `layers`: {matrix: layer label}."""
+    modules: dict[str, dict[str, set[str]]] = {}  # {layer label: {path without numbers: paths}}
     for name in matrices:
         if module := _attention_of(name):
-            modules.setdefault(layers[name], {}).setdefault(_without_numbers(module), module)
+            modules.setdefault(layers[name], {}).setdefault(_without_numbers(module), set()).add(module)
     found = {}
     for paths in modules.values():
         for words in list(paths)[1:]:
-            found[paths[words]] = _distinct_part(words, set(paths))
+            found |= dict.fromkeys(paths[words], _distinct_part(words, set(paths)))
     return found
 
 
