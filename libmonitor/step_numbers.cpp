@@ -18,7 +18,7 @@ namespace {
 // Relative tolerance for equal losses. fp32 division and scaling round once, by 2^-24. 1e-5 also covers a
 // loss that is computed in another order.
 constexpr double kTolerance = 1e-5;
-constexpr double kMostDivisor = 1e5;  // from half of it on, every number is whole within the tolerance
+constexpr double kMostDivisor = 0.5 / kTolerance;  // from here on, every number is whole within the tolerance
 
 bool is_whole(double x) { return std::fabs(x - std::nearbyint(x)) <= kTolerance * x; }
 
