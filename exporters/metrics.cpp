@@ -227,8 +227,8 @@ constexpr MetricInfo kTable[] = {
     {kLearningRate, "foreshock_learning_rate", kGauge, "1", kRank, "Learning rate of the last step."},
     {kOptimizerRmsStaleness, "foreshock_optimizer_rms_staleness", kGauge, "1", kRunMeanMax,
      "sqrt(mean(g^2 / max(v, eps^2))) with the gradient g after clipping and Adam's bias-corrected second "
-     "moment v after the step: over all tensors of the node (mean), and largest of one tensor (max). Above 2.3, "
-     "steps are larger than intended."},
+     "moment v after the step: over all tensors of the node (mean), and largest of one tensor (max). Above "
+     "2.3, steps are larger than intended."},
     {kOptimizerSurpriseRatio, "foreshock_optimizer_surprise_ratio", kGauge, "ratio", kRun,
      "Share of values whose squared gradient is above 50 times the second moment before the step."},
     {kOptimizerUpdateRatio, "foreshock_optimizer_update_ratio", kGauge, "ratio", kRunMeanMax,
