@@ -22,13 +22,14 @@ constexpr int kSlicesRead = 500;  // the writers go on until the agent has read 
 
 class SlotStress : public SegmentFiles {
  protected:
-  // Attention calls of one thread: each is sampled or finds the ring full. Every 7th slice is one that the
+  // Attention calls of one thread: each ends as sampled or as ring_full. Every 7th slice is one that the
   // parser refuses.
   void write_slices() {
     for (uint64_t n = 0; n < kTicketsEach || read_ < kSlicesRead; ++n) {
       const uint64_t ticket = tickets_.fetch_add(1) + 1;
       Slot* slot = writer_.claim(ticket);
       if (slot == nullptr) {
+        ring_full_.fetch_add(1);
         if (n % 16 == 0) std::this_thread::sleep_for(50us);
         continue;
       }
@@ -75,7 +76,7 @@ class SlotStress : public SegmentFiles {
   }
 
   SegmentWriter writer_;
-  std::atomic<uint64_t> tickets_{0}, sampled_{0};
+  std::atomic<uint64_t> tickets_{0}, sampled_{0}, ring_full_{0};
   std::atomic<int> read_{0};  // slices that the agent has acknowledged
   int64_t last_step_ = 0;
 };
@@ -94,6 +95,8 @@ TEST_F(SlotStress, CountsAreConservedOverRestartsOfASlowReader) {
   agent.join();
   read_for_a_life(1 << 30);  // what was left
 
+  EXPECT_EQ(sampled_ + ring_full_, tickets_.load()) << "every call ends as one of the two";
+  EXPECT_GE(tickets_.load(), kWriters * kTicketsEach);
   const auto reader = open();
   EXPECT_EQ(reader->judged(0) + reader->lost(0, Lost::kRefused), sampled_.load());
   EXPECT_GT(reader->judged(0), kSlots) << "the reader was really there";
