@@ -32,6 +32,7 @@ inline constexpr uint64_t kCallsPerSwitchRead = 1024;
 
 // Most public functions implement the function of the C interface (foreshock/hook.h) with the same name. Any
 // thread may call them. If a function cannot take a lock at once, it drops its data instead of waiting.
+// [[gnu::hot]]: part of the end of a brief step (see is_brief). The linker puts these functions together.
 class Monitor {
  public:
   // Begins an attention call. Returns nonzero if the caller must describe the call with leave() or skip().

@@ -346,7 +346,8 @@ class TrainingClock {
   std::atomic<bool> has_stepped_{false};  // a step has ended
   std::atomic<uint32_t> scaled_count_{0};  // number of kept roots of this step; may exceed kMostScaled
   static constexpr uint32_t kMostScaled = 256;
-  uint64_t scaled_root_[kMostScaled] = {};  // the core's numbers of these roots. Written in backward().
+  // The core's numbers of these roots. Written by the thread that calls backward().
+  uint64_t scaled_root_[kMostScaled] = {};
 };
 
 inline constinit TrainingClock the_training_clock;
@@ -568,10 +569,9 @@ class ParameterClock {
   uint64_t epoch_ = 0;    // TrainingClock's epoch at the last comparison
 };
 
-// Never destroyed, since threads may still call it while the process ends.
 inline ParameterClock& ParameterClock::instance() {
-  static auto* clock = new ParameterClock;
-  return *clock;
+  static Lasting<ParameterClock> clock;
+  return clock.get();
 }
 
 }  // namespace foreshock::adapter

@@ -55,8 +55,8 @@ inline bool is_in_memory(const at::Tensor& tensor) {
   return end * tensor.element_size() <= storage.nbytes() && tensor.const_data_ptr() != nullptr;
 }
 
-// Holds an object that is never destroyed, since hooks outlive static destructors. The objects lie close to
-// each other, not in pages of the heap of their own: a quiet step reads many of them.
+// Holds an object that is never destroyed, since threads may call hooks after static destructors have run.
+// The objects lie close to each other, not in pages of the heap: a quiet step reads many of them.
 template <typename T>
 class Lasting {
  public:

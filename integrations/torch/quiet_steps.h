@@ -3,6 +3,8 @@
 // package foreshock_torch) already has all optimizers and the names of their tensors. In other steps its file
 // clock.py handles the hooks; it also limits how many steps may be quiet, and reads how many were. One
 // optimizer is the clock: the ends of its steps are the ticks. All functions need the interpreter lock.
+// Most time of a quiet step is spent on waiting for memory that the training has evicted from the caches.
+// [[gnu::hot]] makes the linker put its functions next to each other, here and in the core.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 
@@ -111,7 +113,7 @@ class QuietSteps {
     KnownOptimizer other;
     other.number = number;
     OptimizerFields fields;
-    if (!can_allow_ || others_.size() == kMostOthers ||
+    if (others_.size() == kMostOthers ||
         !read_fingerprint(optimizer, nullptr, &other.last, &fields, &other.fingerprint))
       return can_allow_ = false;
     try {
@@ -252,9 +254,9 @@ class QuietSteps {
   // The tensor that had the number of the last step, as the first element of a storage. Owns a reference, so
   // that the storage can be read even after the optimizer has got other tensors.
   struct LastNumber {
-    c10::Storage storage;                                // null: not known
-    at::ScalarType type = at::kFloat;                    // or kDouble
-    const void *states = nullptr, *parameter = nullptr;  // `state` of the optimizer; a key of it (TensorImpl)
+    c10::Storage storage;              // null: not known
+    at::ScalarType type = at::kFloat;  // or kDouble
+    const void* states = nullptr;      // `state` of the optimizer
   };
   struct Ending {         // a step of the clock that has ended
     int64_t number;       // becomes Allowance::seen_step
@@ -308,8 +310,7 @@ class QuietSteps {
   }
 
   // As torch.compiler.is_compiling(), in a mode that intercepts all operations of this thread. torch.export
-  // has such a mode while it runs the hooks on tensors without data. Reading the flag alone would take
-  // longer.
+  // has such a mode while it runs the hooks on tensors without data. Without a mode, the flag is not read.
   bool is_traced() const {
     return c10::impl::TorchDispatchModeTLS::any_modes_set() &&
            item(compiler_.get(), is_compiling_) != Python::get().false_object;
@@ -528,7 +529,6 @@ class QuietSteps {
     ending->number = *number;
     ending->address = impl;
     last_number_.states = fields.states;
-    last_number_.parameter = impl;
     return *number != allowance_.seen_step || impl != allowance_.seen_address;
   }
 
@@ -537,7 +537,7 @@ class QuietSteps {
   // parameter has got another tensor with a number.
   bool has_next_number(const void* states) const noexcept try {
     const LastNumber& last = last_number_;
-    if (!last.storage || last.states != states || last.parameter != allowance_.seen_address) return false;
+    if (!last.storage || last.states != states) return false;
     const void* data = last.storage.data();
     if (!data || last.storage.nbytes() != c10::elementSize(last.type)) return false;
     const double number =
