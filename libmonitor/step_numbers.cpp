@@ -97,15 +97,16 @@ void LossTracker::forget_step() {
 }
 
 bool LossTracker::take(double* loss, uint32_t* source) {
-  // If no finite root has chosen a source (autograd.grad may have been called instead of backward), an nll is
-  // the loss. Summed nlls are the loss only in a step without any root: after a root that is not finite, a
-  // finite root of a later step decides.
+  // If no finite root has chosen a source, the nlls are the loss of this step. They are chosen for good only
+  // in a step without any root (autograd.grad may have been called instead of backward): after a root that is
+  // not finite, a finite root of a later step decides. Summed nlls are not used in a step with such a root.
   const bool has_root = mean_by_source_[FORESHOCK_LOSS_BACKWARD_ROOT].weight > 0;
-  if (chosen_source_ == 0 && mean_by_source_[FORESHOCK_LOSS_NLL].weight > 0)
-    chosen_source_ = FORESHOCK_LOSS_NLL;
-  if (chosen_source_ == 0 && mean_by_source_[kSummed].weight > 0 && !has_root) chosen_source_ = kSummed;
+  uint32_t used_source = chosen_source_;
+  if (used_source == 0 && mean_by_source_[FORESHOCK_LOSS_NLL].weight > 0) used_source = FORESHOCK_LOSS_NLL;
+  if (used_source == 0 && mean_by_source_[kSummed].weight > 0 && !has_root) used_source = kSummed;
+  if (!has_root) chosen_source_ = used_source;
+  if (used_source == 0) used_source = FORESHOCK_LOSS_LOGGED;
   choose_root_meaning();
-  const uint32_t used_source = chosen_source_ != 0 ? chosen_source_ : uint32_t{FORESHOCK_LOSS_LOGGED};
   Mean mean = mean_by_source_[used_source];
   const bool all_divided =
       has_root && divided_roots_.count == mean_by_source_[FORESHOCK_LOSS_BACKWARD_ROOT].weight;

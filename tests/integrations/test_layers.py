@@ -219,6 +219,16 @@ def test_blocks_within_stages_have_labels_of_their_own() -> None:
     assert list(layer_labels(nested, nested).values()) == ["001.000", "001.000", "001.001", "001.001", "002"]
 
 
+def test_layers_with_the_same_numbers_have_their_paths_as_labels() -> None:
+    names = [f"layers.0.{block}.{leaf}.weight" for block in ("3", "blocks.3", "blocks.4") for leaf in ("attn.q", "mlp")]
+    labels = layer_labels(names, [*names, "layers.0.3.norm.bias"])
+    assert labels == {
+        **{name: name.rpartition(".3.")[0] + ".3" for name in names if ".3." in name},
+        **{name: "000.004" for name in names if ".4." in name},
+        "layers.0.3.norm.bias": "layers.0.3",
+    }
+
+
 @pytest.mark.parametrize(
     "leaves",
     [

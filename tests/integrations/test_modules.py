@@ -141,3 +141,18 @@ def saved(model): file = io.BytesIO(); torch.save(model, file); file.seek(0); re
 model = {copied}
 train(model); print(json.dumps(told()))
 """) == [[], [1, 2, 3], LAYERS]
+
+
+def test_a_replicated_tensor_is_no_shard(trainer, tmp_path) -> None:
+    """A DTensor says how it lies over the ranks; only one that is split has a part of the gradient."""
+    assert trainer(
+        f"""{ONE_RANK}
+from foreshock_torch.modules import is_shard
+from torch.distributed.tensor import Replicate, distribute_tensor
+mesh = dist.init_device_mesh("cpu", (1, 1))
+whole, split = [distribute_tensor(torch.ones(4), mesh, [Replicate(), place]) for place in (Replicate(), Shard(0))]
+plain = torch.ones(4); plain.placements = "anywhere"  # an attribute of the training's own
+print(json.dumps([is_shard(each) for each in (whole, split, plain)]))
+""",
+        MEETING=str(tmp_path / "meeting"),
+    ) == [False, True, False]

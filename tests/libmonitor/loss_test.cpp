@@ -126,6 +126,18 @@ TEST(Loss, SeveralCrossEntropiesBeforeOneBackwardAreNotTheLoss) {
   EXPECT_EQ(take(follower).source, uint32_t{FORESHOCK_LOSS_BACKWARD_ROOT});
 }
 
+TEST(Loss, ARootThatIsNotFiniteChoosesNoSource) {
+  LossTracker follower;
+  micro_batch(follower, 2.5, INFINITY);  // a gradient scaler overflows in the first steps
+  const Taken first = take(follower);
+  EXPECT_EQ(first.loss, 2.5);
+  EXPECT_EQ(first.source, uint32_t{FORESHOCK_LOSS_NLL});
+  micro_batch(follower, 2.5, 3.25);  // an auxiliary loss is part of the root
+  const Taken second = take(follower);
+  EXPECT_EQ(second.loss, 3.25);
+  EXPECT_EQ(second.source, uint32_t{FORESHOCK_LOSS_BACKWARD_ROOT});
+}
+
 TEST(Loss, TheSourceIsSettledOnce) {
   LossTracker follower;
   micro_batch(follower, 4, 4);

@@ -16,7 +16,10 @@ WRAPPERS = ("_orig_mod", "module")  # attributes of wrappers (torch.compile, DDP
 
 def is_shard(parameter: Any) -> bool:
     """Whether this is a shard of a larger parameter, so that its gradient is a shard of the larger one's gradient."""
-    marks = ("placements", "_is_flat_param", "_fsdp_flattened", "tensor_model_parallel")  # DTensor, FSDP1, Megatron
+    placements = getattr(parameter, "placements", None)
+    if isinstance(placements, tuple):  # a DTensor
+        return any(type(placement).__name__ != "Replicate" for placement in placements)
+    marks = ("_is_flat_param", "_fsdp_flattened", "tensor_model_parallel")  # of FSDP1 (two), of Megatron
     return any(getattr(parameter, mark, None) for mark in marks)
 
 

@@ -144,7 +144,7 @@ def _block_label(block: str, blocks: set[str]) -> str:
     label = []
     for i, (words, number) in enumerate(own):
         # The words before number `i` in all blocks whose earlier numbers are those of this block. The words before the
-        # first number are left to layer_labels(). Blocks without words between two numbers are not distinguished.
+        # first number are left to layer_labels().
         siblings = {o[i][0] for o in others if len(o) > i and [n for _, n in o[:i]] == [n for _, n in own[:i]]}
         if i > 0 and (tower := _distinct_part(words, {s for s in siblings if s})):
             label.append(tower)
@@ -168,27 +168,36 @@ def _further_attention(matrices: list[str], layers: dict[str, str]) -> dict[str,
 
 
 def layer_labels(matrices: list[str], names: list[str]) -> dict[str, str]:
-    """{name: label of its layer}, the last LABEL_BYTES characters of it. `matrices`: names of the 2-D parameters."""
+    """{name: label of its layer}, the last LABEL_BYTES characters of it. `matrices`: names of the 2-D parameters.
+
+    Layers whose labels would be equal get their paths as labels: layers.0.3 beside layers.0.blocks.3.
+    """
     prefixes = {split[0] for name in matrices if (split := _split_at_number(name))}
     blocks = _blocks_in_stages(matrices)
 
-    def label_of(name: str) -> str:
+    def layer_of(name: str) -> tuple[str, str]:
+        """(path, label) of the layer that contains the parameter."""
         split = _split_at_number(name)
         if split is None:
-            return name.rpartition(".")[0] or name  # the path of its module
+            path = name.rpartition(".")[0] or name  # its module
+            return path, path
         stack, number = split  # "encoder.layers", 3
         tower = _distinct_part(stack, prefixes) if stack in prefixes else stack  # not in `prefixes`: no matrices
         block = _innermost_around(name, blocks)
         blocks_of_stack = {other for other in blocks if (_split_at_number(other) or ("",))[0] == stack}
         numbers = _block_label(block, blocks_of_stack) if block else f"{number:03d}"
-        return f"{tower}.{numbers}".lstrip(".")
+        return block or f"{stack}.{number}".lstrip("."), f"{tower}.{numbers}".lstrip(".")
 
-    labels = {name: label_of(name) for name in names}
-    further = _further_attention(matrices, {name: label_of(name) for name in matrices})
+    layers = {name: layer_of(name) for name in {*matrices, *names}}
+    paths: dict[str, set[str]] = {}  # {label: paths of the layers that have it}
+    for path, label in layers.values():
+        paths.setdefault(label[-LABEL_BYTES:], set()).add(path)
+    labels = {n: path if len(paths[label[-LABEL_BYTES:]]) > 1 else label for n, (path, label) in layers.items()}
+    further = _further_attention(matrices, labels)
     for name in names:
         if module := _innermost_around(name, set(further)):
             labels[name] += "." + further[module]
-    return {name: label[-LABEL_BYTES:] for name, label in labels.items()}
+    return {name: labels[name][-LABEL_BYTES:] for name in names}
 
 
 def numbered_labels(rows: list[Named]) -> dict[str, str]:
