@@ -36,6 +36,7 @@ MODELS = {  # approximate milliseconds of a step: (layers, width, batch, length)
     "2": (1, 32, 2, 24),
     "5": (1, 32, 4, 48),
     "10": (3, 32, 4, 48),
+    "15": (13, 16, 1, 8),  # 211 parameters; the others have 19 to 67
     "25": (4, 64, 4, 64),
 }
 TURN_MS = 400  # length of a turn
