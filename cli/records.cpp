@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Returns a file name for a text from a record, which may contain any characters: its first 64 bytes, with
-// '_' for all but letters, digits, '_', '-' and '.'.
+// '_' for all but letters, digits, '_', '-' and '.', and before an empty name or a dot at the start.
 std::string file_name_of(const std::string& text) {
   std::string name = text.substr(0, 64);
   for (char& c : name)

@@ -41,7 +41,8 @@ constexpr uint32_t kMaxHeadBytes = 8192;  // of a request
 constexpr seconds kIdleTime(60);          // longest wait for the first byte of a request
 constexpr seconds kHeadTime(1);           // to read a head after its first byte, or to discard unread bytes
 constexpr seconds kReplyTime(4);          // to send a reply
-constexpr size_t kMaxReplyBytes = 64 << 20;  // our client (http_get.h) reads no more
+constexpr size_t kMaxReplyBytes =
+    64 << 20;  // of a body; our client (http_get.h) reads no more, head included
 
 class HttpSession;
 using HttpSessions = std::list<HttpSession*>;  // the connection that has been silent longest comes first

@@ -21,7 +21,7 @@ constexpr uint32_t gather_unit(const GatherPiece& piece, uint64_t to) {
   return power_dividing(piece.from | to | strides * piece.element | row, is_dense ? 16 : piece.element);
 }
 
-// Address of the first row of a piece, and the number of rows per head that are copied.
+// Address of row 0 of a piece (the copy begins at its first_row), and how many rows per head are copied.
 struct PieceRows {
   uint64_t from;
   uint32_t rows;
@@ -43,7 +43,8 @@ class JobRows {
 };
 
 // The rows to copy from one sequence of a packed batch, which each thread has found with find_sequence(). The
-// queries are divided into equal parts; one position is sampled in each of the first job.positions parts.
+// queries are divided into equal parts, and one position is sampled in each part. If the slots have no room
+// for all of them, the host has set job.positions below job.parts, and the last parts have no position.
 template <class Block>
 class SequenceRows {
  public:
@@ -65,8 +66,8 @@ class SequenceRows {
             available < piece.rows ? available : piece.rows};
   }
   FORESHOCK_DEVICE int64_t position(uint32_t n, uint32_t thread) const {
-    return static_cast<int64_t>(
-        position_in_part(place_[thread].queries, n, parts(thread), job_.gather.position[n]));
+    const uint32_t fraction = job_.gather.position[n];  // for a packed batch, the place in part n, over 2^32
+    return static_cast<int64_t>(position_in_part(place_[thread].queries, n, parts(thread), fraction));
   }
   // Number of positions to sample.
   FORESHOCK_DEVICE uint32_t positions(uint32_t thread) const {

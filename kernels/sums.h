@@ -124,11 +124,12 @@ struct AdamSums {
 
 // Values that are constant over a tensor in one step, for the functions of one element below.
 struct AdamConstants {
-  double correction;         // 1 / (1 - beta2^t), so that v^ = v * correction
-  double eps_squared;        // eps dominates if v^ is below this
-  double floor;              // the least divisor in `staleness`: eps^2, but always above 0
-  double new_share;          // 1 - beta2
-  double old_moment_factor;  // beta2 (1 - beta2^(t - 1)) = (v - (1 - beta2) g^2) / w^; 0: w^ is unknown
+  double correction;   // 1 / (1 - beta2^t), so that v^ = v * correction
+  double eps_squared;  // eps dominates if v^ is below this
+  double floor;        // the least divisor in `staleness`: eps^2, but always above 0
+  double new_share;    // 1 - beta2
+  // beta2 (1 - beta2^(t - 1)), so that w^ times it is v - (1 - beta2) g^2; 0: w^ is unknown
+  double old_moment_factor;
 };
 
 AdamConstants adam_constants(const AdamStep& step);
@@ -174,8 +175,8 @@ constexpr bool is_surprising(double square, double moment, const AdamConstants& 
 // A checksum of a dense array: the sum modulo 2^64 of w[n] * m[n] over the 32-bit words w[n] of `bytes` bytes
 // (the last word filled up with zeros). checksum_factor() gives m[n] = 2 * (n * 0x9e3779b1 mod 2^31) + 1.
 // Words can be added in any order. Every factor is odd and below 2^32, so a change of one word always changes
-// the checksum. So does a change of one bit in each of two words, since fewer than 2^31 words have different
-// factors.
+// the checksum. So does a change of one bit in each of two words that are fewer than 2^31 words apart, since
+// their factors differ.
 uint64_t checksum(const void* data, size_t bytes);
 
 constexpr uint32_t checksum_factor(uint64_t n) { return static_cast<uint32_t>(n) * 2 * 0x9e3779b1u + 1; }

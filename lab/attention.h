@@ -9,9 +9,10 @@
 
 namespace foreshock::lab {
 
-// The operands of attention's products. In fp8, quantise() of arithmetic.h scales and casts each input. All
-// rows of an input get one scale, as in frameworks; the code reads that of row 0. In other formats the inputs
-// are unchanged and the scales are 1.
+// The operands of attention's products, for the algorithms below that store intermediate results in the
+// format. In fp8, quantise() of arithmetic.h scales and casts each input. All rows of an input get one scale,
+// as in frameworks; the code reads that of row 0. In other formats the inputs are unchanged and the scales
+// are 1.
 struct AttentionOperands {
   Tensor query, key, value;
   double score_scale;  // factor from query . key to the scores, the softmax scale included
@@ -34,21 +35,21 @@ inline std::vector<int> key_tiles(int keys, const Tiling& tiling) {
   return tiling.reverse ? std::vector<int>(first.rbegin(), first.rend()) : first;
 }
 
-// Unfused attention: scores, probabilities and output are stored in the format, softmax works in registers.
+// Unfused attention: scores, probabilities and output are stored, softmax works in registers.
 Tensors attention_plain(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // FlashAttention-1 as a sequence of tensor operations, as studied in arXiv 2405.02803. Every intermediate,
 // including the normalised running output, is stored in the format after every tile.
 Tensors flash_reimplemented(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // FlashAttention-2 with running maximum, sum and output in the format.
 Tensors flash2_reimplemented(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// flash2_reimplemented, but if several scores of a row and tile equal the maximum, a larger value is
+// flash2_reimplemented, but if several scores of a row and tile are about the maximum, a larger value is
 // subtracted (arXiv 2510.04212, algorithm 1).
 Tensors flash2_dynamic_max(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // FlashAttention-2 as shipped: maximum, sum and output are in registers. P . value uses P cast to the format;
 // the sum of P uses P before the cast.
 Tensors flash2_shipped(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// flash2_shipped, but the sum uses P after the cast. This removes errors that have the same sign in most rows
-// whose largest scores are nearly equal.
+// flash2_shipped, but the sum uses P after the cast. If the largest scores of a row are nearly equal, the
+// error of flash2_shipped has the same sign in most such rows; this removes it.
 Tensors flash2_cast_sum(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // flash2_shipped with FlashAttention-4's lazy rescaling: a maximum is replaced only if exp(new - old) > 2^8.
 Tensors flash4_lazy(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);

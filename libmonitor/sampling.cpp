@@ -285,7 +285,7 @@ uint64_t GradientCost::record_launch(uint64_t begin, uint64_t end) {
   const double bytes_ns = ns_per_byte_ * static_cast<double>(bytes_);  // the part that is measured later
   const uint64_t charged = due_ns();
   owed_ns_ += bytes_ns + kKernelNs * static_cast<double>(kernels_) - static_cast<double>(charged);
-  launches_[next_++ % kMostPending] = {begin, end, bytes_, bytes_ns};
+  launches_[launched_++ % kMostPending] = {begin, end, bytes_, bytes_ns};
   return charged;
 }
 

@@ -49,8 +49,8 @@ struct Slice {
   // part. A device repeats this choice for a sequence whose length only the device can read.
   int parts = 0;
   uint32_t fraction[kRowsPerSample] = {};
-  // Whether NaN and Inf in the output of first_head are to be counted. True in every second slice of rows
-  // only, since the count takes at least half as long as the copy of the slice.
+  // Whether NaN and Inf in the output of first_head are to be counted. True, by a random bit, in half of the
+  // slices of rows, since the count takes at least half as long as the copy of the slice.
   bool counts_nonfinite = false;
   int rows() const { return heads * positions; }
 };
@@ -65,9 +65,9 @@ Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64
 
 // Whether a sampled backward call gives a slice of key positions (to check dK and dV) beside its slice of
 // rows (to check dQ). `is_affordable`: the budget holds several times the cost of all slices of rows. Then
-// at most every second call gives such a slice; fewer, if key positions take more bytes than rows. Else so
-// few calls give one that the mean cost is at most 1.3 times that of rows alone (./dev bench
-// sampled_backward).
+// half of the calls give such a slice; fewer, if a slice of key positions copies more than twice as many
+// elements as one of rows. If it is not affordable, so few calls give one that the mean cost is at most 1.3
+// times that of rows alone (./dev bench sampled_backward).
 bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
                    uint64_t seed, int64_t step, uint64_t call);
 
@@ -76,12 +76,14 @@ bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, 
 uint32_t choose_packed_position(uint64_t seed, int64_t step, uint64_t call, int rank);
 
 // Infers the ordinal (a layer's number) of calls without a layer name from their order: a model calls its
-// layers in turn, and backward in reverse. A run is a sequence of calls in one direction. The n-th call of a
-// forward run gets the ordinal n, from 0; the backward calls after the run get these ordinals in reverse. The
-// period is the usual length of a forward run, i.e. the number of layers. Ordinals are known once two runs in
-// a row had the same period. They become unknown for the rest of the process if the period changes later, or
-// if a step contains a shorter run, perhaps an unmarked recomputation. next() must be called for every call
-// of the sampled steps, in order.
+// layers in turn, and backward in reverse. A run is a sequence of calls in one direction. The period is the
+// number of layers: the length of a forward run through the model once. A run of several periods is possible
+// too, with an evaluation between two steps. Call n (from 0) of a forward run gets the ordinal n modulo the
+// period; the backward calls after the run get its ordinals in reverse. Ordinals are known once two forward
+// runs in a row agree: the length of each is a multiple of the period. They become unknown for the rest of
+// the process if a later run does not agree, or, at any time, if a step has a run that is shorter than an
+// earlier one (perhaps a recomputation that is not marked). next() must be called for every call of the
+// sampled steps, in order.
 class OrdinalFollower {
  public:
   // Called at the start of a sampled step.
@@ -106,11 +108,11 @@ class OrdinalFollower {
 };
 
 // Limits the monitor's time to the ratio max_slowdown of the training time. Every step, sampled or not, earns
-// max_slowdown times its length and pays for the monitor's time in it. A sampled step is allowed while the
-// balance is not negative, and may take as many slices as the balance is expected to pay for. Savings are
-// limited to the earnings of one sampling interval plus the cost of the smallest sample, so that an hour of
-// low costs does not pay for an expensive minute. Debt is limited to the earnings of 64 intervals, so that
-// one stall (many page faults, a stopped process) does not stop the sampling for hours.
+// max_slowdown times its length (without the monitor's time) and pays for the monitor's time. A sampled step
+// is allowed while the balance is not negative, and may take as many slices as the balance is expected to pay
+// for. Savings are limited to the earnings of one sampling interval plus the cost of the smallest sample, so
+// that an hour of low costs does not pay for an expensive minute. Debt is limited to the earnings of 64
+// intervals, so that one stall (many page faults, a stopped process) does not stop the sampling for hours.
 class Budget {
  public:
   // Sets the limit to `times` times max_slowdown; `times` is above 1 in a burst. A max_slowdown below 100 %
@@ -128,9 +130,10 @@ class Budget {
   bool allows() const { return is_unlimited() || (max_slowdown_ > 0 && balance_seconds_ >= 0); }
   bool is_unlimited() const { return max_slowdown_ >= 1; }
 
-  // Becomes true when the debt exceeds the earnings of 256 steps (fewer with an interval below 8), and false
-  // when the debt is paid off. While it is true, costs other than samples take most of the limit, so the
-  // measurement of weights, which has a budget of its own (WeightCadence), must wait.
+  // Becomes true when the debt exceeds the earnings of 256 steps (fewer with an interval below
+  // kOverdraftInterval), and false when the debt is paid off. Samples stop as soon as there is a debt, so
+  // only other costs can make it so large. The measurement of weights, which has a budget of its own
+  // (WeightCadence), must then wait.
   bool is_overdrawn() const { return !is_unlimited() && is_overdrawn_; }
 
   // The savings; negative: debt.
@@ -195,8 +198,9 @@ class AgentForecast {
  public:
   // The agent's CPU time since the previous call of end_step(), divided by the number of the rank's cores.
   struct Report {
-    double seconds = 0;          // total, without slices of the first look
-    double slices_seconds = 0;   // on slices, including slices of the first look
+    double seconds = 0;  // total, without slices of the first look, for which the grant pays
+    // On slices. Those of the first look are included: all slices show the cost of one.
+    double slices_seconds = 0;
     uint64_t slices = 0;         // slices of query rows in slices_seconds
     double tensors_seconds = 0;  // on weight tensors
   };
@@ -276,13 +280,14 @@ class GradientCost {
   // Returns the charge to expect, in seconds, for repeating the work of the last charge_for().
   double seconds() const { return static_cast<double>(due_ns()) * 1e-9; }
 
-  // Records a launch of the kernels of the last charge_for(), whose two times have the numbers `begin` and
-  // `end` (SentGradients). Returns the charge in ns.
+  // Records a launch of the kernels of the last charge_for(). Its begin and end (ns) arrive later, under the
+  // numbers `begin` and `end` (SentGradients). Returns the charge in ns.
   uint64_t record_launch(uint64_t begin, uint64_t end);
 
-  // Reads the times that have arrived, with find(number, &value), a call of ScalarReadback::find().
+  // Reads the times that have arrived, with find(number, &value), a call of ScalarReadback::find(). A time is
+  // an integer, whose bits are sent as a double.
   void collect_times(const auto& find) {
-    if (next_ == 0) return;
+    if (launched_ == 0) return;
     for (Launch& launch : launches_) {
       double begin = 0, end = 0;
       if (launch.bytes == 0 || !find(launch.begin, &begin) || !find(launch.end, &end)) continue;
@@ -312,7 +317,7 @@ class GradientCost {
   double owed_ns_ = 0;                // negative: too much was charged
   uint64_t bytes_ = 0, kernels_ = 0;  // of the last charge_for()
   Launch launches_[kMostPending] = {};
-  uint32_t next_ = 0;
+  uint32_t launched_ = 0;  // number of launches so far
 };
 
 // Decides which weight tensors are due, i.e. to be measured, in a step. A tensor is due once per interval, in
@@ -344,9 +349,10 @@ class WeightSchedule {
   int64_t next_due() const { return next_due_; }
   // Returns the count of `step`, in which find_due() could not be called: all tensors due in it are lost.
   DueCount count_missed(int64_t step, int64_t steps, uint64_t interval);
-  // Records that tensor `number` was shown in `step`, or skipped for a reason that is counted elsewhere.
-  // Returns how many due tensors the caller must count in addition: 1 if the tensor was not due, or was
-  // already shown or skipped; else 0.
+  // Records that tensor `number` was shown in `step`, or skipped for a reason that is counted elsewhere. The
+  // trainer may show any tensor, but each showing must belong to one due tensor in the counts. So this
+  // returns how many due tensors the caller must add to them: 0 if find_due() counted this tensor in this
+  // step and it was neither shown nor skipped since, else 1.
   uint64_t mark_done(uint32_t number, int64_t step);
   // Forgets the due tensors that were not shown. Returns their number.
   uint64_t forget_due();
@@ -420,8 +426,8 @@ class WeightCadence {
   double max_slowdown_ = 0, share_ = 0;  // share_: kShare * max_slowdown_, of the training time
   uint64_t interval_ = kFirstInterval;
   bool is_fixed_ = false, is_unlimited_ = false, is_budget_overdrawn_ = false;
-  // free_seconds_: running mean of the part of a step's length whose limit is not used up by the unavoidable
-  // costs. Each of these seconds earns share_ seconds for measurements.
+  // free_seconds_: running mean of a step's length - its unavoidable costs / max_slowdown. Each of these
+  // seconds earns share_ seconds for measurements.
   double free_seconds_ = 0;
   double balance_ = 0;        // the savings; negative: debt
   double last_per_byte_ = 0;  // true cost of the last measurement, not limited by kMaxTimesUsual

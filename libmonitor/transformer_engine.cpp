@@ -294,7 +294,8 @@ bool Describer::all_have_data() const {
       indices_, [this](int8_t index) { return nvte_call_.tensors->data(word(index)) != nullptr; });
 }
 
-// Whether all tensors hold floating-point numbers (fp8 and narrower formats included), not bytes or integers.
+// Whether all required tensors hold floating-point numbers (fp8 and narrower formats included), not bytes or
+// integers.
 bool Describer::all_are_floating() const {
   const int first = nvte_call_.signature->has_int16 ? 4 : 3;  // NVTE_DType of fp32, the first floating format
   return all_required_tensors(indices_, [this, first](int8_t index) {
@@ -304,7 +305,7 @@ bool Describer::all_are_floating() const {
 }
 
 // Whether the shapes (batch, heads, positions, elements) belong to one call of attention. The batch of keys
-// and values must be that of the query, except in the two layouts for cached keys, where it may be larger.
+// and values must be that of the query, except in the two layouts for cached keys, where it may differ.
 bool Describer::fit_together(const foreshock_attention_call& call) const {
   const auto fit = [](const foreshock_tensor& a, const foreshock_tensor& b, std::initializer_list<int> axes) {
     return std::all_of(axes.begin(), axes.end(), [&](int axis) { return a.shape[axis] == b.shape[axis]; });

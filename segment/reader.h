@@ -78,15 +78,17 @@ struct TensorView {
 };
 
 // Parses the first 16 bytes of a record in the ring of tensors: its length, and whether it is a filler, which
-// takes the space before the ring's end that is too small for the next record. `unread` is the number of
-// bytes that the trainer has written from the record's start on, `to_end` that from there to the ring's end.
+// takes the space before the ring's end that is too small for the next record. `unread`: how
+// many bytes from the record's start on the trainer has written. `to_end`: bytes from the record's start to
+// the end of the ring.
 const char* parse_tensor_length(Bytes bytes, uint64_t unread, uint64_t to_end, uint64_t* length,
                                 bool* is_filler);
 
 // Parses a whole tensor record. On success its shapes agree with each other and with the number of elements,
-// and the payloads are inside the record. The form of the histogram is possible for the storage format. The
-// histogram's size is checked for the forms kNone (absent) and kValues (the values themselves). The content
-// of payloads is not checked. The payloads of the view point into `bytes`.
+// and the payloads are inside the record. The form of the histogram is possible for the storage format (no
+// bins of a 16-bit format, for example). The histogram's size is checked for the forms kNone (absent) and
+// kValues (the values themselves). The content of payloads is not checked. The payloads of the view point
+// into `bytes`.
 const char* parse_tensor(Bytes bytes, TensorView* view);
 
 // Joins the parts of a slice that is stored in several slots, as if one slot had held it. Call begin(), then
@@ -106,7 +108,8 @@ class JoinedSlice {
 
   bool is_whole() const { return next_part_ == whole_.header.parts; }
 
-  // Returns the joined slice; its `parts` is 0, as in one slot. Its payloads are lost with the next begin().
+  // Returns the joined slice; `parts` of its slot is 0, as in a slice that lay in one slot. Its payloads are
+  // lost with the next begin().
   SlotView take();
 
  private:
@@ -137,8 +140,8 @@ const char* parse_tensor_heads(std::span<const std::byte> payload, uint64_t elem
                                TensorHeadsView* view);
 
 // Reads the .seg file with pread, without mapping it. To consume a slice, step record or tensor record means
-// to store in the control file that the agent is done with it; the trainer may then reuse its space. Not
-// thread-safe.
+// to store in the control file that the agent is done with it. The trainer reuses the space of slices and
+// tensor records only then; it overwrites the oldest step records in any case. Not thread-safe.
 class SegmentReader {
  public:
   // Opens `<directory>/<name>.seg` and its .ctl. Returns null and sets *why to one sentence on failure.
@@ -180,7 +183,7 @@ class SegmentReader {
   // Makes unread_steps() return pending records at once. Must be called only after the trainer has ended.
   void wait_no_more() { waits_ = false; }
   uint64_t steps_lost() const { return control_.steps_lost; }
-  // Returns the number of step records that all agents of this segment have consumed.
+  // Returns how many step records this agent and the agents before it (one may be restarted) have consumed.
   uint64_t steps_taken() const { return control_.step_cursor - control_.steps_lost; }
   // Returns the last consumed record. Its `sequence` is 0 if there was none or the record was overwritten.
   StepRecord last_step() const;
@@ -208,7 +211,7 @@ class SegmentReader {
   void consume_judged(const Ready& ready);
   void consume_lost(const Ready& ready, Lost reason);
 
-  // Number of slices that all agents of this segment have counted as judged or lost.
+  // Number of slices that this agent and the agents before it have counted as judged or lost.
   uint64_t judged(uint32_t pass) const;
   uint64_t lost(uint32_t pass, Lost reason) const;
 
@@ -245,7 +248,7 @@ class SegmentReader {
   bool read_region(RegionId id, std::vector<std::byte>* into) const;
   template <class T>
   std::vector<T> ready_records(RegionId id) const;
-  // Reads 16 step records from number `next` on. Returns whether these include all new ones.
+  // Reads at most 16 step records from number `next` on. Returns whether these include all new ones.
   bool read_few_steps(uint64_t next) const;
   uint64_t slot_offset(uint32_t slot) const;
   uint64_t sequence_of(uint32_t slot) const;

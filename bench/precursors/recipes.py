@@ -22,13 +22,14 @@ class Recipe:
 
     family  kind of the fault; "none": no fault
     model   one of NET, TEXT and COPYING
-    what    the fault, as text for tables; without a fault, the configuration
+    what    the fault, as text for tables; without a fault, what differs from the model's usual configuration
     steps   length of each training
     twin    name of the recipe without the fault; "": this recipe has no fault
     begins  first step at which the fault may begin; 0: it is there from the start
     later   the fault begins at a step in [begins, begins + later) that depends on the seed; 0: at `begins`
-    plant   attention error of `dose` ulp (spacings of bf16) in one layer: "following", in the direction of the output's
-            gradient, or "unrelated" to it; "rounded": no error, all attention is computed in fp64 and rounded; "": none
+    plant   attention error of `dose` ulp (spacings of bf16) in one layer: "following", only in the output that backward
+            reads, in the direction of the output's gradient; "unrelated": in the output itself; "rounded": no error,
+            all attention is computed in fp64 and rounded; "": none
     where   layer of the error; None: it depends on the seed
     growth  growth of the query and key weights per step, as a fraction
     """

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 HORIZON = 64  # an onset with an alarm at most this many steps before it is a hit
 # The horizon of attention detectors. According to the literature, signs in attention come hundreds of steps before the
-# loss event. The agent uses the same horizon (Precursors::kHorizon in detect/watch.h). A longer horizon gives no
-# advantage: it also raises the base rate, the share of scored steps that an onset follows within the horizon.
+# loss event. Precursors::kHorizon in detect/watch.h is as long, but begins at the end of the warning. A longer horizon
+# gives no advantage: it also raises the base rate, the share of scored steps that an onset follows within the horizon.
 LONG_HORIZON = 256
 OF_ATTENTION = (
     "bias", "output_error_drift", "deviation_forward", "deviation_backward", "max_logit", "logit_growth",
@@ -27,8 +27,8 @@ OF_ATTENTION = (
 )  # fmt: skip
 AFTERMATH = 64  # steps after the recovery of the loss that are not scored
 FIRST_STEP = 160  # first scored step; the rule for loss events needs a window of 128 losses before an event
-# excess() finds failures that the rules for loss events miss: EXCESS_LASTS means of BLOCK losses in a row exceed those
-# of the twin by the share EXCESS.
+# excess() finds failures that the rules for loss events miss: at least EXCESS_LASTS consecutive averages, each over
+# BLOCK losses, exceed those of the twin by the share EXCESS.
 BLOCK, EXCESS, EXCESS_LASTS = 16, 0.1, 3
 RESAMPLES, LEAST_GROUPS = 1000, 4  # bootstrap(): number of draws, and of groups below which it has no result
 Z95 = 1.959964  # 97.5 % quantile of the normal distribution
@@ -96,8 +96,9 @@ def excess(means: list[float | None], twin: list[float | None]) -> tuple[int, in
     Both trainings are given by their means of BLOCK losses, from step 1 on; None stands for a mean that is not finite,
     which counts as excess. A failure is EXCESS_LASTS or more means in a row that exceed those of the twin by the share
     EXCESS. `from` is the first step of the first of these means. The failure begins there or later, so a lead (steps
-    from an alarm to the failure) is not overestimated. `to` is AFTERMATH steps after the last of these means, and BLOCK
-    more if they last to the end of the training. Before the fault, both trainings have equal losses.
+    from an alarm to the failure) is not overestimated. `to` is AFTERMATH steps after the last of these means. If they
+    last to the end of the training, it is BLOCK steps more, because an incomplete last block has no mean. Before the
+    fault, both trainings have equal losses.
     """
     above = [
         mean is None or (other is not None and mean > (1 + EXCESS) * other)

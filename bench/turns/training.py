@@ -5,8 +5,9 @@ microseconds of parts of a step (see Parts); only the tests' GPT supports this l
     python bench/turns/training.py gpt | step | LAYERS,WIDTH,BATCH,LENGTH [OBJECTS]
 
 gpt: the demo's GPT; step: the smallest training with attention; LAYERS,...: the tests' GPT of this size.
-OBJECTS: how many lists the process holds in addition to the training. With OBJECTS, Python's cycle collector is off,
-since a full collection of millions of objects takes longer than a step in any program.
+OBJECTS: how many lists the process holds in addition to the training, which shows whether foreshock's work grows with
+the number of Python objects. With OBJECTS, Python's cycle collector is off, since a full collection of millions of
+objects takes longer than a step, also without foreshock.
 """
 
 from __future__ import annotations

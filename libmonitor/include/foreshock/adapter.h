@@ -41,13 +41,14 @@ extern "C" {
 
 enum { FORESHOCK_SHIM_COUNT = 13 };
 
-/* One call of a shim function. Tensors are torch's AtenTensorHandle; NULL: absent. */
+/* One call of a shim function. Tensors are torch's AtenTensorHandle; NULL: absent. Of the CUDA functions,
+ * only `query` is given. */
 typedef struct foreshock_shim_call {
   uint32_t size;   /* sizeof(foreshock_shim_call) */
   uint32_t number; /* of the function in FORESHOCK_SHIMS */
   const void *query, *key, *value, *mask, *grad_out;
-  const void *out, *log_sum_exp; /* inputs of a backward; results of a forward, set once it has returned */
-  const void* grad_query;        /* result of a backward, set once it has returned */
+  const void *out, *log_sum_exp; /* inputs of a backward; results of a forward, set once it has succeeded */
+  const void* grad_query;        /* result of a backward, set once it has succeeded */
   double scale;                  /* 0: torch's default */
   double dropout;
   int32_t causal; /* nonzero: is_causal is true */
@@ -56,7 +57,7 @@ typedef struct foreshock_shim_call {
 
 /* The adapter exports the functions below; libforeshock.so finds them by name. */
 
-/* Called before the shim function. Nonzero: the call is to be sampled. With any result,
+/* Called before the shim function. Nonzero: a sample is wanted. With any result,
  * foreshock_adapter_shim_ended() is called later. */
 int foreshock_adapter_shim_begins(const foreshock_shim_call* call);
 
