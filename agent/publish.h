@@ -40,7 +40,8 @@ class LayerOwners {
 };
 
 // Sets the series of one rank, without those of publish_precursors(). If `owners` is given, layers that other
-// ranks export are left out. The agent's CPU time, divided by `cores_per_rank`, counts as slowdown.
+// ranks export are left out. The agent's CPU time counts as slowdown, divided by `cores_per_rank`: an
+// agent that keeps one of a rank's n cores busy slows the rank by at most 1/n.
 void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* registry,
                   const LayerOwners* owners = nullptr);
 
@@ -63,7 +64,8 @@ void publish_coverage(const RankStatistics& rank, Registry* registry);
 // attention kernels were to be counted (docs/summary.md).
 nlohmann::json coverage_json(const RankStatistics& rank);
 
-// Sets the metrics of the saved and dropped flagged (unusual) slices of a run.
+// Sets the metrics of the saved and dropped flagged slices (unusual ones, and some ordinary ones for
+// comparison) of a run.
 void publish_flagged(const std::string& run, const FlaggedWriter& writer, Registry* registry);
 // Returns {"directory", "saved": {reason: n}, "dropped": {why: n}, "problem"} (docs/summary.md).
 nlohmann::json flagged_json(const FlaggedWriter& writer);

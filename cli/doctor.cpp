@@ -26,8 +26,10 @@ struct Check {
 
 // A row of the table that lists what foreshock can see of any training.
 struct Coverage {
-  const char* extent;  // how much foreshock sees: checked, counted, ...; "": as in the previous row
-  const char* what;    // operations, weights or programs
+  // How much foreshock sees: "checked", compared with fp64; "measured", read but not judged; "counted"; ...
+  // "": as in the previous row.
+  const char* extent;
+  const char* what;  // operations, weights or programs
 };
 
 constexpr Coverage kCoverage[] = {
@@ -35,8 +37,8 @@ constexpr Coverage kCoverage[] = {
      "PyTorch's fused attention on the CPU (scaled_dot_product_attention), forward, dQ, dK and dV, in bf16, "
      "fp16, fp32, fp64, from Python and LibTorch"},
     {"", "attention described through <foreshock/hook.h>, or with foreshock.tap(q, k, v, out, layer=...)"},
-    {"measured", "weights in fp32, bf16, fp16; replicas under DDP and HSDP are compared bit for bit"},
     {"", "on CUDA: PyTorch's fused attention and flash-attn 2.8, without windows, ALiBi and softcap"},
+    {"measured", "weights in fp32, bf16, fp16; replicas under DDP and HSDP are compared bit for bit"},
     {"untried",
      "on a real device: flash-attn 2.7 and 3, xformers, Transformer Engine 2.0 to 2.18 (docs/gpu.md)"},
     {"optional", "the unfused path (dropout > 0 on the CPU, some masks): sampled with --math-path on"},
@@ -70,7 +72,7 @@ Check check_preload(const Installation& installation, const Arguments& arguments
   return {problem.empty(), "preload", problem.empty() ? "libforeshock.so loads into /bin/true" : problem};
 }
 
-// Returns the Python that the command will use; with --python or without a command, that of --python
+// Returns the Python that the command will use. If there is --python or no command, it is that of --python
 // (default: python3).
 FoundPython choose_python(const Arguments& arguments) {
   const bool named = arguments.has_flag(OptionId::kPython);
@@ -154,7 +156,8 @@ std::vector<Check> check_program(const std::string& word) {
   if (is_static_program(program))
     return {{false, "program",
              program + " is linked statically, so nothing can be preloaded; link it dynamically"}};
-  if (program_interpreter(program).empty() || starts_a_command(word)) return {};
+  const bool is_script = program_interpreter(program).empty();  // it names no dynamic linker
+  if (is_script || starts_a_command(word)) return {};
   return {
       {true, "program",
        program +

@@ -66,7 +66,7 @@ std::string run_id_problem(const std::string& run_id);
 // TORCHELASTIC_RUN_ID (not "none"), else 8 random hex digits. Replaces invalid characters by '_'.
 std::string default_run_id();
 
-// Returns the absolute path; "" if `path` is "" or the working directory no longer exists.
+// Returns the absolute path; "" if `path` is "", or is relative and the working directory no longer exists.
 std::string absolute(const std::string& path);
 
 // The last two functions are called before the training starts, since an error at the end of a long run, or

@@ -33,7 +33,8 @@ struct SignalPoint {
 class Signals {
  public:
   static constexpr size_t kMostPoints = 512;  // newest points that are kept per series
-  // At most so many series have a tensor as their place, and at most so many have none. Others are ignored.
+  // At most so many series have a tensor as their place, and at most so many a layer or the whole rank.
+  // Others are ignored.
   static constexpr size_t kMostSeries = 8192;
 
   // Adds the values that detectors computed from one line of the record. `layer`: the line's layer; "": none.
@@ -148,7 +149,7 @@ class Trail {
 // a layer, those that ended after the onset or at most kNear steps before it are joined into one sign. If all
 // periods ended earlier, only the last one is a sign.
 struct ReportSign {
-  static constexpr int64_t kNear = 64;  // steps, as in the benchmark of the detectors (bench/precursors)
+  static constexpr int64_t kNear = 64;  // steps, HORIZON of bench/precursors/scoring.py
   // If a detector had no value for more than this many steps, its sign may have started in the gap.
   static constexpr int64_t kLongUnseen = 8;
 

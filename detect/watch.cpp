@@ -166,9 +166,9 @@ RankWatch::SeriesMap::iterator RankWatch::series_of(DetectorId detector, const s
   return series_.emplace(key, Series{Detector(detector), layer.substr(0, kLongestName)}).first;
 }
 
-// Gives a value to its series, and reports a change of the level. `control`: the same quantity for the
-// rounded exact result. `span`: number of steps that the value covers; if it changes, the series learns
-// again.
+// Gives a value to its series, and reports a change of the level. `control`: the same quantity for the exact
+// result, rounded to the trainer's format; only detectors of drift use it. `span`: number of steps that the
+// value covers; if it changes, the series learns again.
 Reading RankWatch::observe(DetectorId detector, const std::string& place, const std::string& layer,
                            int64_t step, double value, double control, std::vector<WatchEvent>* out,
                            int64_t span) {

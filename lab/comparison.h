@@ -19,7 +19,8 @@ namespace foreshock::lab {
 // Counts how often each value occurs in a stored tensor, piece by piece. One object per thread and tensor.
 class TensorCounter {
  public:
-  // Adds `count` packed elements. At most 2^26 - 1 elements may be added between two calls of take().
+  // Adds `count` packed elements. At most kMostBinned (kernels/histogram.h) elements may be added between
+  // two calls of take().
   void count(const char* data, DType type, size_t count);
 
   // Returns the histogram of the counted values and empties the counter.

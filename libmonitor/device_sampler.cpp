@@ -137,7 +137,7 @@ int DeviceState::try_set_up() {
       !ok(driver.stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, lowest)) ||
       !ok(driver.event_create(&event_, cuda::kEventDisableTiming)))
     return FORESHOCK_SKIP_DEVICE;
-  // The memory is allocated last, so that no memory is lost if another step fails.
+  // The memory is allocated after all steps that may fail on a sound device, so that none is lost then.
   if (!pin_segment() || !ok(driver.mem_alloc(&clocks_, kClocks + bytes))) return FORESHOCK_SKIP_DEVICE_MEMORY;
   memory_ = clocks_ + kClocks;
   ring_.reset(bytes);
@@ -149,7 +149,8 @@ int DeviceState::try_set_up() {
 
 bool DeviceState::is_ready() { return has_written_marker(setting_.writer->progress()->by_device[index_]); }
 
-// Leaves kAlign bytes of the ring for the times and the sequence of a part (before_payloads()).
+// A part takes no more bytes of the ring than of its slot (kTimesAndSequence), but they are rounded up to
+// kAlign.
 uint64_t DeviceState::capacity() const {
   return std::min(setting_.writer->slot_bytes(), ring_.bytes() - StagingRing::kAlign);
 }
@@ -276,13 +277,14 @@ cuda::Context DeviceSampler::primary_context(cuda::Device device) const {
   return context;
 }
 
-// Whether cuStreamGetCtx is to be called now. `may_be_captured`: the check for a capture still follows.
+// Whether cuStreamGetCtx is to be called now. `is_before_check`: the check for a capture still follows.
 // Drivers from version kGetContextKeepsCapture on: only before the check, which needs a current context.
 // Older drivers: only after it, because cuStreamGetCtx would invalidate a capture. Default streams: never.
 // NVIDIA's cuda.core has the same rule.
-bool DeviceSampler::may_query_context(const DeviceStream& stream, bool may_be_captured) const {
-  return !is_default_stream(stream.handle) &&
-         (driver_.version() >= cuda::kGetContextKeepsCapture) == may_be_captured;
+bool DeviceSampler::may_query_context(const DeviceStream& stream, bool is_before_check) const {
+  if (is_default_stream(stream.handle)) return false;
+  const bool keeps_capture = driver_.version() >= cuda::kGetContextKeepsCapture;
+  return is_before_check ? keeps_capture : !keeps_capture;
 }
 
 // Returns the context of the stream, or null. It need not be the current one, because a hook is called before
@@ -342,7 +344,8 @@ int DeviceSampler::place_of(int32_t device) {
 int DeviceSampler::request_set_up(int place, Purpose purpose, uint64_t context_id) {
   if (place < 0) return FORESHOCK_SKIP_DEVICE;
   devices_[place].wanted[purpose].store(context_id, std::memory_order_relaxed);
-  // The sums of gradients are read back like scalars, which need the set-up for calls.
+  // The sums of gradients are read back like scalars, which need the set-up for calls. With a known context,
+  // send_gradients() requests both.
   if (purpose == kGradients && context_id == kAnyContext)
     devices_[place].wanted[kCalls].store(context_id, std::memory_order_relaxed);
   needs_set_up_.store(true, std::memory_order_release);

@@ -195,7 +195,7 @@ class DeviceSampler {
 
   // Does the work of begin() for any purpose, without the final check().
   int enter(const DeviceStream& stream, Purpose purpose, DeviceTurn* turn);
-  bool may_query_context(const DeviceStream& stream, bool may_be_captured) const;
+  bool may_query_context(const DeviceStream& stream, bool is_before_check) const;
   cuda::Context context_of(const DeviceStream& stream, cuda::Context current) const;
   cuda::Context primary_context(cuda::Device device) const;
   cuda::Context find_context(cuda::Device device, uint64_t wanted, cuda::Context current, uint64_t* id) const;

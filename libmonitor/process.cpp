@@ -29,7 +29,8 @@ constexpr uint32_t kSharedBlock = segment::kThreadBlocks - 1;  // the last block
 
 uint64_t load(uint64_t& word) { return std::atomic_ref<uint64_t>(word).load(std::memory_order_relaxed); }
 
-constexpr uint32_t kSlotsToDouble = 32;  // if this many slots of double size fit, slots get double size
+// If this many slots of double size fit, slots get double size, since later calls may have more keys.
+constexpr uint32_t kSlotsToDouble = 32;
 
 // If fewer than kFewWholeSlots slots that hold a whole slice fit, slices are split over smaller slots: at
 // most kSlotsOfParts slots, each with at least kLeastPart bytes and a multiple of 64.
@@ -274,7 +275,7 @@ void ProcessState::add_calls_to(uint64_t (&calls)[segment::kPasses]) const {
     for (uint32_t op = 0; op < ops_known_.load(std::memory_order_acquire); ++op)
       calls[ops_[op].pass] += std::atomic_ref<uint64_t>(block.calls[op]).load(std::memory_order_relaxed);
   };
-  add(own()->local);
+  add(own_page()->local);
   if ((hot() & kHotArmed) == 0) return;
   std::atomic_thread_fence(std::memory_order_acquire);
   for (uint32_t n = 0; n < segment::kThreadBlocks; ++n) add(writer_.threads()[n]);
@@ -283,13 +284,13 @@ void ProcessState::add_calls_to(uint64_t (&calls)[segment::kPasses]) const {
 // Replaces before_set_up_, once, by a page that the kernel zeroes in a forked child (MADV_WIPEONFORK).
 bool ProcessState::prepare_own_page() {
   OwnPage* initial = &before_set_up_;
-  if (own() != initial) return true;
+  if (own_page() != initial) return true;
   void* page = mmap(nullptr, sizeof(OwnPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return false;
   if (madvise(page, sizeof(OwnPage), MADV_WIPEONFORK) != 0 ||
       !own_.compare_exchange_strong(initial, new (page) OwnPage, std::memory_order_acq_rel))
     munmap(page, sizeof(OwnPage));
-  return own() != &before_set_up_;
+  return own_page() != &before_set_up_;
 }
 
 // Returns null, or the reason for off(). `share` is divided into the fixed part (counters, steps, layers),
@@ -381,7 +382,7 @@ bool ProcessState::create_segment_once(uint64_t slot_bytes_needed, void (*prepar
   const uint32_t published = publish_ops(0);
   prepare();  // before the flag kHotArmed is stored, after which other threads use the segment
   const uint32_t generation = generation_.fetch_add(1) + 1;  // the upper bits of the hot word count segments
-  own()->hot.store(kHotArmed + generation * kHotGeneration, std::memory_order_release);
+  own_page()->hot.store(kHotArmed + generation * kHotGeneration, std::memory_order_release);
   // Another thread may have registered an operation since publish_ops(0), and may have seen the flag unset.
   with_ops([&] { return static_cast<int32_t>(publish_ops(published)); });
   drain_local();
@@ -400,7 +401,7 @@ void ProcessState::publish_exit() {
 
 void ProcessState::off(const char* reason) {
   if (off_.exchange(true)) return;
-  own()->hot.store(0, std::memory_order_relaxed);
+  own_page()->hot.store(0, std::memory_order_relaxed);
   Settings settings = {};
   if (!read_environment(&settings)) return;
   char path[512], temporary[512], word[48];

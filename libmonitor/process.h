@@ -115,11 +115,13 @@ static_assert(sizeof(OwnPage) <= 4096);
 // The state of the monitor in this process: g_process, never destroyed, since threads may use it during exit.
 class ProcessState {
  public:
-  uint32_t hot() const { return own()->hot.load(std::memory_order_relaxed); }
-  void set_bits(uint32_t bits) { own()->hot.fetch_or(bits, std::memory_order_relaxed); }
-  void clear_bits(uint32_t bits) { own()->hot.fetch_and(~bits, std::memory_order_relaxed); }
+  uint32_t hot() const { return own_page()->hot.load(std::memory_order_relaxed); }
+  void set_bits(uint32_t bits) { own_page()->hot.fetch_or(bits, std::memory_order_relaxed); }
+  void clear_bits(uint32_t bits) { own_page()->hot.fetch_and(~bits, std::memory_order_relaxed); }
 
-  bool is_off() const { return off_.load(std::memory_order_relaxed); }  // off() was called
+  bool is_off() const {
+    return off_.load(std::memory_order_relaxed);
+  }  // off() was called, or the environment does not want foreshock
 
   // Whether this is a child (fork, clone) of the process that created the segment. Makes a system call.
   bool is_inherited() const;
@@ -132,9 +134,9 @@ class ProcessState {
   void off(const char* reason);
 
   // Returns the block in which this thread counts. Before the segment exists, all threads count in the block
-  // `local` of own(), the page of this process.
+  // `local` of own_page(), the page of this process.
   Counting counting() {
-    if ((hot() & kHotArmed) == 0) return {&own()->local, true};
+    if ((hot() & kHotArmed) == 0) return {&own_page()->local, true};
     // With this fence, a thread that has read kHotArmed also sees the segment, which was created before.
     std::atomic_thread_fence(std::memory_order_acquire);
     const uint32_t generation = generation_.load(std::memory_order_acquire);
@@ -147,7 +149,7 @@ class ProcessState {
 
   // Moves the counts of the local block into the shared block of the segment. Also called at the end of
   // steps, since a thread may add to the local block even while the segment is created.
-  void drain_local() { drain(&own()->local, &writer_.threads()[segment::kThreadBlocks - 1]); }
+  void drain_local() { drain(&own_page()->local, &writer_.threads()[segment::kThreadBlocks - 1]); }
 
   const Settings& settings() const { return settings_; }
   segment::SegmentWriter& writer() { return writer_; }
@@ -174,7 +176,7 @@ class ProcessState {
  private:
   const char* create_segment(uint64_t slot_bytes_needed);
   void begin_counting(uint32_t generation);  // claims this thread's block in the segment of this number
-  OwnPage* own() const { return own_.load(std::memory_order_relaxed); }
+  OwnPage* own_page() const { return own_.load(std::memory_order_relaxed); }
   bool prepare_own_page();
   int32_t with_ops(auto f);
   uint32_t publish_ops(uint32_t first);

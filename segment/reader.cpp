@@ -184,7 +184,8 @@ bool SegmentReader::read_step(const StepRecord& seen, StepRecord* whole) const {
 }
 
 // Reads 16 step records, from the place of number `next` on, into region_buffer_; fewer if the region ends
-// before. Returns whether they include every new record: the last place read then holds an older record.
+// before. Returns whether they include every new record. They do if the last place read still holds an older
+// record, since the trainer then has not got that far.
 bool SegmentReader::read_few_steps(uint64_t next) const {
   constexpr uint64_t kFew = 16;
   const Region& steps = header_.regions[kSteps];
@@ -215,6 +216,7 @@ std::vector<StepRecord> SegmentReader::unread_steps(uint64_t now_ns) {
     const uint64_t previous = records.empty() ? control_.step_cursor : records.back().sequence / 2;
     // Missing records between `previous` and this one were overwritten, which is possible only before the
     // first record returned, or they were stored while the region was read and the next call returns them.
+    // The record that is being written has already destroyed the oldest one, so there is one place less.
     const bool may_be_overwritten = records.empty() && newest - previous > region.count - 1;
     const bool has_gap = number != previous + 1 && !may_be_overwritten;
     StepRecord whole;
@@ -324,8 +326,9 @@ void SegmentReader::set_agent_pid(uint64_t pid) {
 
 namespace {
 
-// Limit of the bytes of a slot that are not keys, values or mask: the header, and at most 16 rows of 4096
-// elements of 8 bytes (512 KiB) for each of queries, output and gradients.
+// kMostSliceBytes limits the payloads of a slot that grow with the sequence: keys, values and mask of a slice
+// of rows. This is the limit of the others: the header, and at most 16 rows of 4096 elements of 8 bytes (512
+// KiB) for each of queries, output and gradients. In a slice of columns, both groups change places.
 constexpr uint64_t kMostBytesBesideKeys = uint64_t{4} << 20;
 // A buffer larger than this is freed when next_ready() finds no slice.
 constexpr size_t kMostKeptBytes = size_t{16} << 20;
@@ -409,8 +412,8 @@ bool SegmentReader::read_slice(uint32_t slot, uint64_t sequence, Ready* ready) {
   return true;
 }
 
-// Whether `tail`, the header of a later part of a slice, has lost the first part of its slice: an agent
-// consumed the first part and was then killed, or the trainer never published the first part.
+// Whether `tail`, the header of a later part of a slice, has lost the first part of its slice, because an
+// agent consumed the first part and was then killed. The slot of the first part may already be in use again.
 bool SegmentReader::is_orphan(const Slot& tail) const {
   const uint32_t first = static_cast<uint32_t>(tail.first_ticket % slots());
   // Rounded up to an even number, because a first part that is still being written has an odd sequence.

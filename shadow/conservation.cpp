@@ -50,8 +50,9 @@ ConservationRatios conservation_of(const KeyColumns& c) {
   if (c.sums == nullptr) return {};
   // u: half an ulp at 1 in the storage format. e: precision of the arithmetic; lse_e: e, or the precision of
   // log_sum_exp if that is coarser. v, k: limits of the norms of all values and keys, estimated as twice the
-  // largest norm of the sampled ones. delta: dO . out of a row. summed: the variance that the arithmetic of
-  // dO . v, summed over the keys, adds to a row, per squared norm of dO.
+  // largest norm of the sampled ones. delta: dO . out of a row. summed: keys (e v)^2, the variance of the
+  // sum over all keys of the rounding errors of dO . v, for a dO of norm 1. The factors below, such as 2 at
+  // delta and 3 at eta, are derived in conservation.h.
   const size_t head = c.head_dim, value = c.value_dim;
   const ColumnSum *of_key = c.sums, *of_value = c.sums + head;
   const double u = std::ldexp(1.0, -format_of(c.dtype).precision), u2 = u * u;

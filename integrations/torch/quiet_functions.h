@@ -1,6 +1,7 @@
-// The functions of quiet_steps.h for Python: the class QuietSteps of core.py has them as fields. In a quiet
-// step torch's two optimizer hooks run no Python code: they are Python functions whose C entry is replaced
-// here. The interpreter lock must be held for all calls.
+// The functions of quiet_steps.h for Python: the class QuietSteps of core.py has them as fields. The helper
+// has two Python functions, the hooks, that torch calls before and after each optimizer step. Their C entry
+// is replaced here, so in a quiet step they run no Python code. The interpreter lock must be held for all
+// calls.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_QUIET_FUNCTIONS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_QUIET_FUNCTIONS_H_
 
@@ -28,7 +29,8 @@ inline void* prepare(void*, void* const* given, ssize_t count) {
   return none();
 }
 
-// QuietSteps::begin() with the arguments of a hook. After an error the helper handles the step.
+// QuietSteps::begin() with the arguments of a hook. Returns the number of weights to be measured; 0: the step
+// is quiet; -1: the helper handles it, also after an error.
 inline int64_t begin_step(void* const* given) {
   const int64_t due = QuietSteps::instance().begin(given[0], given[1], given[2]);
   if (!Python::get().pending_error()) return due;
@@ -42,13 +44,14 @@ struct Hooks {
   void *before_other_step, *after_other_step;  // functions of the helper for steps that are not quiet
   void* set_tracer;                            // sets the tracer of this thread, and returns the one before
   PythonVectorcall original;                   // the vectorcall of every Python function
+  bool are_replaced;                           // the C entries of both hooks
 };
 inline Hooks hooks = {};
 
 // Calls a function of the helper with the optimizer, the two objects with the arguments of step() and `more`
-// (may be null). Dynamo, the tracer of torch.compile, is still active in this thread if it has given up
-// tracing the function of torch that calls the hooks. It must not trace the helper, so it is switched off
-// meanwhile.
+// (may be null). If Dynamo, the tracer of torch.compile, has given up tracing the function of torch that
+// calls the hooks, this function runs as plain Python, but Dynamo still traces what it calls. It must not
+// trace the helper, so it is switched off meanwhile.
 inline void* call_untraced(void* function, void* const* given, void* more) {
   const Python& python = Python::get();
   void* const end = nullptr;
@@ -64,18 +67,19 @@ inline void* call_untraced(void* function, void* const* given, void* more) {
   return result;
 }
 
-// Whether a hook is called as torch calls it. All other calls run the Python code of the hook.
+// Whether a hook is called as torch calls it. All other calls run the Python code of the hook. The upper bits
+// of a vectorcall's count are flags.
 inline bool is_hook_call(size_t count, const void* names) {
   return static_cast<uint32_t>(count) == 3 && names == nullptr;
 }
 
-// The vectorcalls of torch's two hooks. `given`: the optimizer, and the tuple and dictionary of step()'s
+// The vectorcalls of the two hooks. `given`: the optimizer, and the tuple and dictionary of step()'s
 // arguments.
 [[gnu::hot]] inline void* before_step(void* function, void* const* given, size_t count, void* names) {
   if (!is_hook_call(count, names)) return hooks.original(function, given, count, names);
-  const int64_t due = begin_step(given);
-  if (due == 0) return none();
-  const PythonReference number(Python::get().new_integer(due));
+  const int64_t due_weights = begin_step(given);
+  if (due_weights == 0) return none();
+  const PythonReference number(Python::get().new_integer(due_weights));
   return call_untraced(hooks.before_other_step, given, number.get());
 }
 
@@ -88,16 +92,18 @@ inline bool is_hook_call(size_t count, const void* names) {
 
 // Lets C code that calls the Python functions given[0] and given[1], the hooks, call before_step and
 // after_step instead. These call given[2] and given[3] if the step is not quiet. given[4]: bytes of a
-// function's object. given[5]: torch's set_eval_frame(). Returns 0 if the functions cannot be replaced.
+// function's object, in which the C entry is searched for. given[5]: torch's set_eval_frame(). Returns 0 if
+// not both functions can be replaced.
 inline void* replace_hooks(void*, void* const* given, ssize_t count) {
   if (count != 6) return nullptr;
   const Python& python = Python::get();
-  if (hooks.original) return integer(true);  // done by an earlier start of the helper
-  hooks = {given[2], given[3], given[5], nullptr};
+  if (hooks.original) return integer(hooks.are_replaced);  // by an earlier start of the helper
+  hooks = {given[2], given[3], given[5], nullptr, false};
   for (void* kept : {given[2], given[3], given[5]}) python.retain(kept);
   const auto bytes = static_cast<size_t>(python.integer(given[4]));
   hooks.original = replace_vectorcall(given[0], bytes, before_step);
-  return integer(hooks.original && replace_vectorcall(given[1], bytes, after_step));
+  hooks.are_replaced = hooks.original && replace_vectorcall(given[1], bytes, after_step);
+  return integer(hooks.are_replaced);
 }
 
 inline void* begins(void*, void* const* given, ssize_t count) {
@@ -117,6 +123,7 @@ inline void* set_clock(void*, void* const* given, ssize_t count) {
   return integer(QuietSteps::instance().set_clock(given[0], parameters, length));
 }
 
+// given[0]: an optimizer other than the clock. given[1]: the number in the name of its loss.
 inline void* add_other(void*, void* const* given, ssize_t count) {
   if (count != 2) return nullptr;
   return integer(QuietSteps::instance().add_other(given[0], Python::get().integer(given[1])));

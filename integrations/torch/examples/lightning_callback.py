@@ -42,8 +42,9 @@ class ActOnAdvice(Callback):
         self.listener = Listener(self.act)  # calls act() once for each warning
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_index: int) -> None:
-        self.trainer, self.module, step = trainer, module, trainer.global_step  # several batches may have the same step
-        if self.action == "roll-back" and step % self.keep_every == 0 and [s["step"] for s in self.kept[-1:]] != [step]:
+        self.trainer, self.module, step = trainer, module, trainer.global_step
+        is_new = not self.kept or self.kept[-1]["step"] != step  # several batches may have the same step
+        if self.action == "roll-back" and step % self.keep_every == 0 and is_new:
             self.kept = [*self.kept[-3:], self.state()]
         self.listener.step_ended(step)
 

@@ -203,7 +203,7 @@ def enter(load: bool = False) -> None:
     begins_quietly, ends_quietly = core.quiet.begins, core.quiet.ends
     _watch = Watch(torch, _compiled_step, core.call_back)
     optimizers, modules = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
-    for function in (_before_other_step, _after_other_step):  # for a Python without a lock (GIL): see call_untraced()
+    for function in (_before_other_step, _after_other_step):  # without a lock (GIL) call_untraced() is not used
         skip_in_dynamo(torch._C._dynamo.eval_frame, function)
     before, after = core.optimizer_hooks(_before_step, _after_step, _before_other_step, _after_other_step)
     with _negative_hook_numbers():
