@@ -377,7 +377,7 @@ void Pipeline::note_level(const EventLine& event) {
   if (watch == nullptr) return;
   adviser_.note(*event.rank, event, watch->states());
   changes_.any = true;
-  changes_.rise |= !is_resumed && event.level != name_of(Level::kQuiet);
+  changes_.warns |= !is_resumed && event.level != name_of(Level::kQuiet);
 }
 
 void Pipeline::note_burst(RankStatistics* rank, int64_t step, uint64_t interval) {
@@ -388,8 +388,9 @@ void Pipeline::note_burst(RankStatistics* rank, int64_t step, uint64_t interval)
 // lost: the next agent computes the events from the line.
 template <class Line>
 void Pipeline::detect(const Line& line, RankStatistics* rank) {
+  const std::vector<EventLine>& events = watches_.observe(line);
   if (record_ != nullptr) record_->write(line);
-  for (EventLine event : watches_.observe(line)) {
+  for (EventLine event : events) {
     event.time = seconds_since_1970();
     observe_event(event, rank);
     if (record_ != nullptr) record_->write(event);

@@ -73,9 +73,10 @@ class Pipeline {
   const HistogramQuota& histograms() const { return histograms_; }
   const HeadSpectra& spectra() const { return spectra_; }
 
-  // Whether the level of any detector has changed, and whether any has risen, since the last take_changes().
+  // Whether the level of any detector has changed, and whether any has become watch or warn, since the last
+  // take_changes().
   struct Changes {
-    bool any = false, rise = false;
+    bool any = false, warns = false;
   };
   Changes take_changes() { return std::exchange(changes_, {}); }
   Adviser& adviser() { return adviser_; }  // has the highest detector level of the run's ranks

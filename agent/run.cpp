@@ -201,7 +201,7 @@ bool Run::poll() {
   charge_trainers();
   if (const Pipeline::Changes changes = pipeline_->take_changes(); changes.any) {
     advise();
-    if (changes.rise) begin_burst();  // denser sampling, since the level of a detector has risen
+    if (changes.warns) begin_burst();  // denser sampling, since a detector's level has become watch or warn
   }
   return busy;
 }

@@ -50,7 +50,8 @@ double predicted_slowdown(const SamplingCost& cost, uint64_t interval);
 // only if a fifth of the budget would still be unused, so that it does not oscillate.
 uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t current_interval);
 
-// Denser sampling for some steps after a detector's level has risen: the detector gets more samples sooner.
+// Denser sampling for some steps after a detector's level has become watch or warn: the detector gets more
+// samples sooner.
 struct Burst {
   uint64_t interval;              // sampling interval in the steps [from_step, until_step)
   int64_t from_step, until_step;  // step numbers of the trainer

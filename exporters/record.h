@@ -372,7 +372,8 @@ FORESHOCK_RECORD_LINE(SpectrumLine, "spectrum", FORESHOCK_SPECTRUM_FIELDS);
     "detectors_begin_anew: the detectors start empty, as an earlier agent's state was lost or unusable. "    \
     "weight_initial_unknown: a tensor has no first snapshot to compare with, because the run started "       \
     "before this agent, the tensor is now divided into other shards, or there was no room. burst: a "        \
-    "detector's level has risen; from this step on, one step in `value` steps is sampled for a while. "      \
+    "detector's level has become watch or warn; from this step on, one step in `value` steps is sampled "    \
+    "for a while. "                                                                                          \
     "Further events are possible.")                                                                          \
   X(RecordText, layer, "", "Label of the layer it happened in.")                                             \
   X(RecordText, detail, "", "A sentence for the reader.")                                                    \

@@ -1,8 +1,5 @@
-// Validates an attention call that the trainer has described, plans its slice, and copies the slice into
-// slots, fixed pieces of memory shared with the agent. A slice is part of one batch element and of one
-// key/value head (kv-head). A slice of rows has at most 16 query rows with all keys; a slice of columns has
-// at most 16 key positions (columns) with all query rows. A packed batch concatenates sequences of different
-// lengths. ObservedHeads remembers the numbers of heads of the sampled calls.
+// Validates an attention call that the trainer has described. A packed batch concatenates sequences of
+// different lengths. ObservedHeads remembers the numbers of heads of the sampled calls.
 #ifndef FORESHOCK_LIBMONITOR_CALL_H_
 #define FORESHOCK_LIBMONITOR_CALL_H_
 
@@ -12,12 +9,12 @@
 #include "foreshock/hook.h"
 #include "kernels/device_jobs.h"
 #include "kernels/dtype.h"
-#include "kernels/gather.h"
-#include "libmonitor/sampling.h"
-#include "segment/layout.h"
-#include "segment/writer.h"
 
 namespace foreshock {
+
+struct CallShape {
+  int64_t batch, heads, kv_heads, queries, keys;  // heads / kv_heads query heads share a kv-head
+};
 
 // foreshock_attention_call of hook.h with checked fields; absent tensors have data null.
 struct ValidatedCall {
@@ -45,37 +42,6 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
 // Reduces a packed call whose offsets are on the host to a single sequence: the one that holds the position
 // place / 2^32 * (number of positions in the batch). Returns -1, or the FORESHOCK_SKIP_ reason.
 int take_sequence(uint32_t place, ValidatedCall* checked);
-
-// The slots of a slice. A large slice takes several slots, each with a range of its keys. A slice of columns
-// is divided by query rows instead; for such a slice, the "keys" below are query rows.
-struct SlicePlan {
-  segment::Slot header = {};  // the fields that all slots share: dimensions, rows, limits
-  uint32_t slots = 1;
-  uint32_t first_keys = 0, other_keys = 0;  // keys in the first slot, and in every other one but the last
-};
-
-// Returns the bytes that a slot needs to hold any whole slice of rows of a call of this shape: forward or
-// backward, with log_sum_exp in fp64, and with a mask in fp32 (fp64 if the tensors are). A slice of columns,
-// or one with an fp64 mask beside narrower tensors, may be larger; it then takes several slots.
-uint64_t slot_bytes_for(const ValidatedCall& call);
-
-// Plans a slice of rows for at most `most_slots` slots of `capacity` bytes. If *slice is too large, removes
-// its last positions, which see the most keys with a causal mask. Returns false if no position fits.
-bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
-                SlicePlan* plan);
-
-// Whether key positions (columns) of the call can be sampled. The call must be a backward call that is not
-// packed and has no mask, but has grad_key, grad_value and log_sum_exp.
-bool has_columns(const ValidatedCall& call);
-
-// Plans a slice of key positions. Returns false if it exceeds the slots or the maximal size of a slice.
-bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,
-                  SlicePlan* plan);
-
-// Counts NaN and Inf in the output of the slice's first head, over all query positions. Returns 0 if a
-// correct kernel may give NaN or Inf too: with a mask, with rows without keys, or with inputs that are not
-// finite. Also returns 0 for backward calls and for calls on a device.
-uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice);
 
 // Numbers of query heads (a multiple of `kv_heads`) and of kv-heads in attention calls, and the dimension of
 // a head. All 0: unknown.
@@ -105,40 +71,6 @@ class ObservedHeads {
   static constexpr uint64_t kMostSize = (1u << 20) - 1, kMixed = ~uint64_t{0};
   std::atomic<uint64_t> seen_{0};
 };
-
-// Returns the header of slot number `part` of the slice: plan.header, with the part's keys and payload table.
-segment::Slot slot_of(const SlicePlan& plan, uint32_t part);
-
-// Copies the payloads (parts of the tensors) of a call on the host into the slot at address `base`, to the
-// offsets that slot_of() has stored in `slot`.
-void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base);
-
-// Writes the header of slot number `part` of the slice into *slot, which must be claimed. If the call is on
-// the host, also copies the payloads. Returns the bytes of the payloads.
-uint64_t fill_slot(const ValidatedCall& call, const Slice& slice, const SlicePlan& plan, uint32_t part,
-                   const segment::SegmentWriter& writer, segment::Slot* slot);
-
-// Offsets of the begin and end of the payloads of a slot, in bytes from the start of the slot.
-struct PayloadRange {
-  uint64_t begin, end;
-};
-PayloadRange payloads_of(const segment::Slot& slot);
-
-// Returns the job of the device kernel that copies the payloads of a call to device memory, in the layout of
-// the slot, from device address `to` on. The caller must set `times` and `clock` of the job.
-GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
-                          uint64_t to);
-
-// Does the same as gather_for_slot() for a slice of key positions. The job of the first slot also computes
-// sums over all keys.
-KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
-                                 uint64_t to);
-
-// Does the same as gather_for_slot() for a packed call. The kernel itself finds the sequence at
-// call.packed.place (see take_sequence()), and writes a GatheredSequence to the address `gathered` of the
-// job, which the caller must set.
-PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& slice,
-                                       const segment::Slot& slot, uint64_t to);
 
 }  // namespace foreshock
 

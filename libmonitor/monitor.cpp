@@ -12,6 +12,7 @@
 #include "libmonitor/base.h"
 #include "libmonitor/call.h"
 #include "libmonitor/sampling.h"
+#include "libmonitor/slice.h"
 
 namespace foreshock {
 
@@ -394,10 +395,10 @@ int Monitor::put_slice(const ValidatedCall& checked, const Slice& slice, const S
   segment::SegmentWriter& writer = g_process.writer();
   const uint64_t ticket = ticket_.fetch_add(plan.slots, std::memory_order_relaxed) + 1;
   segment::Slot* slots[segment::kMaxSlots];
-  if (!writer.claim(ticket, plan.slots, slots)) return FORESHOCK_SKIP_RING_FULL;
+  if (!writer.claim(ticket, plan.slots, slots, plan.header)) return FORESHOCK_SKIP_RING_FULL;
   uint64_t bytes = 0;
   for (uint32_t part = 0; part < plan.slots; ++part)
-    bytes += fill_slot(checked, slice, plan, part, writer, slots[part]);
+    bytes += fill_slot(checked, slice, plan, part, slots[part]);
   if (turn == nullptr) {
     writer.publish(slots, ticket, plan.slots);
   } else if (const int reason = turn->state().send(checked, slice, {slots, ticket, plan.slots},

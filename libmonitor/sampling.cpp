@@ -1,4 +1,4 @@
-// Implements the choice of samples, and the arithmetic of the budgets and cost estimates.
+// Implements the choice of steps and calls, and the arithmetic of the budgets and cost estimates.
 #include "libmonitor/sampling.h"
 
 #include <algorithm>
@@ -17,41 +17,10 @@ constexpr uint64_t scramble(uint64_t x) {  // the finalizer of splitmix64
   return x ^ (x >> 31);
 }
 
-// A number from 0 to bound - 1. The bias of at most bound / 2^32 does not matter here.
-int64_t below(uint64_t random, int64_t bound) {
-  return static_cast<int64_t>(((random >> 32) * static_cast<uint64_t>(bound)) >> 32);
-}
-
 uint32_t reversed(uint32_t bits) {  // the 32 bits in reverse order
   uint32_t result = 0;
   for (int n = 0; n < 32; ++n) result |= (bits >> n & 1) << (31 - n);
   return result;
-}
-
-// What a random number is for.
-enum Purpose : uint64_t {
-  kBatch = 1,
-  kKvHead,
-  kFirstHead,
-  kPackedPosition,
-  kTakesColumns,
-  kCountsNonfinite,
-  kPosition = 16
-};
-
-// Returns the random number of one choice for one call. Choices with different `purpose` are independent.
-uint64_t random_of(uint64_t seed, int64_t step, uint64_t call, int rank, uint64_t purpose) {
-  return mix(seed, static_cast<uint64_t>(step), call, static_cast<uint64_t>(rank) << 8 | purpose);
-}
-
-// Divides `length` positions into at most `most` equal parts, and chooses a position in each part.
-void choose_positions(int64_t length, int64_t most, const auto& random, Slice* slice) {
-  slice->parts = slice->positions = static_cast<int>(std::min(length, most));
-  for (uint32_t n = 0; n < static_cast<uint32_t>(slice->parts); ++n) {
-    slice->fraction[n] = static_cast<uint32_t>(random(kPosition + n) >> 32);
-    slice->position[n] = static_cast<int64_t>(position_in_part(
-        static_cast<uint64_t>(length), n, static_cast<uint32_t>(slice->parts), slice->fraction[n]));
-  }
 }
 
 }  // namespace
@@ -62,6 +31,10 @@ uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c) {
   return x;
 }
 
+int64_t below(uint64_t hash, int64_t bound) {
+  return static_cast<int64_t>(((hash >> 32) * static_cast<uint64_t>(bound)) >> 32);
+}
+
 bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices, uint64_t expected_calls) {
   if (expected_calls <= slices) return slices > 0;
   // Each call moves `slices` ahead on a circle of length `expected_calls`, from a random start. A call is
@@ -69,54 +42,6 @@ bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices
   const uint64_t begin = static_cast<uint64_t>(
       below(mix(seed, static_cast<uint64_t>(step), 0, 0), static_cast<int64_t>(expected_calls)));
   return (begin + call * slices) % expected_calls + slices >= expected_calls;
-}
-
-Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank) {
-  const auto random = [&](uint64_t purpose) { return random_of(seed, step, call, rank, purpose); };
-  const int64_t group = shape.heads / shape.kv_heads;  // query heads that share a kv-head
-  Slice slice;
-  slice.batch = below(random(kBatch), shape.batch);
-  slice.kv_head = below(random(kKvHead), shape.kv_heads);
-  slice.heads = static_cast<int>(std::min<int64_t>(group, kRowsPerSample));  // one row per position and head
-  slice.first_head = slice.kv_head * group + below(random(kFirstHead), group - slice.heads + 1);
-  choose_positions(shape.queries, kRowsPerSample / slice.heads, random, &slice);
-  // Without the rank, so that all ranks count in the same calls. Ranks that wait for each other then lose the
-  // time of the count once, not once for each rank.
-  slice.counts_nonfinite = mix(seed, static_cast<uint64_t>(step), call, kCountsNonfinite) % 2 == 0;
-  return slice;
-}
-
-// The purposes are those of choose_slice(), so both slices of a call have the same batch element and kv-head.
-Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank) {
-  const auto random = [&](uint64_t purpose) { return random_of(seed, step, call, rank, purpose); };
-  Slice slice;
-  slice.batch = below(random(kBatch), shape.batch);
-  slice.kv_head = below(random(kKvHead), shape.kv_heads);
-  slice.heads = static_cast<int>(shape.heads / shape.kv_heads);
-  slice.first_head = slice.kv_head * slice.heads;
-  choose_positions(shape.keys, kRowsPerSample, random, &slice);
-  return slice;
-}
-
-bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
-                   uint64_t seed, int64_t step, uint64_t call) {
-  // The share of calls follows from the elements that are read: `rows` by a slice of rows (keys and values of
-  // a kv-head), `copied` by a slice of key positions (queries, outputs, output gradients), `summed` by its
-  // sums over all keys (dK, dV and dQ). If the budget is large (`is_affordable`), key positions may copy as
-  // many elements as rows in the mean. Else their mean extra cost must stay below 0.3 of the rows' cost;
-  // kExtraCost is lower, since real costs differ from these counts by up to a fourth.
-  constexpr double kExtraCost = 0.22;
-  const double group = static_cast<double>(shape.heads / shape.kv_heads);
-  const double rows = static_cast<double>(shape.keys) * static_cast<double>(head_dim + value_dim);
-  const double query_rows = group * static_cast<double>(shape.queries);
-  const double copied = query_rows * static_cast<double>(head_dim + 2 * value_dim);
-  const double summed = rows + query_rows * static_cast<double>(head_dim);
-  const double share = std::min(0.5, is_affordable ? rows / copied : kExtraCost * rows / (copied + summed));
-  return static_cast<double>(random_of(seed, step, call, 0, kTakesColumns) >> 32) < share * 0x1p32;
-}
-
-uint32_t choose_packed_position(uint64_t seed, int64_t step, uint64_t call, int rank) {
-  return static_cast<uint32_t>(random_of(seed, step, call, rank, kPackedPosition) >> 32);
 }
 
 void OrdinalFollower::begin_step() { ended_runs_ = run_length_ = backward_calls_ = last_run_length_ = 0; }

@@ -1,6 +1,6 @@
-// Chooses the steps, attention calls, heads, rows and weight tensors to sample, and limits the cost of
-// sampling to a budget. The choosing functions are pure: equal arguments give equal results on every rank and
-// in every rerun. The classes do arithmetic on measured times and counts; they read no clock.
+// Chooses the steps, attention calls and weight tensors to sample, and limits the cost of sampling to a
+// budget. The choosing functions are pure: equal arguments give equal results on every rank and in every
+// rerun. The classes do arithmetic on measured times and counts; they read no clock.
 #ifndef FORESHOCK_LIBMONITOR_SAMPLING_H_
 #define FORESHOCK_LIBMONITOR_SAMPLING_H_
 
@@ -14,10 +14,12 @@
 
 namespace foreshock {
 
-inline constexpr int kRowsPerSample = 16;  // most query rows, or key positions, of a slice
-
 // A hash of four words (splitmix64's finalizer, applied to each word in turn).
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c);
+
+// A number from 0 to bound - 1, by the upper half of a hash. The bias of at most bound / 2^32 does not matter
+// here.
+int64_t below(uint64_t hash, int64_t bound);
 
 // Whether a step is sampled: its absolute number must be a multiple of the interval. A negative number means
 // an unknown step, which is never sampled. If the trainer reports only every `steps`-th step, the `steps`
@@ -33,47 +35,6 @@ constexpr bool is_sampled_step(int64_t step, uint64_t interval, int64_t steps = 
 // exactly `slices` of the first `expected_calls` calls, evenly spread. The choice moves from step to step, so
 // that every call has the same chance and layers take turns.
 bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices, uint64_t expected_calls);
-
-struct CallShape {
-  int64_t batch, heads, kv_heads, queries, keys;  // heads / kv_heads query heads share a kv-head
-};
-
-// The sampled part of one call. It has `heads` query heads of one batch element and kv-head, and `positions`
-// positions, of queries if choose_slice() chose it, of keys if choose_columns() did.
-struct Slice {
-  int64_t batch = 0, kv_head = 0;  // indices
-  int heads = 0, positions = 0;    // numbers; heads * positions <= 16 if the positions are of queries
-  int64_t first_head = 0;          // the heads are first_head .. first_head + heads - 1
-  int64_t position[kRowsPerSample] = {};
-  // Position n is chosen in the n-th of `parts` equal parts of the sequence, at fraction[n] / 2^32 of the
-  // part. A device repeats this choice for a sequence whose length only the device can read.
-  int parts = 0;
-  uint32_t fraction[kRowsPerSample] = {};
-  // Whether NaN and Inf in the output of first_head are to be counted. True, by a random bit, in half of the
-  // slices of rows, since the count takes at least half as long as the copy of the slice.
-  bool counts_nonfinite = false;
-  int rows() const { return heads * positions; }
-};
-
-// Chooses a batch element, a kv-head, and min(G, 16) of the G query heads that share it. A row is one
-// position of one head, and as many positions are chosen as fit into 16 rows: one in each of that many equal
-// parts of the sequence. All sizes must be positive, and kv_heads must divide heads.
-Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank);
-
-// Chooses a key position in each of up to 16 equal parts of the keys, for all query heads of one kv-head.
-Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank);
-
-// Whether a sampled backward call gives a slice of key positions (to check dK and dV) beside its slice of
-// rows (to check dQ). `is_affordable`: the budget holds several times the cost of all slices of rows. Then
-// half of the calls give such a slice; fewer, if a slice of key positions copies more than twice as many
-// elements as one of rows. If it is not affordable, so few calls give one that the mean cost is at most 1.3
-// times that of rows alone (./dev bench sampled_backward).
-bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
-                   uint64_t seed, int64_t step, uint64_t call);
-
-// Chooses a position in a packed batch (several sequences without padding), as a fraction of 2^32. The
-// sequence that holds the position is sampled.
-uint32_t choose_packed_position(uint64_t seed, int64_t step, uint64_t call, int rank);
 
 // Infers the ordinal (a layer's number) of calls without a layer name from their order: a model calls its
 // layers in turn, and backward in reverse. A run is a sequence of calls in one direction. The period is the

@@ -363,7 +363,25 @@ void SegmentWriter::release(uint64_t ticket) const {
   word(slot(index)->sequence).store(2 * consumed(index), std::memory_order_release);
 }
 
-bool SegmentWriter::claim(uint64_t ticket, uint32_t count, Slot** slots) const {
+namespace {
+
+// Copies the fields that a slice has the same in all its slots.
+void copy_header(const Slot& header, Slot* slot) {
+  // All fields from `step` to the last one before the device's times are copied at once.
+  constexpr size_t kBegin = offsetof(Slot, step), kEnd = offsetof(Slot, device_begin_ns);
+  std::memcpy(reinterpret_cast<char*>(slot) + kBegin, reinterpret_cast<const char*>(&header) + kBegin,
+              kEnd - kBegin);
+  slot->first_key = header.first_key;
+  slot->part_keys = header.part_keys;
+  slot->without_out = header.without_out;
+  slot->packed = header.packed;
+  slot->columns = header.columns;
+  slot->nonfinite_out = header.nonfinite_out;
+}
+
+}  // namespace
+
+bool SegmentWriter::claim(uint64_t ticket, uint32_t count, Slot** slots, const Slot& header) const {
   if (count == 0 || count > this->slots()) return false;
   for (uint32_t part = 0; part < count; ++part) {
     slots[part] = claim(ticket + part);
@@ -371,6 +389,7 @@ bool SegmentWriter::claim(uint64_t ticket, uint32_t count, Slot** slots) const {
       give_back(ticket, part);
       return false;
     }
+    copy_header(header, slots[part]);
     if (count == 1) break;  // the part numbers stay 0: one slot holds the whole slice
     slots[part]->first_ticket = ticket;
     slots[part]->part = part;
@@ -383,19 +402,6 @@ void SegmentWriter::give_back(uint64_t ticket, uint32_t count) const {
   // The first part is released last. While its sequence is odd, a reader counts the other parts as parts of
   // an unfinished slice. Otherwise the reader would count them as a slice whose first part is lost.
   while (count > 0) release(ticket + --count);
-}
-
-void SegmentWriter::describe(Slot* slot, const Slot& header) const {
-  // All fields from `step` to the last one before the device's times are copied at once.
-  constexpr size_t kBegin = offsetof(Slot, step), kEnd = offsetof(Slot, device_begin_ns);
-  std::memcpy(reinterpret_cast<char*>(slot) + kBegin, reinterpret_cast<const char*>(&header) + kBegin,
-              kEnd - kBegin);
-  slot->first_key = header.first_key;
-  slot->part_keys = header.part_keys;
-  slot->without_out = header.without_out;
-  slot->packed = header.packed;
-  slot->columns = header.columns;
-  slot->nonfinite_out = header.nonfinite_out;
 }
 
 void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count) const {

@@ -58,13 +58,12 @@ class SegmentWriter {
   // consumed the slot's last slice yet; the ticket must then not be used again. Sets the slot's sequence to
   // 2 * ticket - 1 (odd: being written) and its ticket, and zeroes the rest of the header. Any thread.
   Slot* claim(uint64_t ticket) const;
-  // Claims `count` slots with consecutive tickets from `ticket` on for one slice, 1 <= count <= slots(), and
-  // sets their part numbers. If not all are free, claims none and returns false.
-  bool claim(uint64_t ticket, uint32_t count, Slot** slots) const;
+  // Claims `count` slots with consecutive tickets from `ticket` on for one slice, 1 <= count <= slots(), sets
+  // their part numbers, and copies `header` into each, except what a device writes (times, SequenceTold). If
+  // not all are free, claims none and returns false.
+  bool claim(uint64_t ticket, uint32_t count, Slot** slots, const Slot& header = {}) const;
   // Undoes a claim of `count` slots that were not published.
   void give_back(uint64_t ticket, uint32_t count) const;
-  // Copies `header` into a claimed slot, except what claim() sets or a device writes (times, SequenceTold).
-  void describe(Slot* slot, const Slot& header) const;
   // Makes claimed slots visible to the agent as one slice: sets their sequences to 2 * their ticket.
   void publish(Slot* slot, uint64_t ticket) const { publish(&slot, ticket, 1); }
   void publish(Slot* const* slots, uint64_t ticket, uint32_t count) const;

@@ -244,3 +244,9 @@ def test_thresholds_are_learned_from_seeds_that_are_not_scored():
 def test_a_training_without_its_twin_is_not_scored():
     alone = [made_up(3, "adam-net", {"1.0": [580]})]
     assert comparison.results(alone, None)["shipped"]["d"]["all"]["events"] == 0
+
+
+def test_the_stored_trainings_were_made_by_the_code_of_today():
+    """A hash that differs needs new trainings, or a proof that the code does the same, such as equal syntax trees."""
+    assert provenance.stored()
+    assert [one["recipe"] for one in provenance.stored() if not provenance.is_made_alike(one)] == []

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "libmonitor/sampling.h"
+#include "libmonitor/slice.h"
 
 namespace foreshock {
 namespace {

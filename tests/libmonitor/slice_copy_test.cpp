@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "libmonitor/call.h"
+#include "libmonitor/slice.h"
 #include "segment/reader.h"
 #include "tests/libmonitor/call_on_tensors.h"
 

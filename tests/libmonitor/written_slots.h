@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "libmonitor/call.h"
+#include "libmonitor/slice.h"
 #include "segment/reader.h"
 
 namespace foreshock {

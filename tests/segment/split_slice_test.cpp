@@ -14,8 +14,8 @@ namespace {
 
 using SplitSlices = SegmentFiles;
 
-// Part `part` of a slice of one row and two keys a part, whose key n is ticket + n.
-void fill_part(Slot* slot, uint64_t ticket, uint32_t part, uint32_t parts) {
+// Of a slice of one row and two keys a part.
+Slot header_of(uint32_t parts) {
   Slot header = {};
   header.dtype = 1;  // fp64
   header.rows = header.head_dim = header.value_dim = header.heads_in_slice = 1;
@@ -24,30 +24,32 @@ void fill_part(Slot* slot, uint64_t ticket, uint32_t part, uint32_t parts) {
   header.key_length = header.keys;
   header.scale = 1;
   header.key_limit[0] = header.keys;
-  header.part = part;
-  header.parts = parts;
-  header.first_key = 2 * part;
-  header.part_keys = 2;
+  return header;
+}
+
+// Part `part` of the slice, whose key n is ticket + n.
+void fill_part(Slot* slot, uint64_t ticket, uint32_t part) {
+  slot->first_key = 2 * part;
+  slot->part_keys = 2;
   uint64_t at = (sizeof(Slot) + 63) / 64 * 64;
   const auto put = [&](PayloadId id, std::initializer_list<double> values) {
-    header.payload[id] = {at, values.size() * 8};
+    slot->payload[id] = {at, values.size() * 8};
     std::memcpy(reinterpret_cast<char*>(slot) + at, values.begin(), values.size() * 8);
     at += 64;
   };
-  const double first = static_cast<double>(ticket + header.first_key);
+  const double first = static_cast<double>(ticket + slot->first_key);
   put(kKey, {first, first + 1});
   put(kValue, {first, first + 1});
   if (part == 0) {
     put(kQuery, {static_cast<double>(ticket)});
     put(kOut, {1});
   }
-  SegmentWriter().describe(slot, header);
 }
 
 bool write_slice(const SegmentWriter& writer, uint64_t ticket, uint32_t parts) {
   Slot* slots[kMaxSlots];
-  if (!writer.claim(ticket, parts, slots)) return false;
-  for (uint32_t part = 0; part < parts; ++part) fill_part(slots[part], ticket, part, parts);
+  if (!writer.claim(ticket, parts, slots, header_of(parts))) return false;
+  for (uint32_t part = 0; part < parts; ++part) fill_part(slots[part], ticket, part);
   writer.publish(slots, ticket, parts);
   return true;
 }
@@ -139,18 +141,18 @@ TEST_F(SplitSlices, AWriterThatDiesInTheMiddleLeavesOneTornSlice) {
       },
       [](SegmentWriter& writer) {  // with all claimed
         Slot* slots[kMaxSlots];
-        writer.claim(1, 4, slots);
+        writer.claim(1, 4, slots, header_of(4));
       },
       [](SegmentWriter& writer) {  // with one half-claimed, whose header is that of an earlier slice
         Slot* slots[kMaxSlots];
-        writer.claim(1, 4, slots);
+        writer.claim(1, 4, slots, header_of(4));
         slots[3]->ticket = 77;
         slots[3]->part = slots[3]->parts = 0;
       },
       [](SegmentWriter& writer) {  // with the tails published
         Slot* slots[kMaxSlots];
-        writer.claim(1, 4, slots);
-        for (uint32_t part = 0; part < 4; ++part) fill_part(slots[part], 1, part, 4);
+        writer.claim(1, 4, slots, header_of(4));
+        for (uint32_t part = 0; part < 4; ++part) fill_part(slots[part], 1, part);
         for (uint32_t part = 1; part < 4; ++part)
           word(slots[part]->sequence).store(2 * (1 + part), std::memory_order_release);
       },
@@ -204,8 +206,8 @@ TEST_F(SplitSlices, PartsThatDoNotBelongTogetherAreRefusedAsOneSlice) {
       const int rank = static_cast<int>(nonce);
       ASSERT_EQ(create(&writer, rank, nonce, 8), nullptr);
       Slot* slots[kMaxSlots];
-      ASSERT_TRUE(writer.claim(1, 3, slots));
-      for (uint32_t n = 0; n < 3; ++n) fill_part(slots[n], 1, n, 3);
+      ASSERT_TRUE(writer.claim(1, 3, slots, header_of(3)));
+      for (uint32_t n = 0; n < 3; ++n) fill_part(slots[n], 1, n);
       writer.publish(slots, 1, 3);
       changes[which](slots[part]);
       char name[48];
@@ -228,8 +230,8 @@ TEST_F(SplitSlices, WhatIsInTheSlotByThenIsNotAskedHowManyPartsThereWere) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer, 0, 0x10, 8), nullptr);
   Slot* slots[kMaxSlots];
-  ASSERT_TRUE(writer.claim(1, 2, slots));
-  for (uint32_t part = 0; part < 2; ++part) fill_part(slots[part], 1, part, 2);
+  ASSERT_TRUE(writer.claim(1, 2, slots, header_of(2)));
+  for (uint32_t part = 0; part < 2; ++part) fill_part(slots[part], 1, part);
   writer.publish(slots, 1, 2);
   ASSERT_TRUE(write_slice(writer, 3, 2));
   auto reader = open();

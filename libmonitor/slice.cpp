@@ -1,0 +1,559 @@
+// Chooses the slice of a call by random numbers that follow from a hash, computes which bytes of the call are
+// copied into which slots of shared memory, and copies them on the host or describes the copy for a device's
+// kernel. A Slice names the sampled heads and positions, a SlicePlan its slots; a segment::Slot is the header
+// of a slot.
+//
+// A slice of rows has the sampled rows of query, out and their gradients, and all keys that they see. A slice
+// of key positions has the sampled rows of key, value and their gradients, and all query rows. In the header
+// of its slots `columns` is 1, `rows` counts the sampled keys, `keys` counts the query rows, and `key_limit`
+// is the first query that sees a key.
+#include "libmonitor/slice.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+
+#include "kernels/gather.h"
+#include "kernels/key_sums.h"
+#include "libmonitor/sampling.h"
+
+namespace foreshock {
+namespace {
+
+// What a random number is for.
+enum Purpose : uint64_t {
+  kBatch = 1,
+  kKvHead,
+  kFirstHead,
+  kPackedPosition,
+  kTakesColumns,
+  kCountsNonfinite,
+  kPosition = 16
+};
+
+// Returns the random number of one choice for one call. Choices with different `purpose` are independent.
+uint64_t random_of(uint64_t seed, int64_t step, uint64_t call, int rank, uint64_t purpose) {
+  return mix(seed, static_cast<uint64_t>(step), call, static_cast<uint64_t>(rank) << 8 | purpose);
+}
+
+// Divides `length` positions into at most `most` equal parts, and chooses a position in each part.
+void choose_positions(int64_t length, int64_t most, const auto& random, Slice* slice) {
+  slice->parts = slice->positions = static_cast<int>(std::min(length, most));
+  for (uint32_t n = 0; n < static_cast<uint32_t>(slice->parts); ++n) {
+    slice->fraction[n] = static_cast<uint32_t>(random(kPosition + n) >> 32);
+    slice->position[n] = static_cast<int64_t>(position_in_part(
+        static_cast<uint64_t>(length), n, static_cast<uint32_t>(slice->parts), slice->fraction[n]));
+  }
+}
+
+}  // namespace
+
+Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank) {
+  const auto random = [&](uint64_t purpose) { return random_of(seed, step, call, rank, purpose); };
+  const int64_t group = shape.heads / shape.kv_heads;  // query heads that share a kv-head
+  Slice slice;
+  slice.batch = below(random(kBatch), shape.batch);
+  slice.kv_head = below(random(kKvHead), shape.kv_heads);
+  slice.heads = static_cast<int>(std::min<int64_t>(group, kRowsPerSample));  // one row per position and head
+  slice.first_head = slice.kv_head * group + below(random(kFirstHead), group - slice.heads + 1);
+  choose_positions(shape.queries, kRowsPerSample / slice.heads, random, &slice);
+  // Without the rank, so that all ranks count in the same calls. Ranks that wait for each other then lose the
+  // time of the count once, not once for each rank.
+  slice.counts_nonfinite = mix(seed, static_cast<uint64_t>(step), call, kCountsNonfinite) % 2 == 0;
+  return slice;
+}
+
+// The purposes are those of choose_slice(), so both slices of a call have the same batch element and kv-head.
+Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank) {
+  const auto random = [&](uint64_t purpose) { return random_of(seed, step, call, rank, purpose); };
+  Slice slice;
+  slice.batch = below(random(kBatch), shape.batch);
+  slice.kv_head = below(random(kKvHead), shape.kv_heads);
+  slice.heads = static_cast<int>(shape.heads / shape.kv_heads);
+  slice.first_head = slice.kv_head * slice.heads;
+  choose_positions(shape.keys, kRowsPerSample, random, &slice);
+  return slice;
+}
+
+bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
+                   uint64_t seed, int64_t step, uint64_t call) {
+  // The share of calls follows from the elements that are read: `rows` by a slice of rows (keys and values of
+  // a kv-head), `copied` by a slice of key positions (queries, outputs, output gradients), `summed` by its
+  // sums over all keys (dK, dV and dQ). If the budget is large (`is_affordable`), key positions may copy as
+  // many elements as rows in the mean. Else their mean extra cost must stay below 0.3 of the rows' cost;
+  // kExtraCost is lower, since real costs differ from these counts by up to a fourth.
+  constexpr double kExtraCost = 0.22;
+  const double group = static_cast<double>(shape.heads / shape.kv_heads);
+  const double rows = static_cast<double>(shape.keys) * static_cast<double>(head_dim + value_dim);
+  const double query_rows = group * static_cast<double>(shape.queries);
+  const double copied = query_rows * static_cast<double>(head_dim + 2 * value_dim);
+  const double summed = rows + query_rows * static_cast<double>(head_dim);
+  const double share = std::min(0.5, is_affordable ? rows / copied : kExtraCost * rows / (copied + summed));
+  return static_cast<double>(random_of(seed, step, call, 0, kTakesColumns) >> 32) < share * 0x1p32;
+}
+
+uint32_t choose_packed_position(uint64_t seed, int64_t step, uint64_t call, int rank) {
+  return static_cast<uint32_t>(random_of(seed, step, call, rank, kPackedPosition) >> 32);
+}
+
+namespace {
+
+static_assert(segment::kRowsPerSlice == kRowsPerSample);
+
+// A payload is one tensor's part of a slot. Payloads follow the header in the order of segment::PayloadId.
+constexpr uint64_t kAlignment = 64;  // of payloads, in bytes
+constexpr uint64_t round_up(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+constexpr uint64_t kHeaderBytes = round_up(sizeof(segment::Slot));
+
+// Returns the number of keys that a query position sees. For a packed batch on a device (packed.count > 0)
+// this is an upper bound, because the device chooses the sequence later; no sequence is longer than
+// shape.keys.
+int64_t visible_keys(const ValidatedCall& call, int64_t position) {
+  int64_t limit = call.shape.keys;
+  if (call.causal == FORESHOCK_CAUSAL_TOP_LEFT) limit = position + 1;
+  if (call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && call.packed.count == 0)
+    limit = position + 1 + call.shape.keys - call.shape.queries;
+  return std::clamp<int64_t>(limit, 0, call.shape.keys);
+}
+
+// Returns the first query position that sees this key, or the number of queries if none does.
+int64_t first_query(const ValidatedCall& call, int64_t key) {
+  int64_t first = 0;
+  if (call.causal == FORESHOCK_CAUSAL_TOP_LEFT) first = key;
+  if (call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT) first = key - (call.shape.keys - call.shape.queries);
+  return std::clamp<int64_t>(first, 0, call.shape.queries);
+}
+
+uint64_t size_of_dtype(uint32_t dtype) { return size_of(static_cast<DType>(dtype)); }
+
+// Computes the sizes in bytes of the payloads of a slot that holds `keys` keys (query rows if slot.columns is
+// 1). The first slot of a slice (`is_first`) also holds the payloads of the sampled rows.
+void sizes_of(const segment::Slot& slot, uint64_t keys, bool is_first,
+              uint64_t (&sizes)[segment::kPayloads]) {
+  const uint64_t element = size_of_dtype(slot.dtype), rows = is_first ? slot.rows : 0;
+  std::fill_n(sizes, segment::kPayloads, 0);
+  if (slot.columns == 1) {
+    sizes[segment::kQuery] = keys * slot.head_dim * element;
+    sizes[segment::kOut] = sizes[segment::kGradOut] = keys * slot.value_dim * element;
+    sizes[segment::kLogSumExp] = keys * size_of_dtype(slot.lse_dtype);
+    sizes[segment::kKey] = sizes[segment::kGradKey] = rows * slot.head_dim * element;
+    sizes[segment::kValue] = sizes[segment::kGradValue] = rows * slot.value_dim * element;
+    if (is_first)
+      sizes[segment::kKeySums] = key_sum_count(slot.head_dim, slot.value_dim) * segment::kKeySumBytes;
+    return;
+  }
+  sizes[segment::kQuery] = rows * slot.head_dim * element;
+  sizes[segment::kKey] = keys * slot.head_dim * element;
+  sizes[segment::kValue] = keys * slot.value_dim * element;
+  sizes[segment::kOut] = slot.without_out != 0 ? 0 : rows * slot.value_dim * element;
+  sizes[segment::kLogSumExp] = rows * size_of_dtype(slot.lse_dtype);
+  sizes[segment::kMask] = slot.rows * keys * size_of_dtype(slot.mask_dtype);
+  if (slot.pass != FORESHOCK_BACKWARD) return;
+  sizes[segment::kGradOut] = rows * slot.value_dim * element;
+  sizes[segment::kGradQuery] = rows * slot.head_dim * element;
+}
+
+uint64_t slot_bytes(const segment::Slot& slot, uint64_t keys, bool is_first) {
+  uint64_t sizes[segment::kPayloads];
+  sizes_of(slot, keys, is_first, sizes);
+  uint64_t bytes = kHeaderBytes;
+  for (uint64_t size : sizes) bytes += round_up(size);
+  return bytes;
+}
+
+// Returns the bytes by which the payloads grow with each key (query row if slot.columns is 1).
+uint64_t bytes_per_key(const segment::Slot& slot) {
+  const uint64_t element = size_of_dtype(slot.dtype), head = slot.head_dim, value = slot.value_dim;
+  if (slot.columns == 1) return (head + 2 * value) * element + size_of_dtype(slot.lse_dtype);
+  return (head + value) * element + slot.rows * size_of_dtype(slot.mask_dtype);
+}
+
+// Returns how many keys (query rows if slot.columns is 1) fit into a slot of `capacity` bytes.
+uint32_t keys_within(const segment::Slot& slot, uint64_t capacity, bool is_first) {
+  // At most four payloads grow with the keys. Rounding each up adds less than kAlignment.
+  const uint64_t bytes_without_keys = slot_bytes(slot, 0, is_first) + 4 * kAlignment;
+  if (capacity <= bytes_without_keys) return 0;
+  const uint64_t per_key = bytes_per_key(slot);
+  return static_cast<uint32_t>(std::min<uint64_t>((capacity - bytes_without_keys) / per_key, slot.keys));
+}
+
+void set_fields_of_rows(const ValidatedCall& call, const Slice& slice, segment::Slot* slot) {
+  int64_t most_keys = 1;  // at least one key is copied, even if no row sees any
+  for (int row = 0; row < slice.rows(); ++row) {
+    const int64_t position = slice.position[row % slice.positions];
+    const int64_t limit = visible_keys(call, position);
+    slot->key_limit[row] = static_cast<uint32_t>(limit);
+    slot->position[row] = static_cast<uint32_t>(position);
+    slot->head[row] = static_cast<uint32_t>(slice.first_head + row / slice.positions);
+    most_keys = std::max(most_keys, limit);
+  }
+  slot->rows = static_cast<uint32_t>(slice.rows());
+  slot->keys = static_cast<uint32_t>(most_keys);
+  slot->heads_in_slice = static_cast<uint32_t>(slice.heads);
+}
+
+void set_fields_of_call(const ValidatedCall& call, const Slice& slice, segment::Slot* slot) {
+  slot->pass = call.pass;
+  slot->dtype = static_cast<uint32_t>(call.dtype);
+  slot->mask_dtype = call.mask.data ? static_cast<uint32_t>(call.mask.dtype) : 0;
+  slot->without_out = call.out.data == nullptr;
+  slot->lse_dtype = call.log_sum_exp.data ? static_cast<uint32_t>(call.log_sum_exp.dtype) : 0;
+  slot->head_dim = static_cast<uint32_t>(call.head_dim);
+  slot->value_dim = static_cast<uint32_t>(call.value_dim);
+  // The index of the batch element or, in a packed batch, of the sequence; the other one is always 0. If only
+  // the device can find the sequence, both are 0 here, and the device stores its index in the SequenceTold.
+  slot->batch = slice.batch + call.sequence;
+  slot->kv_head = slice.kv_head;
+  slot->query_length = static_cast<uint64_t>(call.shape.queries);
+  slot->key_length = static_cast<uint64_t>(call.shape.keys);
+  slot->scale = call.scale;
+  slot->packed = call.packed.count == 0 ? segment::kNotPacked : segment::packed_word(call.causal);
+}
+
+// Computes how many slots of `capacity` bytes the slice needs. Returns false if the first cannot hold a key.
+bool split(uint64_t capacity, SlicePlan* plan) {
+  const segment::Slot& slot = plan->header;
+  plan->slots = 1;
+  plan->first_keys = slot.keys;
+  if (slot_bytes(slot, slot.keys, true) <= capacity) return true;
+  plan->first_keys = keys_within(slot, capacity, true);
+  plan->other_keys = keys_within(slot, capacity, false);
+  if (plan->first_keys == 0) return false;  // other_keys is at least as large, so it is not 0 below
+  plan->slots += (slot.keys - plan->first_keys + plan->other_keys - 1) / plan->other_keys;
+  return true;
+}
+
+}  // namespace
+
+// Returns the bytes of a backward slice with output, log_sum_exp and mask. Of the formats that these may
+// have, the largest usual one is taken.
+uint64_t slot_bytes_for(const ValidatedCall& call) {
+  segment::Slot slot = {};
+  set_fields_of_call(call, {}, &slot);
+  slot.rows = kRowsPerSample;
+  slot.pass = FORESHOCK_BACKWARD;
+  slot.without_out = 0;
+  slot.lse_dtype = FORESHOCK_FP64;
+  slot.mask_dtype = size_of(call.dtype) == 8 ? FORESHOCK_FP64 : FORESHOCK_FP32;
+  return slot_bytes(slot, static_cast<uint64_t>(call.shape.keys), true);
+}
+
+bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
+                SlicePlan* plan) {
+  set_fields_of_call(call, *slice, &plan->header);
+  // The last position is removed first, because with a causal mask it sees the most keys.
+  for (; slice->positions > 0; --slice->positions) {
+    set_fields_of_rows(call, *slice, &plan->header);
+    if (split(capacity, plan) && plan->slots <= most_slots) return true;
+  }
+  return false;
+}
+
+bool has_columns(const ValidatedCall& call) {
+  return call.pass == FORESHOCK_BACKWARD && !call.mask.data && call.packed.count == 0 &&
+         call.log_sum_exp.data && call.grad_key.data && call.grad_value.data;
+}
+
+bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,
+                  SlicePlan* plan) {
+  segment::Slot& slot = plan->header;
+  set_fields_of_call(call, slice, &slot);
+  const uint64_t rows = static_cast<uint64_t>(slice.heads) * static_cast<uint64_t>(call.shape.queries);
+  slot.columns = 1;  // exchanges the meanings of rows and keys (see the top of this file)
+  if (rows > segment::kMostSliceKeys || rows * bytes_per_key(slot) > segment::kMostSliceBytes) return false;
+  slot.rows = static_cast<uint32_t>(slice.positions);
+  slot.keys = static_cast<uint32_t>(rows);
+  slot.heads_in_slice = static_cast<uint32_t>(slice.heads);
+  for (int n = 0; n < slice.positions; ++n) {
+    slot.position[n] = static_cast<uint32_t>(slice.position[n]);
+    slot.key_limit[n] = static_cast<uint32_t>(first_query(call, slice.position[n]));
+    slot.head[n] = static_cast<uint32_t>(slice.first_head);
+  }
+  return split(capacity, plan) && plan->slots <= most_slots;
+}
+
+uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice) {
+  // A causal or another mask may hide all keys from a query position. Correct kernels may write NaN for it.
+  const bool has_rows_without_keys =
+      call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && call.shape.queries > call.shape.keys;
+  if (call.pass != FORESHOCK_FORWARD || call.device_type != FORESHOCK_DEVICE_CPU || !call.out.data ||
+      call.mask.data || has_rows_without_keys)
+    return 0;
+  const uint64_t count = count_nonfinite(call.out, slice.batch, slice.first_head);
+  if (count == 0 || count_nonfinite(call.query, slice.batch, slice.first_head) > 0 ||
+      count_nonfinite(call.key, slice.batch, slice.kv_head) > 0 ||
+      count_nonfinite(call.value, slice.batch, slice.kv_head) > 0)
+    return 0;
+  return static_cast<uint32_t>(std::min<uint64_t>(count, std::numeric_limits<uint32_t>::max()));
+}
+
+segment::Slot slot_of(const SlicePlan& plan, uint32_t part) {
+  segment::Slot slot = plan.header;
+  if (plan.slots > 1) {
+    slot.part = part;
+    slot.parts = plan.slots;
+    slot.first_key = part == 0 ? 0 : plan.first_keys + (part - 1) * plan.other_keys;
+    slot.part_keys = std::min(part == 0 ? plan.first_keys : plan.other_keys, slot.keys - slot.first_key);
+  }
+  uint64_t sizes[segment::kPayloads];
+  sizes_of(slot, plan.slots > 1 ? slot.part_keys : slot.keys, part == 0, sizes);
+  uint64_t end = kHeaderBytes;
+  for (uint32_t id = 0; id < segment::kPayloads; ++id) {
+    slot.payload[id] = {sizes[id] != 0 ? end : 0, sizes[id]};
+    end += round_up(sizes[id]);
+  }
+  return slot;
+}
+
+namespace {
+
+// Copies the first `width` elements of every sampled row, without gaps, head by head.
+void copy_rows(const TensorView& from, const Slice& slice, int64_t width, char* to) {
+  for (int head = 0; head < slice.heads; ++head)
+    for (int n = 0; n < slice.positions; ++n)
+      to += gather_row_starts(from, slice.batch, slice.first_head + head, slice.position[n], 1, width, to);
+}
+
+// Copies query rows [first, first + count) of the sampled heads; rows are numbered head by head.
+void copy_query_rows(const TensorView& from, const Slice& slice, int64_t queries, int64_t first,
+                     int64_t count, char* to) {
+  while (count > 0) {
+    const int64_t head = first / queries, position = first % queries;
+    const int64_t rows_of_head = std::min(count, queries - position);
+    to += gather_rows(from, slice.batch, slice.first_head + head, position, rows_of_head, to);
+    first += rows_of_head;
+    count -= rows_of_head;
+  }
+}
+
+// Does the work of copy_slot() for a slice of key positions, where first_key and part_keys mean query rows.
+void copy_columns(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base) {
+  const auto at = [&](segment::PayloadId id) { return base + slot.payload[id].offset; };
+  const int64_t first = slot.first_key, rows = slot.parts > 1 ? slot.part_keys : slot.keys;
+  const auto put_rows = [&](const TensorView& from, segment::PayloadId id) {
+    copy_query_rows(from, slice, call.shape.queries, first, rows, at(id));
+  };
+  put_rows(call.query, segment::kQuery);
+  put_rows(call.out, segment::kOut);
+  put_rows(call.log_sum_exp, segment::kLogSumExp);
+  put_rows(call.grad_out, segment::kGradOut);
+  if (slot.part > 0) return;
+  const auto put_keys = [&](const TensorView& from, segment::PayloadId id) {
+    char* to = at(id);
+    for (int n = 0; n < slice.positions; ++n)
+      to += gather_rows(from, slice.batch, slice.kv_head, slice.position[n], 1, to);
+  };
+  put_keys(call.key, segment::kKey);
+  put_keys(call.value, segment::kValue);
+  put_keys(call.grad_key, segment::kGradKey);
+  put_keys(call.grad_value, segment::kGradValue);
+  static_assert(sizeof(ColumnSum) == segment::kKeySumBytes);
+  sum_over_keys(call.grad_query, call.grad_key, call.grad_value, slice.batch, slice.kv_head,
+                reinterpret_cast<ColumnSum*>(at(segment::kKeySums)));
+}
+
+TensorView from_column(TensorView view, int64_t first) {
+  view.data = static_cast<const char*>(view.data) +
+              first * view.stride[3] * static_cast<int64_t>(size_of(view.dtype));
+  return view;
+}
+
+}  // namespace
+
+void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base) {
+  if (slot.columns == 1) return copy_columns(call, slice, slot, base);
+  const auto at = [&](segment::PayloadId id) { return base + slot.payload[id].offset; };
+  const int64_t first = slot.first_key, keys = slot.parts > 1 ? slot.part_keys : slot.keys;
+  gather_rows(call.key, slice.batch, slice.kv_head, first, keys, at(segment::kKey));
+  gather_rows(call.value, slice.batch, slice.kv_head, first, keys, at(segment::kValue));
+  if (call.mask.data) copy_rows(from_column(call.mask, first), slice, keys, at(segment::kMask));
+  if (slot.part > 0) return;
+  copy_rows(call.query, slice, call.head_dim, at(segment::kQuery));
+  if (call.out.data) copy_rows(call.out, slice, call.value_dim, at(segment::kOut));
+  if (call.log_sum_exp.data) copy_rows(call.log_sum_exp, slice, 1, at(segment::kLogSumExp));
+  if (call.pass == FORESHOCK_BACKWARD) {
+    copy_rows(call.grad_out, slice, call.value_dim, at(segment::kGradOut));
+    copy_rows(call.grad_query, slice, call.head_dim, at(segment::kGradQuery));
+  }
+}
+
+uint64_t fill_slot(const ValidatedCall& call, const Slice& slice, const SlicePlan& plan, uint32_t part,
+                   segment::Slot* slot) {
+  const segment::Slot header = slot_of(plan, part);
+  slot->first_key = header.first_key;
+  slot->part_keys = header.part_keys;
+  std::memcpy(slot->payload, header.payload, sizeof slot->payload);
+  if (call.device_type == FORESHOCK_DEVICE_CPU) copy_slot(call, slice, *slot, reinterpret_cast<char*>(slot));
+  uint64_t bytes = 0;
+  for (const segment::Payload& payload : header.payload) bytes += payload.bytes;
+  return bytes;
+}
+
+namespace {
+
+static_assert(kMostPositions == kRowsPerSample);
+
+// The functions below describe a copy for the gather kernel of a device, in pieces of one tensor each. This
+// one describes the first `width` columns of the rows [first, first + count) of a head.
+GatherPiece consecutive_rows(const TensorView& from, int64_t batch, int64_t head, int64_t first,
+                             int64_t count, int64_t width) {
+  GatherPiece piece = {};
+  piece.from = reinterpret_cast<uint64_t>(from.row(batch, head, 0));
+  piece.row_stride = from.stride[2];
+  piece.column_stride = from.stride[3];
+  piece.heads = 1;
+  piece.rows = static_cast<uint32_t>(count);
+  piece.width = static_cast<uint32_t>(width);
+  piece.element = static_cast<uint32_t>(size_of(from.dtype));
+  piece.first_row = static_cast<uint32_t>(first);
+  return piece;
+}
+
+// Adds the piece to the job. Its copy begins `to` bytes after the address to which the job copies.
+void add_piece(GatherPiece piece, uint64_t to, GatherJob* job) {
+  piece.to = to;
+  job->piece[job->pieces++] = piece;
+}
+
+// Describes the rows of the sampled heads at the sampled positions: `width` columns from column `first` on.
+// is_listed 1: the kernel copies the rows whose positions the job lists, not consecutive rows.
+GatherPiece chosen_rows(const TensorView& from, const Slice& slice, int64_t first, int64_t width) {
+  GatherPiece piece = consecutive_rows(from, slice.batch, slice.first_head, 0, slice.positions, width);
+  piece.from += static_cast<uint64_t>(first * from.stride[3] * static_cast<int64_t>(size_of(from.dtype)));
+  piece.head_stride = from.stride[1];
+  piece.heads = static_cast<uint32_t>(slice.heads);
+  piece.is_listed = 1;
+  return piece;
+}
+
+// Describes the rows of the kv-head at the sampled key positions.
+GatherPiece chosen_keys(const TensorView& from, const Slice& slice, int64_t width) {
+  GatherPiece piece = consecutive_rows(from, slice.batch, slice.kv_head, 0, slice.positions, width);
+  piece.is_listed = 1;
+  return piece;
+}
+
+// Adds pieces for query rows [first, first + count) of the sampled heads; rows are numbered head by head.
+// These are at most three pieces: the rest of a head, whole heads, and the beginning of a head.
+void add_query_rows(const TensorView& from, const Slice& slice, int64_t first, int64_t count, int64_t width,
+                    uint64_t to, GatherJob* job) {
+  const int64_t queries = from.shape[2];
+  while (count > 0) {
+    const int64_t head = slice.first_head + first / queries, position = first % queries;
+    const int64_t whole = position == 0 ? count / queries : 0;
+    const int64_t rows = whole > 0 ? queries : std::min(count, queries - position);
+    GatherPiece piece = consecutive_rows(from, slice.batch, head, position, rows, width);
+    if (whole > 1)  // one piece for several whole heads
+      piece.head_stride = from.stride[1], piece.heads = static_cast<uint32_t>(whole);
+    add_piece(piece, to, job);
+    const int64_t taken = rows * piece.heads;
+    first += taken;
+    count -= taken;
+    to += static_cast<uint64_t>(taken * width) * piece.element;
+  }
+}
+// A slice of key positions has four payloads of query rows, with at most three pieces each, and four of keys.
+static_assert(kMostPieces >= 4 * 3 + 4, "a slice of key positions");
+
+GatherJob gather_of(const Slice& slice, uint64_t to) {
+  GatherJob job = {};
+  job.to = to;
+  for (int n = 0; n < slice.positions; ++n) job.position[n] = static_cast<uint32_t>(slice.position[n]);
+  return job;
+}
+
+// Describes `heads` heads of one batch element for the kernel that sums over all keys.
+DeviceView rows_of(const TensorView& view, int64_t batch, int64_t head, int64_t heads) {
+  return {.data = reinterpret_cast<uint64_t>(view.row(batch, head, 0)),
+          .stride = {view.stride[1], view.stride[2], view.stride[3]},
+          .heads = static_cast<uint32_t>(heads),
+          .rows = static_cast<uint32_t>(view.shape[2]),
+          .width = static_cast<uint32_t>(view.shape[3]),
+          .reserved = 0};
+}
+
+}  // namespace
+
+PayloadRange payloads_of(const segment::Slot& slot) {
+  PayloadRange range = {~uint64_t{0}, 0};  // begin: the minimum of the offsets below
+  for (const segment::Payload& payload : slot.payload) {
+    if (payload.offset == 0) continue;
+    range.begin = std::min(range.begin, payload.offset);
+    range.end = std::max(range.end, payload.offset + payload.bytes);
+  }
+  return range;
+}
+
+GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
+                          uint64_t to) {
+  GatherJob job = gather_of(slice, to);
+  const uint64_t begin = payloads_of(slot).begin;
+  const auto put = [&](segment::PayloadId id, const GatherPiece& piece) {
+    add_piece(piece, slot.payload[id].offset - begin, &job);
+  };
+  const int64_t first = slot.first_key, keys = slot.parts > 1 ? slot.part_keys : slot.keys;
+  put(segment::kKey, consecutive_rows(call.key, slice.batch, slice.kv_head, first, keys, call.head_dim));
+  put(segment::kValue, consecutive_rows(call.value, slice.batch, slice.kv_head, first, keys, call.value_dim));
+  if (call.mask.data) put(segment::kMask, chosen_rows(call.mask, slice, first, keys));
+  if (slot.part > 0) return job;
+  put(segment::kQuery, chosen_rows(call.query, slice, 0, call.head_dim));
+  if (call.out.data) put(segment::kOut, chosen_rows(call.out, slice, 0, call.value_dim));
+  if (call.log_sum_exp.data) put(segment::kLogSumExp, chosen_rows(call.log_sum_exp, slice, 0, 1));
+  if (call.pass == FORESHOCK_BACKWARD) {
+    put(segment::kGradOut, chosen_rows(call.grad_out, slice, 0, call.value_dim));
+    put(segment::kGradQuery, chosen_rows(call.grad_query, slice, 0, call.head_dim));
+  }
+  return job;
+}
+
+KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
+                                 uint64_t to) {
+  KeyGatherJob job = {};
+  job.gather = gather_of(slice, to);
+  const uint64_t begin = payloads_of(slot).begin;
+  const auto offset_of = [&](segment::PayloadId id) { return slot.payload[id].offset - begin; };
+  const int64_t first = slot.first_key, rows = slot.parts > 1 ? slot.part_keys : slot.keys;
+  const auto put_rows = [&](const TensorView& from, segment::PayloadId id, int64_t width) {
+    add_query_rows(from, slice, first, rows, width, offset_of(id), &job.gather);
+  };
+  put_rows(call.query, segment::kQuery, call.head_dim);
+  put_rows(call.out, segment::kOut, call.value_dim);
+  put_rows(call.log_sum_exp, segment::kLogSumExp, 1);
+  put_rows(call.grad_out, segment::kGradOut, call.value_dim);
+  if (slot.part > 0) return job;
+  const auto put_keys = [&](const TensorView& from, segment::PayloadId id, int64_t width) {
+    add_piece(chosen_keys(from, slice, width), offset_of(id), &job.gather);
+  };
+  put_keys(call.key, segment::kKey, call.head_dim);
+  put_keys(call.value, segment::kValue, call.value_dim);
+  put_keys(call.grad_key, segment::kGradKey, call.head_dim);
+  put_keys(call.grad_value, segment::kGradValue, call.value_dim);
+  job.sums = to + offset_of(segment::kKeySums);
+  job.grad_query = rows_of(call.grad_query, slice.batch, slice.first_head, slice.heads);
+  job.grad_key = rows_of(call.grad_key, slice.batch, slice.kv_head, 1);
+  job.grad_value = rows_of(call.grad_value, slice.batch, slice.kv_head, 1);
+  job.dtype = static_cast<uint32_t>(call.dtype);
+  return job;
+}
+
+PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& slice,
+                                       const segment::Slot& slot, uint64_t to) {
+  PackedGatherJob job = {};
+  job.gather = gather_for_slot(call, slice, slot, to);
+  // The kernel finds the sequence, and computes the sampled positions in it from these fractions of 2^32.
+  std::copy_n(slice.fraction, kRowsPerSample, job.gather.position);
+  job.sequences = call.packed;
+  job.parts = static_cast<uint32_t>(slice.parts);
+  job.positions = static_cast<uint32_t>(slice.positions);
+  job.lse_piece = kMostPieces;  // means: no piece of the job is indexed by sequence
+  if (!call.lse_by_sequence) return job;
+  // log_sum_exp is indexed by (sequence, head, position). Finds the piece that copies it, by its offset.
+  job.lse_stride = call.log_sum_exp.stride[0];
+  const uint64_t lse_offset = slot.payload[segment::kLogSumExp].offset;
+  for (uint32_t n = 0; n < job.gather.pieces && lse_offset != 0; ++n)
+    if (job.gather.piece[n].to == lse_offset - payloads_of(slot).begin) job.lse_piece = n;
+  return job;
+}
+
+}  // namespace foreshock
