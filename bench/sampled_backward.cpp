@@ -18,7 +18,6 @@
 #include "kernels/gather.h"
 #include "kernels/key_sums.h"
 #include "libmonitor/call.h"
-#include "libmonitor/slice.h"
 #include "segment/reader.h"
 #include "shadow/judgement.h"
 

@@ -1,5 +1,10 @@
-// Validates an attention call that the trainer has described. A packed batch concatenates sequences of
-// different lengths. ObservedHeads remembers the numbers of heads of the sampled calls.
+// An attention call that the trainer has described, and its slice, the sampled part of it. call.cpp validates
+// the call; slice.cpp chooses its slice, plans the slots that hold it (fixed pieces of memory shared with the
+// agent), and copies it. A slice is part of one batch element and of one key/value head (kv-head). A slice of
+// rows has at most 16 query rows with all keys; a slice of columns has at most 16 key positions (columns)
+// with all query rows. A packed batch concatenates sequences of different lengths. ObservedHeads remembers
+// the numbers of heads of the sampled calls. The functions that choose are pure: equal arguments give equal
+// results on every rank and in every rerun.
 #ifndef FORESHOCK_LIBMONITOR_CALL_H_
 #define FORESHOCK_LIBMONITOR_CALL_H_
 
@@ -9,8 +14,12 @@
 #include "foreshock/hook.h"
 #include "kernels/device_jobs.h"
 #include "kernels/dtype.h"
+#include "kernels/gather.h"
+#include "segment/layout.h"
 
 namespace foreshock {
+
+inline constexpr int kRowsPerSample = 16;  // most query rows, or key positions, of a slice
 
 struct CallShape {
   int64_t batch, heads, kv_heads, queries, keys;  // heads / kv_heads query heads share a kv-head
@@ -71,6 +80,108 @@ class ObservedHeads {
   static constexpr uint64_t kMostSize = (1u << 20) - 1, kMixed = ~uint64_t{0};
   std::atomic<uint64_t> seen_{0};
 };
+
+// The sampled part of one call. It has `heads` query heads of one batch element and kv-head, and `positions`
+// positions, of queries if choose_slice() chose it, of keys if choose_columns() did.
+struct Slice {
+  int64_t batch = 0, kv_head = 0;  // indices
+  int heads = 0, positions = 0;    // numbers; heads * positions <= 16 if the positions are of queries
+  int64_t first_head = 0;          // the heads are first_head .. first_head + heads - 1
+  int64_t position[kRowsPerSample] = {};
+  // Position n is chosen in the n-th of `parts` equal parts of the sequence, at fraction[n] / 2^32 of the
+  // part. A device repeats this choice for a sequence whose length only the device can read.
+  int parts = 0;
+  uint32_t fraction[kRowsPerSample] = {};
+  // Whether NaN and Inf in the output of first_head are to be counted. True, by a random bit, in half of the
+  // slices of rows, since the count takes at least half as long as the copy of the slice.
+  bool counts_nonfinite = false;
+  int rows() const { return heads * positions; }
+};
+
+// Chooses a batch element, a kv-head, and min(G, 16) of the G query heads that share it. A row is one
+// position of one head, and as many positions are chosen as fit into 16 rows: one in each of that many equal
+// parts of the sequence. All sizes must be positive, and kv_heads must divide heads.
+Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank);
+
+// Chooses a key position in each of up to 16 equal parts of the keys, for all query heads of one kv-head.
+Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank);
+
+// Whether a sampled backward call gives a slice of key positions (to check dK and dV) beside its slice of
+// rows (to check dQ). `is_affordable`: the budget holds several times the cost of all slices of rows. Then
+// half of the calls give such a slice; fewer, if a slice of key positions copies more than twice as many
+// elements as one of rows. If it is not affordable, so few calls give one that the mean cost is at most 1.3
+// times that of rows alone (./dev bench sampled_backward).
+bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
+                   uint64_t seed, int64_t step, uint64_t call);
+
+// Chooses a position in a packed batch (several sequences without padding), as a fraction of 2^32. The
+// sequence that holds the position is sampled.
+uint32_t choose_packed_position(uint64_t seed, int64_t step, uint64_t call, int rank);
+
+// The slots of a slice. A large slice takes several slots, each with a range of its keys. A slice of columns
+// is divided by query rows instead; for such a slice, the "keys" below are query rows.
+struct SlicePlan {
+  segment::Slot header = {};  // the fields that all slots share: dimensions, rows, limits
+  uint32_t slots = 1;
+  uint32_t first_keys = 0, other_keys = 0;  // keys in the first slot, and in every other one but the last
+};
+
+// Returns the bytes that a slot needs to hold any whole slice of rows of a call of this shape: forward or
+// backward, with log_sum_exp in fp64, and with a mask in fp32 (fp64 if the tensors are). A slice of columns,
+// or one with an fp64 mask beside narrower tensors, may be larger; it then takes several slots.
+uint64_t slot_bytes_for(const ValidatedCall& call);
+
+// Plans a slice of rows for at most `most_slots` slots of `capacity` bytes. If *slice is too large, removes
+// its last positions, which see the most keys with a causal mask. Returns false if no position fits.
+bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
+                SlicePlan* plan);
+
+// Whether key positions (columns) of the call can be sampled. The call must be a backward call that is not
+// packed and has no mask, but has grad_key, grad_value and log_sum_exp.
+bool has_columns(const ValidatedCall& call);
+
+// Plans a slice of key positions. Returns false if it exceeds the slots or the maximal size of a slice.
+bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,
+                  SlicePlan* plan);
+
+// Counts NaN and Inf in the output of the slice's first head, over all query positions. Returns 0 if a
+// correct kernel may give NaN or Inf too: with a mask, with rows without keys, or with inputs that are not
+// finite. Also returns 0 for backward calls and for calls on a device.
+uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice);
+
+// Returns the header of slot number `part` of the slice: plan.header, with the part's keys and payload table.
+segment::Slot slot_of(const SlicePlan& plan, uint32_t part);
+
+// Copies the payloads (parts of the tensors) of a call on the host into the slot at address `base`, to the
+// offsets that slot_of() has stored in `slot`.
+void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base);
+
+// Completes slot number `part` of the slice, which must be claimed with plan.header: writes the part's keys
+// and payload table and, if the call is on the host, copies the payloads. Returns the bytes of the payloads.
+uint64_t fill_slot(const ValidatedCall& call, const Slice& slice, const SlicePlan& plan, uint32_t part,
+                   segment::Slot* slot);
+
+// Offsets of the begin and end of the payloads of a slot, in bytes from the start of the slot.
+struct PayloadRange {
+  uint64_t begin, end;
+};
+PayloadRange payloads_of(const segment::Slot& slot);
+
+// Returns the job of the device kernel that copies the payloads of a call to device memory, in the layout of
+// the slot, from device address `to` on. The caller must set `times` and `clock` of the job.
+GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
+                          uint64_t to);
+
+// Does the same as gather_for_slot() for a slice of key positions. The job of the first slot also computes
+// sums over all keys.
+KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
+                                 uint64_t to);
+
+// Does the same as gather_for_slot() for a packed call. The kernel itself finds the sequence at
+// call.packed.place (see take_sequence()), and writes a GatheredSequence to the address `gathered` of the
+// job, which the caller must set.
+PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& slice,
+                                       const segment::Slot& slot, uint64_t to);
 
 }  // namespace foreshock
 

@@ -11,9 +11,9 @@
 #include <span>
 
 #include "libmonitor/base.h"
+#include "libmonitor/call.h"
 #include "libmonitor/cuda_driver.h"
 #include "libmonitor/device_scalars.h"
-#include "libmonitor/slice.h"
 #include "libmonitor/weight_measure.h"
 #include "segment/layout.h"
 #include "segment/writer.h"

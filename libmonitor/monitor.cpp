@@ -12,7 +12,6 @@
 #include "libmonitor/base.h"
 #include "libmonitor/call.h"
 #include "libmonitor/sampling.h"
-#include "libmonitor/slice.h"
 
 namespace foreshock {
 

@@ -19,7 +19,6 @@
 #include "libmonitor/layers.h"
 #include "libmonitor/process.h"
 #include "libmonitor/sampling.h"
-#include "libmonitor/slice.h"
 #include "libmonitor/step_numbers.h"
 #include "libmonitor/weights.h"
 #include "segment/layout.h"

@@ -7,8 +7,6 @@
 // of key positions has the sampled rows of key, value and their gradients, and all query rows. In the header
 // of its slots `columns` is 1, `rows` counts the sampled keys, `keys` counts the query rows, and `key_limit`
 // is the first query that sees a key.
-#include "libmonitor/slice.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -16,6 +14,7 @@
 
 #include "kernels/gather.h"
 #include "kernels/key_sums.h"
+#include "libmonitor/call.h"
 #include "libmonitor/sampling.h"
 
 namespace foreshock {

@@ -10,7 +10,6 @@
 
 #include "kernels/key_sums.h"
 #include "libmonitor/call.h"
-#include "libmonitor/slice.h"
 #include "segment/reader.h"
 #include "tests/libmonitor/call_on_tensors.h"
 #include "tests/libmonitor/written_slots.h"

@@ -4,7 +4,6 @@
 
 #include "kernels/key_sums.h"
 #include "libmonitor/call.h"
-#include "libmonitor/slice.h"
 #include "tests/libmonitor/call_on_tensors.h"
 
 namespace foreshock {

@@ -4,7 +4,6 @@
 #include <set>
 
 #include "libmonitor/call.h"
-#include "libmonitor/slice.h"
 #include "tests/libmonitor/packed_tensors.h"
 
 namespace foreshock {

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <vector>
 
+#include "libmonitor/call.h"
 #include "libmonitor/sampling.h"
-#include "libmonitor/slice.h"
 
 namespace foreshock {
 namespace {

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "libmonitor/call.h"
-#include "libmonitor/slice.h"
 #include "segment/reader.h"
 #include "tests/libmonitor/call_on_tensors.h"
 

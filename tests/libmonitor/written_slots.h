@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "libmonitor/call.h"
-#include "libmonitor/slice.h"
 #include "segment/reader.h"
 
 namespace foreshock {
