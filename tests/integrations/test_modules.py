@@ -147,7 +147,7 @@ def test_a_replicated_tensor_is_no_shard(trainer, tmp_path) -> None:
     """A DTensor says how it lies over the ranks; only one that is split has a part of the gradient."""
     assert trainer(
         f"""{ONE_RANK}
-from foreshock_torch.modules import is_shard
+from foreshock_torch.topology import is_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
 mesh = dist.init_device_mesh("cpu", (1, 1))
 whole, split = [distribute_tensor(torch.ones(4), mesh, [Replicate(), place]) for place in (Replicate(), Shard(0))]

@@ -26,14 +26,14 @@ from .core import (
     REPORTED,
     Core,
 )
-from .modules import Modules, is_shard
+from .modules import Modules
 from .names import Named, layer_labels, naming_order, numbered_labels
 from .numbers import low_64_bits, on_cpu, step_number
 from .optimizers import OtherOptimizers, SplitStep, attribute, groups, is_plain, parameters_in, parameters_of, state_of
 from .owners import Owners
 from .replicas import Replicas
 from .signals import is_of_trainer
-from .topology import topology, torch_world_size
+from .topology import is_shard, topology, torch_world_size
 from .unseen import UNSEEN_CHECK_TICKS, attention_unseen
 from .weights import ENDED, Weights
 

@@ -14,15 +14,6 @@ from .topology import is_ddp
 WRAPPERS = ("_orig_mod", "module")  # attributes of wrappers (torch.compile, DDP) that have the wrapped module
 
 
-def is_shard(parameter: Any) -> bool:
-    """Whether this is a shard of a larger parameter, so that its gradient is a shard of the larger one's gradient."""
-    placements = getattr(parameter, "placements", None)
-    if isinstance(placements, tuple):  # a DTensor
-        return any(type(placement).__name__ != "Replicate" for placement in placements)
-    marks = ("_is_flat_param", "_fsdp_flattened", "tensor_model_parallel")  # of FSDP1 (two), of Megatron
-    return any(getattr(parameter, mark, None) for mark in marks)
-
-
 def modules_below(root: Any) -> Iterator[tuple[str, Any]]:
     """(path, module) of `root` itself and all modules below it, each once, in torch's order. Calls no method of a
     module: the training may have overridden the method, and the training's tests may have replaced it."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .signals import is_of_trainer, suppress_ours
-from .topology import distributed_functions, is_ddp, megatron_coordinates, root_of
+from .topology import distributed_functions, is_ddp, megatron_coordinates, placements_of, root_of
 
 NAME_BYTES = 159  # a name has at most so many bytes in the segment (shared memory that the agent reads)
 
@@ -97,7 +97,7 @@ class Replicas:
         if self._distributed is None:
             return ""
         try:
-            if getattr(parameter, "placements", None):  # a DTensor
+            if placements_of(parameter):
                 return _prefix_of_mesh(parameter, self._coordinate_mesh, self._distributed)
             if self._has_megatron and is_named and not _has_other_tensor_parallelism(parameter):
                 return ""  # the agent distinguishes these tensors by the coordinates, too

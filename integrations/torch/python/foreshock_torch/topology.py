@@ -1,5 +1,5 @@
 """Finds the place of this process in its job: rank, world size, and coordinates, its index in each kind of parallelism
-(data, tensor, pipeline, expert). -1 means unknown."""
+(data, tensor, pipeline, expert). -1 means unknown. Also finds how a parameter is divided over the ranks."""
 
 from __future__ import annotations
 
@@ -70,6 +70,24 @@ def torch_world_size() -> int:
     """The world size of torch.distributed; 1 if it is not initialized."""
     distributed = distributed_functions()
     return 1 if distributed is None else distributed.get_world_size()
+
+
+def placements_of(parameter: Any) -> tuple[Any, ...]:
+    """How a DTensor is divided over the ranks, by dimension of its mesh. (): it is not a DTensor."""
+    placements = getattr(parameter, "placements", None)
+    return placements if isinstance(placements, tuple) else ()  # a training may give a tensor such an attribute
+
+
+def is_flat(parameter: Any) -> bool:
+    """Whether FSDP1 concatenated several parameters into this one."""
+    return any(getattr(parameter, mark, None) for mark in ("_is_flat_param", "_fsdp_flattened"))
+
+
+def is_shard(parameter: Any) -> bool:
+    """Whether this is a shard of a larger parameter, so that its gradient is a shard of the larger one's gradient."""
+    if placements := placements_of(parameter):
+        return any(type(placement).__name__ != "Replicate" for placement in placements)
+    return is_flat(parameter) or bool(getattr(parameter, "tensor_model_parallel", None))  # of Megatron
 
 
 def is_ddp(module: Any) -> bool:

@@ -17,6 +17,7 @@ from .numbers import on_cpu, step_number
 from .optimizers import groups, parameters_in, parameters_of, state_of
 from .replicas import Replicas, prefixed
 from .signals import is_of_trainer, suppress_ours
+from .topology import is_flat, placements_of
 
 DIMS = 4  # as FORESHOCK_TENSOR_DIMS
 BEFORE, AFTER, ENDED = 0, 1, 2  # as FORESHOCK_BEFORE_STEP, _AFTER_STEP, _ENDED_STEP
@@ -69,15 +70,10 @@ def folded(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return sizes if len(sizes) <= DIMS else (*sizes[: DIMS - 1], math.prod(sizes[DIMS - 1 :]))
 
 
-def is_flat(parameter: Any) -> bool:
-    """Whether FSDP1 concatenated several parameters into this one."""
-    return any(getattr(parameter, mark, None) for mark in ("_is_flat_param", "_fsdp_flattened"))
-
-
 def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
     """(shape, offset, part) as in Weight; None if the offset is unknown."""
     shape, part = tuple(parameter.shape), tuple(local(parameter).shape)
-    if not getattr(parameter, "placements", None):
+    if not placements_of(parameter):
         return folded(shape), (0,) * min(len(shape), DIMS), folded(part)
     compute = sys.modules["torch.distributed.tensor._utils"].compute_local_shape_and_global_offset
     expected, offset = compute(parameter.shape, parameter.device_mesh, parameter.placements)
