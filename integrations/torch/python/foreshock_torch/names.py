@@ -176,26 +176,27 @@ def layer_labels(matrices: list[str], names: list[str]) -> dict[str, str]:
     blocks = _blocks_in_stages(matrices)
 
     def layer_of(name: str) -> tuple[str, str]:
-        """(path, label) of the layer that contains the parameter."""
+        """(path, last LABEL_BYTES characters of the label) of the layer that contains the parameter."""
         split = _split_at_number(name)
         if split is None:
             path = name.rpartition(".")[0] or name  # its module
-            return path, path
+            return path, path[-LABEL_BYTES:]
         stack, number = split  # "encoder.layers", 3
         tower = _distinct_part(stack, prefixes) if stack in prefixes else stack  # not in `prefixes`: no matrices
         block = _innermost_around(name, blocks)
         blocks_of_stack = {other for other in blocks if (_split_at_number(other) or ("",))[0] == stack}
         numbers = _block_label(block, blocks_of_stack) if block else f"{number:03d}"
-        return block or f"{stack}.{number}".lstrip("."), f"{tower}.{numbers}".lstrip(".")
+        return block or f"{stack}.{number}".lstrip("."), f"{tower}.{numbers}".lstrip(".")[-LABEL_BYTES:]
 
     layers = {name: layer_of(name) for name in {*matrices, *names}}
     paths: dict[str, set[str]] = {}  # {label: paths of the layers that have it}
     for path, label in layers.values():
-        paths.setdefault(label[-LABEL_BYTES:], set()).add(path)
-    labels = {n: path if len(paths[label[-LABEL_BYTES:]]) > 1 else label for n, (path, label) in layers.items()}
+        paths.setdefault(label, set()).add(path)
+    labels = {name: path if len(paths[label]) > 1 else label for name, (path, label) in layers.items()}
     further = _further_attention(matrices, labels)
+    modules = set(further)
     for name in names:
-        if module := _innermost_around(name, set(further)):
+        if module := _innermost_around(name, modules):
             labels[name] += "." + further[module]
     return {name: labels[name][-LABEL_BYTES:] for name in names}
 
