@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/gather.h"
-
 namespace foreshock {
 namespace {
 

@@ -371,8 +371,6 @@ void copy_header(const Slot& header, Slot* slot) {
   constexpr size_t kBegin = offsetof(Slot, step), kEnd = offsetof(Slot, device_begin_ns);
   std::memcpy(reinterpret_cast<char*>(slot) + kBegin, reinterpret_cast<const char*>(&header) + kBegin,
               kEnd - kBegin);
-  slot->first_key = header.first_key;
-  slot->part_keys = header.part_keys;
   slot->without_out = header.without_out;
   slot->packed = header.packed;
   slot->columns = header.columns;
