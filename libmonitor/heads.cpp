@@ -1,12 +1,11 @@
 // Recognizes query and key projections by their names and shapes, and copies the rows of their heads. kFused
 // projections compute all queries, then all keys, then all values. kGrouped ones compute, for each kv-head
 // in turn, its queries, its key and its value.
-#include "libmonitor/heads.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "kernels/dtype.h"
+#include "libmonitor/weights.h"
 
 namespace foreshock {
 namespace {

@@ -18,7 +18,6 @@
 #include "libmonitor/base.h"
 #include "libmonitor/cuda_driver.h"
 #include "libmonitor/device_sampler.h"
-#include "libmonitor/heads.h"
 #include "libmonitor/weight_measure.h"
 
 namespace foreshock {

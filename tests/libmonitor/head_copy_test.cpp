@@ -3,7 +3,7 @@
 #include <cstring>
 #include <vector>
 
-#include "libmonitor/heads.h"
+#include "libmonitor/weights.h"
 #include "segment/reader.h"
 #include "tests/libmonitor/packed_tensors.h"
 

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "libmonitor/heads.h"
+#include "libmonitor/weights.h"
 
 namespace foreshock {
 namespace {
