@@ -12,6 +12,8 @@
 
 namespace foreshock {
 
+constexpr double seconds(uint64_t ns) { return 1e-9 * static_cast<double>(ns); }
+
 inline uint64_t clock_ns(clockid_t clock) {
   timespec now = {};
   clock_gettime(clock, &now);

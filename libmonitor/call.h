@@ -16,6 +16,7 @@
 #include "kernels/dtype.h"
 #include "kernels/gather.h"
 #include "segment/layout.h"
+#include "segment/writer.h"
 
 namespace foreshock {
 
@@ -156,10 +157,11 @@ segment::Slot slot_of(const SlicePlan& plan, uint32_t part);
 // offsets that slot_of() has stored in `slot`.
 void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base);
 
-// Completes slot number `part` of the slice, which must be claimed with plan.header: writes the part's keys
-// and payload table and, if the call is on the host, copies the payloads. Returns the bytes of the payloads.
-uint64_t fill_slot(const ValidatedCall& call, const Slice& slice, const SlicePlan& plan, uint32_t part,
-                   segment::Slot* slot);
+// Claims plan.slots slots from `ticket` on, stores them in `slots`, and writes their headers and, if the call
+// is on the host, their payloads. The caller must publish them or give them back. Returns the bytes of all
+// payloads; 0: too few slots are free, and none is claimed.
+uint64_t write_slice(const ValidatedCall& call, const Slice& slice, const SlicePlan& plan,
+                     const segment::SegmentWriter& writer, uint64_t ticket, segment::Slot** slots);
 
 // Offsets of the begin and end of the payloads of a slot, in bytes from the start of the slot.
 struct PayloadRange {

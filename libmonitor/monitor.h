@@ -1,7 +1,7 @@
 // The core of libforeshock.so: receives calls, steps, losses, gradients and weights from the hooks, and
 // writes samples and step records to the segment, the shared memory that the agent process reads. Read this
-// file first. monitor.cpp decides what is sampled, takes samples and charges steps; monitor_steps.cpp has the
-// rest.
+// file first. monitor.cpp decides what is sampled and charges steps, monitor_samples.cpp takes the sample of
+// a call after its operation, monitor_steps.cpp has the rest.
 //
 // A sample of an attention call is a slice of rows: up to 16 query rows with all keys that they see. A
 // backward call may add a slice of key positions (columns): up to 16 keys with all query rows, for dK and dV.
@@ -25,7 +25,16 @@
 
 namespace foreshock {
 
-struct OpenCall;  // an attention call that has not ended
+struct SampledCall;  // defined in monitor_samples.cpp
+
+// A call for which enter() returned nonzero and which has not ended.
+struct OpenCall {
+  int32_t op = -1;             // number of the registered operation; -1: the thread has no open call
+  bool sizes_segment = false;  // no segment exists yet: leave() creates it, with slots that fit this call
+  uint64_t call = 0;           // number within the step
+  int ordinal = -1;            // layer number from the order of calls (OrdinalFollower); -1: unknown
+};
+extern constinit thread_local OpenCall t_open;  // the call that this thread has begun and not ended
 
 // Of a thread's calls of an operation, one in this many (a power of two) reads whether sampling is paused.
 inline constexpr uint64_t kCallsPerSwitchRead = 1024;
@@ -89,16 +98,10 @@ class Monitor {
     uint64_t bytes = 0;    // 0: no slice
     bool is_cold = false;  // a slot was used for the first time, which costs more (page faults)
   };
-  struct SlotLimits {
-    uint64_t bytes;  // size of a slot
-    uint32_t slots;  // the largest number of slots that a slice may use
-  };
-  CopiedSlices take_sample(const Counting& counting, const foreshock_attention_call& call,
-                           const OpenCall& open, uint32_t pass);
-  int put_slice(const ValidatedCall& checked, const Slice& slice, const SlicePlan& plan, DeviceTurn* turn,
-                CopiedSlices* copied);
-  void add_columns(const ValidatedCall& checked, const segment::Slot& rows, const SlotLimits& limits,
-                   DeviceTurn* turn, CopiedSlices* copied);
+  int take_sample(const Counting& counting, const foreshock_attention_call& call, const OpenCall& open,
+                  uint32_t pass, CopiedSlices* copied);
+  int put_slice(const Slice& slice, const SlicePlan& plan, SampledCall* call, CopiedSlices* copied);
+  void add_columns(const segment::Slot& rows, SampledCall* call, CopiedSlices* copied);
   void add_gradient(const foreshock_gradient& gradient);
   uint64_t send_gradients(const foreshock_gradient* gradients, size_t count);
   void mark_sampled_by_gradients();

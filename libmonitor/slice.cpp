@@ -377,15 +377,20 @@ void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slo
   }
 }
 
-uint64_t fill_slot(const ValidatedCall& call, const Slice& slice, const SlicePlan& plan, uint32_t part,
-                   segment::Slot* slot) {
-  const segment::Slot header = slot_of(plan, part);
-  slot->first_key = header.first_key;
-  slot->part_keys = header.part_keys;
-  std::memcpy(slot->payload, header.payload, sizeof slot->payload);
-  if (call.device_type == FORESHOCK_DEVICE_CPU) copy_slot(call, slice, *slot, reinterpret_cast<char*>(slot));
+uint64_t write_slice(const ValidatedCall& call, const Slice& slice, const SlicePlan& plan,
+                     const segment::SegmentWriter& writer, uint64_t ticket, segment::Slot** slots) {
+  if (!writer.claim(ticket, plan.slots, slots, plan.header)) return 0;
   uint64_t bytes = 0;
-  for (const segment::Payload& payload : header.payload) bytes += payload.bytes;
+  for (uint32_t part = 0; part < plan.slots; ++part) {
+    segment::Slot& slot = *slots[part];
+    const segment::Slot header = slot_of(plan, part);
+    slot.first_key = header.first_key;
+    slot.part_keys = header.part_keys;
+    std::memcpy(slot.payload, header.payload, sizeof slot.payload);
+    if (call.device_type == FORESHOCK_DEVICE_CPU)
+      copy_slot(call, slice, slot, reinterpret_cast<char*>(&slot));
+    for (const segment::Payload& payload : header.payload) bytes += payload.bytes;
+  }
   return bytes;
 }
 
