@@ -22,6 +22,7 @@
 #include "exporters/record.h"
 #include "segment/layout.h"
 #include "segment/reader.h"
+#include "shadow/bias.h"
 #include "shadow/judgement.h"
 #include "shadow/spectrum.h"
 

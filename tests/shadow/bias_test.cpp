@@ -1,9 +1,9 @@
+#include "shadow/bias.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
-
-#include "shadow/judgement.h"
 
 namespace foreshock {
 namespace {
