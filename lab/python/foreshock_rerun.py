@@ -236,10 +236,10 @@ def text_of(report: Report, framework: str) -> str:
 
 
 def function_named(name: str):
-    from foreshock_judge import find  # foreshock_judge.py is beside this file
+    from foreshock_judge import import_function  # foreshock_judge.py is beside this file
 
     try:
-        return find(name)
+        return import_function(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise SliceError(str(error)) from error
 

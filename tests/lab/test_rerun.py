@@ -97,6 +97,19 @@ def test_a_kernel_that_errs_repeats_or_errs_again(tmp_path):
     assert foreshock_rerun.rerun(other, function=wrong).verdict == "errs_again"
 
 
+def test_the_command_imports_the_function_that_it_is_given(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_kernels.py").write_text("from torch.nn.functional import scaled_dot_product_attention as mine\n")
+    path = write_slice(tmp_path / "slice", *slice_of_call())
+    monkeypatch.chdir(tmp_path)
+    arguments = ["judge", "--rerun", path, "--times", "2", "--device", "cpu", "--function"]
+    monkeypatch.setattr("sys.argv", [*arguments, "my_kernels:mine"])
+    assert foreshock_rerun.main() == 0
+    assert "repeats" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", [*arguments, "my_kernels:yours"])
+    assert foreshock_rerun.main() == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_a_race_does_not_repeat(tmp_path):
     report = foreshock_rerun.rerun(write_slice(tmp_path / "slice", *slice_of_call()), function=Racing())
     assert (report.verdict, report.results) == ("does_not_repeat", 2)
