@@ -1,5 +1,6 @@
-// The main loop of the agent process, its HTTP server's documents, and the file of targets (agents to scrape)
-// for Prometheus. The agent serves the run in one directory or, as a service, all runs in a tree. A launcher
+// Runs the agent process: its main loop, the documents of its HTTP server, and the file of targets (agents to
+// scrape) for Prometheus. The agent checks the data that trainers write to shared memory, and serves the
+// results. It serves the run in one directory or, as a service, all runs in a tree of directories. A launcher
 // is a `foreshock run`, which starts the processes of a run.
 #include "agent/agent.h"
 
@@ -31,15 +32,17 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = Run::Clock;
 
+// The main loop sleeps for the shortest time after a round with new data, and doubles it after any other.
 constexpr std::chrono::milliseconds kShortestSleep = 1ms, kLongestSleep = 32ms;
 constexpr const char* kLogFile = "agent.log";  // the agent's stderr, which the launcher opens
-constexpr off_t kMostLogBytes = 256 << 10;
+constexpr off_t kMostLogBytes = 256 << 10;     // a longer log is emptied
 constexpr auto kPublishEvery = 1s;
 constexpr auto kUpdateIntervalEvery = 2s;   // how often the sampling intervals are chosen
 constexpr auto kDiscoverEvery = 200ms;      // how often new segments and ended launchers are looked for
 constexpr auto kSearchEvery = 1s;           // how often a service searches its tree for runs
 constexpr size_t kMostAddressBytes = 4096;  // largest agent.json of another agent
-constexpr size_t kMostTables = 4096;        // history tables of all runs; a rank has one, and one per layer
+// If the histories have this many tables (one per rank and one per layer of a rank), further runs get none.
+constexpr size_t kMostTables = 4096;
 
 volatile std::sig_atomic_t g_stop = 0;
 void request_stop(int) { g_stop = 1; }
@@ -64,7 +67,7 @@ class Agent {
   bool open_single_run(std::string* error);
   bool write_address(const Run& run);
   void loop();
-  void search(Clock::time_point now);
+  void search_tree(Clock::time_point now);
   void adopt(FoundRun found, Clock::time_point now);
   void forget_ended(Clock::time_point now);
   void discover(Clock::time_point now);
@@ -92,18 +95,19 @@ class Agent {
 int Agent::run() {
   std::string error;
   for (int signal : {SIGTERM, SIGINT}) std::signal(signal, request_stop);
-  std::signal(SIGHUP, SIG_IGN);
+  std::signal(SIGHUP, SIG_IGN);  // the agent must outlive the terminal
   raise_descriptor_limit();
   if (is_service()) {
     std::unique_ptr<Directory> root = Directory::open(options_.tree, &error);
     if (root == nullptr) return fail(options_.tree + ": " + error);
     tree_ = std::make_unique<Tree>(std::move(root));
   } else if (!open_single_run(&error)) {
-    return error.empty() ? 0 : fail(error);
+    return error.empty() ? 0 : fail(error);  // empty: another agent serves the run
   }
   publish();  // before the server starts, so that its first reply has a state
   if (!server_.start(options_.bind, options_.port, &error, options_.token_file, options_.last_port))
     return fail(error);
+  // Port 0: the server has a Unix socket, which has no URL.
   if (server_.port() != 0) alerts_.set_url("http://" + server_.endpoint() + "/");
   publish();  // again, because the file of targets needs the address
   if (is_service())
@@ -153,7 +157,8 @@ bool Agent::write_address(const Run& run) {
       {"problem", target_problem_}};
   spdlog::info("run {} at {}", run.label(), server_.endpoint());
   // A path may have bytes that are not valid UTF-8.
-  const std::string text = address.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const std::string text =
+      address.dump(/*indent=*/-1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
   return run.directory().write("agent.json", text + "\n");
 }
 
@@ -164,35 +169,35 @@ void Agent::loop() {
   while (g_stop == 0) {
     const auto now = Clock::now();
     if (is_service() && now >= next_search) {
-      search(now);
+      search_tree(now);
       next_search = now + kSearchEvery;
     }
-    const bool discovers = now >= next_discover;
-    if (discovers) {
+    const bool is_discover_due = now >= next_discover;
+    if (is_discover_due) {
       discover(now);
       next_discover = now + kDiscoverEvery;
     }
-    bool busy = false;
-    for (ServedRun& served : runs_) busy |= served.run->poll();
+    bool found_data = false;
+    for (ServedRun& served : runs_) found_data |= served.run->poll();
     alerts_.poll(now);
     if (now >= next_publish) {
       for (ServedRun& served : runs_) served.run->finish_dead_ranks(now);
       publish();
       next_publish = now + kPublishEvery;
     }
-    // Checked right after discover(), because a launcher that has read its summary waits for the agent's end.
-    if (discovers && !is_needed()) return;
+    // discover() may have written a summary. The launcher that reads it then waits for the agent's end.
+    if (is_discover_due && !is_needed()) return;
     if (now >= next_interval_update) {
       update_intervals();
       next_interval_update = now + kUpdateIntervalEvery;
     }
-    sleep = busy ? kShortestSleep : std::min(2 * sleep, kLongestSleep);
+    sleep = found_data ? kShortestSleep : std::min(2 * sleep, kLongestSleep);
     std::this_thread::sleep_for(sleep);
   }
 }
 
-// Looks for new runs in the tree of a service.
-void Agent::search(Clock::time_point now) {
+// Drops the runs of a service that have ended, and follows the new ones in its tree.
+void Agent::search_tree(Clock::time_point now) {
   forget_ended(now);
   other_agents_.clear();
   for (FoundRun& found : tree_->find_new()) adopt(std::move(found), now);
@@ -201,7 +206,7 @@ void Agent::search(Clock::time_point now) {
 // Returns the address of the agent that the owner of a run has started. `text` is the content of its
 // agent.json. Port 0: Prometheus cannot scrape that agent.
 Target other_agents_target(const std::string& label, const std::optional<std::string>& text) {
-  const nlohmann::json json = nlohmann::json::parse(text.value_or(""), nullptr, false);
+  const nlohmann::json json = nlohmann::json::parse(text.value_or(""), nullptr, /*allow_exceptions=*/false);
   Target target = {"", 0, label};
   if (!json.is_object() || !json.value("port", nlohmann::json()).is_number_unsigned() ||
       !json.value("address", nlohmann::json()).is_string())
@@ -235,7 +240,7 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
   if (duplicate != nullptr) run = Run::open(options, std::move(duplicate), &error);
   if (run == nullptr) {
     // If another agent follows the run (`error` is empty), or if descriptors or the kernel's records of locks
-    // (ENOLCK) are short, search() tries again.
+    // (ENOLCK) are short, search_tree() tries again.
     const int why = errno;
     const bool lacks_descriptors = is_shortage(why);
     tree_->leave(found.label, *found.directory,
@@ -276,13 +281,13 @@ void Agent::discover(Clock::time_point now) {
   for (ServedRun& served : runs_) {
     served.run->discover(&registry_);
     const std::vector<LauncherExit> ended = served.run->ended_launchers(now, &registry_);
-    if (!ended.empty()) publish();  // before the summaries, since launcher and agent end after them
+    if (!ended.empty()) publish();  // before the summaries: launchers, and then this agent, end after them
     for (const LauncherExit& exit : ended) served.run->write_summary(exit);
   }
 }
 
 // Distributes the agent's CPU time since the last call over the runs, in proportion to the CPU time spent on
-// their ranks. Then each run chooses its sampling interval.
+// their ranks, or equally if no rank has taken any. Then each run chooses its sampling interval.
 void Agent::update_intervals() {
   const double cpu = process_cpu_seconds();
   double sum = 0;
@@ -298,7 +303,7 @@ void Agent::update_intervals() {
   }
 }
 
-// The fields that every body of /api/v1/state contains.
+// Returns the fields of every body of /api/v1/state. The document of a run replaces "run", "state", "ranks".
 nlohmann::json Agent::state_of_agent() const {
   nlohmann::json runs = nlohmann::json::array();
   uint64_t refused = 0;
@@ -329,8 +334,8 @@ nlohmann::json Agent::state_of_agent() const {
             {"directories_refused", tree_ != nullptr ? tree_->refused() : 0}}}};
 }
 
-// Limits the size of agent.log, which is in shared memory, and to which the commands of --on-alert write too.
-// Moves the end of a longer text to agent.log.1. Does nothing if stderr is not the agent.log of this run.
+// If agent.log is longer than kMostLogBytes, copies its end to agent.log.1 and empties it. The log is in
+// shared memory, and the commands of --on-alert write to it too. Does nothing if stderr is not this log.
 void Agent::limit_log() {
   struct stat log = {};
   if (is_service() || runs_.empty() || fstat(STDERR_FILENO, &log) != 0 || !S_ISREG(log.st_mode) ||
@@ -362,8 +367,8 @@ void Agent::publish() {
   for (const ServedRun& served : runs_)
     if (served.document != nullptr) published->run_states.emplace_back(served.run->label(), served.document);
   // Without a run in the query, /api/v1/state returns the run that was found most recently.
-  published->state_json =
-      !runs_.empty() && runs_.back().document != nullptr ? *runs_.back().document : text_of(agent, -1);
+  published->state_json = !runs_.empty() && runs_.back().document != nullptr ? *runs_.back().document
+                                                                             : text_of(agent, /*indent=*/-1);
   auto history = std::make_shared<std::vector<HistoryTable>>();
   for (const ServedRun& served : runs_)
     if (history->size() < kMostTables) served.run->add_history(history.get());
@@ -385,6 +390,7 @@ void Agent::publish_targets(Published* published) {
   target_problem_ = problem;
 }
 
+// Whether the agent must go on. A service, and an agent with keep_alive, ends only at a signal.
 bool Agent::is_needed() const {
   const auto run_is_needed = [](const ServedRun& served) { return served.run->is_needed(); };
   return is_service() || options_.keep_alive || std::any_of(runs_.begin(), runs_.end(), run_is_needed);
@@ -402,16 +408,16 @@ std::shared_ptr<const std::string> document_of(const Run& run, const nlohmann::j
   for (const bool for_page : {true, false}) {
     nlohmann::json document = agent;
     document.update(run.document(0, for_page));  // 0: the ranks of all launchers
-    std::string text = text_of(document, -1);
+    std::string text = text_of(document, /*indent=*/-1);
     if (text.size() <= kMostDocumentBytes) return std::make_shared<const std::string>(std::move(text));
   }
   nlohmann::json document = agent;
   document["run"] = run.label();
   document["problem"] = "the state of this run is larger than 8 MiB";
-  return std::make_shared<const std::string>(text_of(document, -1));
+  return std::make_shared<const std::string>(text_of(document, /*indent=*/-1));
 }
 
-constexpr size_t kMostTargetBytes = 1 << 20;
+constexpr size_t kMostTargetBytes = 1 << 20;  // largest file of targets that is read
 
 std::string host_name() {
   char name[256] = {};
@@ -431,7 +437,7 @@ std::string lock_name(const std::string& name) { return std::string(".").append(
 
 // Whether `text` is a list of targets as targets_json() writes it.
 bool is_list_of_targets(const std::string& text) {
-  const nlohmann::json list = nlohmann::json::parse(text, nullptr, false);
+  const nlohmann::json list = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   return list.is_array() && std::all_of(list.begin(), list.end(), [](const nlohmann::json& item) {
            return item.is_object() && item.size() == 2 && item.contains("targets") && item.contains("labels");
          });
@@ -468,7 +474,7 @@ std::string targets_json(const std::vector<Target>& targets) {
     if (!target.run.empty()) labels["__meta_foreshock_run"] = target.run;
     list.push_back({{"targets", {host_and_port(target)}}, {"labels", labels}});
   }
-  return list.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return list.dump(/*indent=*/-1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
 }
 
 TargetFile::TargetFile(const std::string& path, const std::string& run) : path_(path) {
@@ -510,6 +516,7 @@ std::string TargetFile::write(const std::string& text) {
            "run has a file of its own in it";
   std::error_code error;
   std::string why;
+  // canonical() resolves links, since Directory::open() accepts none as the last component.
   const fs::path folder = fs::canonical(fs::absolute(path_, error).parent_path(), error);
   const auto directory = error ? nullptr : Directory::open(folder, &why);
   const std::string name = fs::path(path_).filename();
@@ -523,8 +530,9 @@ void TargetFile::remove() {
   if (claim()) unlink(path_.c_str());
 }
 
-// A file of targets is abandoned if its lock is free: its agent was killed. The lock file is not removed. If
-// it were, an agent that has just opened it could lock it while another agent locks a new file of that name.
+// A file of targets is abandoned if its lock is free: its agent was killed. A file without a lock file stays,
+// since its agent may still run. The lock file is not removed. If it were, an agent that has just opened it
+// could lock it while another agent locks a new file of that name.
 void TargetFile::remove_abandoned() const {
   if (!is_in_directory_) return;
   const std::filesystem::path own = path_;

@@ -18,7 +18,7 @@ struct AgentOptions {
   std::string directory;  // directory of the single run to serve: <base>/<run id>; empty: serve `tree`
   std::string run_id;     // of the single run
   std::string tree;       // service: root of the directories of many runs
-  std::string bind = "127.0.0.1";
+  std::string bind = "127.0.0.1";  // address of the HTTP server: numeric, or unix:PATH
   int port = 9847;
   int last_port = 0;               // uses the first free port from `port` to this; 0: only `port`
   std::string token_file;          // file with the token that HTTP clients must send; empty: none

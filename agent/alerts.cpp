@@ -43,14 +43,14 @@ std::string text_of(const std::optional<double>& number) {
   return text;
 }
 
-constexpr char kPrefix[] = "FORESHOCK_ALERT_";  // of the names of the command's variables
+constexpr char kPrefix[] = "FORESHOCK_ALERT_";  // begins the name of each variable set for the command
 
-// `value` may contain any bytes. c_str() cuts it at the first zero byte, where an environment variable ends.
+// Returns an environment variable. `value` may contain any bytes; c_str() cuts it at the first zero byte.
 std::string variable(const char* name, const std::string& value) {
   return std::string(kPrefix) + name + "=" + value.c_str();
 }
 
-std::string end_text(int status) {  // from waitpid()
+std::string end_text(int status) {  // `status`: from waitpid()
   if (WIFSIGNALED(status)) return std::string("was ended by signal ") + strsignal(WTERMSIG(status));
   return "ended with status " + std::to_string(WEXITSTATUS(status));
 }
@@ -67,7 +67,7 @@ void close_all_on_exec() {
 }
 
 // Returns a line for a chat or a pager: "my-run: output_error_drift warns in layer 003 on rank 0 at step 60".
-std::string text_of(const EventLine& event) {
+std::string alert_text(const EventLine& event) {
   std::string what = event.detector.empty() ? event.event : event.detector + " warns";
   // "loss_spike" becomes words; the name of a detector stays as it is in docs and series.
   if (event.detector.empty()) std::replace(what.begin(), what.end(), '_', ' ');
@@ -82,7 +82,7 @@ std::string text_of(const EventLine& event) {
 
 std::vector<std::string> AlertCommand::environment_of(const EventLine& event, uint64_t left_out,
                                                       const std::string& url) {
-  return {variable("TEXT", text_of(event)),
+  return {variable("TEXT", alert_text(event)),
           variable("URL", url),
           variable("RUN", event.run),
           variable("RANK", text_of(event.rank)),
@@ -129,11 +129,12 @@ void AlertCommand::poll(Clock::time_point now) {
   // waitpid() returns 0 while the process exists.
   std::erase_if(given_up_, [](pid_t child) { return waitpid(child, nullptr, WNOHANG) != 0; });
   if (child_ > 0 || waiting_.empty()) return;
-  const std::vector<std::string> alert = std::move(waiting_.front());
+  const std::vector<std::string> alert_variables = std::move(waiting_.front());
   waiting_.pop_front();
-  start(alert, now);
+  start(alert_variables, now);
 }
 
+// Starts all queued commands at once, because the agent ends.
 void AlertCommand::start_all(Clock::time_point now) {
   for (; !waiting_.empty(); waiting_.pop_front()) start(waiting_.front(), now);
   if (left_out_ > 0) spdlog::info("--on-alert: {} alerts came too soon after their like", left_out_);
@@ -151,12 +152,12 @@ void AlertCommand::reap() {
   spdlog::warn("--on-alert: the command {}", end_text(status));
 }
 
-void AlertCommand::start(const std::vector<std::string>& alert, Clock::time_point now) {
-  // The agent's environment, with `alert` in place of any variables whose name begins with kPrefix.
+void AlertCommand::start(const std::vector<std::string>& alert_variables, Clock::time_point now) {
+  // The agent's environment, with alert_variables in place of all variables whose name begins with kPrefix.
   std::vector<char*> variables;
   for (char** each = environ; *each != nullptr; ++each)
     if (std::strncmp(*each, kPrefix, sizeof kPrefix - 1) != 0) variables.push_back(*each);
-  for (const std::string& each : alert) variables.push_back(const_cast<char*>(each.c_str()));
+  for (const std::string& each : alert_variables) variables.push_back(const_cast<char*>(each.c_str()));
   variables.push_back(nullptr);
   const char* arguments[] = {"/bin/sh", "-c", command_.c_str(), nullptr};
 
@@ -196,14 +197,14 @@ void Adviser::note(int64_t rank, const EventLine& event,
     Signal& signal = signals_[rank][n];
     const bool is_of_detector = event.detector == kDetectorTable[n].name;
     // A detector's level is the highest level of its layers. The event has the new level of one layer.
-    const bool is_at_level = is_of_detector && event.level == name_of(state.level);
+    const bool layer_has_level = is_of_detector && event.level == name_of(state.level);
     if (state.level == Level::kQuiet) {
       signal = {};
     } else if (state.level != signal.level) {
       const double score = is_of_detector ? event.score.value_or(0) : 0;
-      const std::string& layer = is_at_level ? event.layer : state.layer;
+      const std::string& layer = layer_has_level ? event.layer : state.layer;
       signal = {state.level, rank, event.step.value_or(0), kDetectorTable[n].name, layer, score};
-    } else if (is_of_detector && !is_at_level && event.layer == signal.layer) {
+    } else if (is_of_detector && !layer_has_level && event.layer == signal.layer) {
       signal.layer = state.layer;  // the level of signal.layer fell; state.layer still has the level
     }
   }

@@ -61,7 +61,8 @@ class AlertCommand {
     Clock::time_point queued_at;  // when the last alert of this kind was queued
     uint64_t left_out = 0;        // alerts of this kind that were only counted since `queued_at`
   };
-  void start(const std::vector<std::string>& alert, Clock::time_point now);
+  // Starts the command with these variables added to its environment.
+  void start(const std::vector<std::string>& alert_variables, Clock::time_point now);
   void reap();
 
   const std::string command_;
@@ -75,7 +76,7 @@ class AlertCommand {
   uint64_t started_ = 0, failed_ = 0, left_out_ = 0;
 };
 
-// The level (quiet, watch or warn) of one detector of a rank. `score`: at 1 or more it warns.
+// The level (quiet, watch or warn) of one detector of a rank. The detector warns at a `score` of 1 or more.
 struct Signal {
   Level level = Level::kQuiet;
   int64_t rank = -1, since_step = 0;  // since_step: first step of this level

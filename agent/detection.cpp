@@ -11,8 +11,8 @@
 namespace foreshock {
 namespace {
 
-constexpr char kMagic[] = "foreshock detectors 3\n";
-constexpr uint64_t kMostRanks = 4096;
+constexpr char kMagic[] = "foreshock detectors 3\n";  // begins a saved state; 3: version of the format
+constexpr uint64_t kMostRanks = 4096;                 // ranks with detectors, over all runs
 
 // Returns a hash of the table of detectors. A state saved with another table cannot be restored.
 uint64_t fingerprint() {
@@ -82,7 +82,7 @@ static std::optional<double> error_ratio(const SampleLine& line) {
 void Watches::begin() {
   lines_found_.clear();
   found_.clear();
-  if (readings_ != nullptr) readings_->clear();
+  if (readings_ != nullptr) readings_->clear();  // the caller of collect() gets the values given to detectors
 }
 
 RankWatch* Watches::watch_for(const std::string& run, int64_t rank) {
@@ -92,7 +92,7 @@ RankWatch* Watches::watch_for(const std::string& run, int64_t rank) {
     return nullptr;
   }
   RankWatch* watch = found != watches_.end() ? &found->second : &watches_[{run, rank}];
-  watch->collect(readings_);  // a new watch does not have the pointer yet
+  watch->collect(readings_);  // a new watch does not have this pointer yet
   ++lines_;
   last_rank_ = rank;
   return watch;
@@ -139,7 +139,7 @@ const std::vector<EventLine>& Watches::observe(const SpectrumLine& line) {
       line.rank && line.step && line.effective_rank_mean ? watch_for(line.run, *line.rank) : nullptr;
   if (watch == nullptr) return lines_found_;
   watch->observe(DetectorId::kUpdateSpectrum, line.layer, line.layer, *line.step, *line.effective_rank_mean,
-                 0, &found_, static_cast<int64_t>(line.steps.value_or(0)));
+                 /*control=*/0, &found_, static_cast<int64_t>(line.steps.value_or(0)));
   return end(line.run, *line.rank);
 }
 
@@ -158,13 +158,15 @@ const std::vector<EventLine>& Watches::observe(const OptimizerLine& line) {
                         *line.rms_staleness);
 }
 
+// Passes a tensor's value to a detector of the run's lowest rank. `place`: the tensor's name. `span`: the
+// number of steps that the value covers.
 const std::vector<EventLine>& Watches::observe_of_run(const std::string& run, DetectorId detector,
                                                       const std::string& place, const std::string& layer,
                                                       int64_t step, double value, int64_t span) {
-  const auto lowest = watches_.lower_bound({run, INT64_MIN});
+  const auto lowest = watches_.lower_bound({run, INT64_MIN});  // the run's lowest rank, or another run
   if (lowest == watches_.end() || lowest->first.first != run) return lines_found_;
   const int64_t rank = lowest->first.second;  // it has detectors, so watch_for() does not return null
-  watch_for(run, rank)->observe(detector, place, layer, step, value, 0, &found_, span);
+  watch_for(run, rank)->observe(detector, place, layer, step, value, /*control=*/0, &found_, span);
   return end(run, rank);
 }
 

@@ -1,5 +1,5 @@
 // Finds new segments (files <rank>-<nonce>.seg and .ctl) in a run directory, and new run directories in a
-// tree. The directories may belong to hostile users.
+// tree: ROOT/<run id> or ROOT/<user>/<run id>. The directories may belong to hostile users.
 #include "agent/discovery.h"
 
 #include <fcntl.h>
@@ -54,12 +54,12 @@ bool is_run_directory(const Directory& directory, bool* was_read) {
 std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::find_new(size_t most,
                                                                          std::vector<Refusal>* refused) {
   std::vector<std::unique_ptr<segment::SegmentReader>> found;
-  unread_ = 0;
+  untried_ = 0;
   const std::vector<std::string> files = directory_.names("", ".seg");
   for (const std::string& file : files) {
     if (known_.count(file) != 0) continue;
     if (found.size() >= most) {
-      ++unread_;
+      ++untried_;
       continue;
     }
     const std::string name = file.substr(0, file.size() - std::strlen(".seg"));
@@ -135,7 +135,8 @@ void Tree::scan(const Directory& directory, const std::string& prefix, size_t* r
     if (!is_new && !may_be_user) continue;
     std::unique_ptr<Directory> inside = directory.open_inside(name, &why);
     const bool is_run = inside != nullptr && is_run_directory(*inside, &was_read);
-    if (inside == nullptr ? is_shortage(errno) : !was_read) was_read_ = false;  // may be readable later
+    // After a shortage of descriptors or memory, this search counts as incomplete.
+    if (inside == nullptr ? is_shortage(errno) : !was_read) was_read_ = false;
     if (inside == nullptr || !was_read) continue;
     if (is_run) {
       if (is_new) examine(label, std::move(inside), runs_of_owner);
@@ -162,7 +163,7 @@ void Tree::examine(const std::string& label, std::unique_ptr<Directory> director
   const struct stat now = directory->status();
   // A run with an invalid name is not followed: label_text() could make another run's label from the name.
   if (label_text(label) != label) {
-    refused_ += seen_.count(label) == 0;
+    refused_ += seen_.count(label) == 0;  // counts each directory once
     seen_[label] = {.status = now, .settled = true};
     return;
   }
@@ -174,6 +175,7 @@ void Tree::examine(const std::string& label, std::unique_ptr<Directory> director
   found_.push_back({label, label.substr(label.find('/') + 1), std::move(directory)});
 }
 
+// Called when the agent does not follow a run that find_new() returned, or stops following it.
 void Tree::leave(const std::string& label, const Directory& directory, bool retry) {
   const auto known = seen_.find(label);
   const struct stat now = directory.status();

@@ -31,7 +31,7 @@ class Discovery {
   std::vector<std::unique_ptr<segment::SegmentReader>> find_new(size_t most, std::vector<Refusal>* refused);
   size_t waiting() const { return waiting_.size(); }  // segments that wait for descriptors or memory
   // Number of segments that the last find_new() did not try, because it had already found `most`.
-  size_t unread() const { return unread_; }
+  size_t untried() const { return untried_; }
 
  private:
   // Opens a segment, or returns null and sets *why and *is_short (descriptors or memory are short now).
@@ -41,7 +41,7 @@ class Discovery {
   const Directory& directory_;
   std::set<std::string> known_;    // existing .seg files that were returned, or refused as unusable
   std::set<std::string> waiting_;  // .seg files that the next find_new() tries again; not in known_
-  size_t unread_ = 0;
+  size_t untried_ = 0;
 };
 
 // A run directory found in a tree.

@@ -195,7 +195,7 @@ const char* causal_of(const segment::Slot& slot) {
     return true;
   };
   if (slot.columns == 1) {  // key columns: key_limit is the first query that sees the key at `position`
-    if (limits_are(0, 0)) return "none";
+    if (limits_are(0, 0)) return "none";  // all limits are 0
     if (limits_are(0, queries)) return "top-left";
     return limits_are(queries - keys, queries) ? "bottom-right" : "other";
   }
@@ -264,6 +264,7 @@ StoredArray words_of(const uint32_t* words, uint32_t count) {
   return {"U32", {count}, words, uint64_t{count} * sizeof *words};
 }
 
+// Returns the bytes of an element. Types that are not named here are BF16 and F16.
 uint64_t alignment_of(const std::string& type) {
   return type == "F64" ? 8 : type == "F32" || type == "U32" ? 4 : type == "BOOL" ? 1 : 2;
 }
@@ -363,7 +364,8 @@ std::string flagged_file(const FlaggedSlice& slice) {
     header[array->name] = {{"dtype", array->type}, {"shape", array->shape}, {"data_offsets", {offset, end}}};
     offset = end;
   }
-  std::string text = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::string text =
+      header.dump(/*indent=*/-1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const uint64_t length = text.size();
   std::string file(sizeof length, '\0');

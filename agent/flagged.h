@@ -70,8 +70,8 @@ struct JudgedColumns {
 //                      layer's last 64 slices, since one slice may exceed the limit by chance
 //  bias                the layer has a bias alarm or (forward) the bias detector warns, and the slice's own
 //                      bias is beyond the limit with the same sign
-//  output_error_drift  backward: the detector with this name warns, and out differs from the rounded
-//  reference logit               forward: a detector of the largest logit warns; the kernel may be correct
+//  output_error_drift  backward: the detector with this name warns, and out is not the rounded reference
+//  logit               forward: a detector of the largest logit warns; the kernel may be correct
 // A slice equal to the rounded reference (fp64, rounded once) is never flagged as deviation_ratio, bias or
 // output_error_drift.
 std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStatistics& rank);
@@ -91,7 +91,7 @@ inline constexpr const char* kFlaggedSuffix = ".slice.safetensors";
 inline constexpr const char *kSchemaOfRows = "1", *kSchemaOfColumns = "2";
 
 // Returns the metadata key of a figure, a number of the slice's result. A slice of key positions has figures
-// of two tensors, so its keys contain the tensor's name.
+// of two tensors, so their metadata keys contain the tensor's name.
 inline std::string figure_key(JudgedTensor tensor, const Figure& figure) {
   const bool is_of_rows = tensor == JudgedTensor::kOut || tensor == JudgedTensor::kGradQuery;
   const std::string prefix =
@@ -131,7 +131,7 @@ class FlaggedFolder {
 
   FlaggedFolder(std::string path, uint64_t most_bytes) : path_(std::move(path)), most_bytes_(most_bytes) {}
 
-  virtual ~FlaggedFolder() = default;
+  virtual ~FlaggedFolder() = default;  // virtual, since a test overrides write()
 
   enum class Outcome { kWritten, kFull, kFailed };
   // Writes the file atomically. Creates the directory (0700) if it is missing, but not its parent. `name`

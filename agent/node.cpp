@@ -53,8 +53,10 @@ int cores_of_node() {
   return quota < cores ? std::max(static_cast<int>(quota), 1) : cores;
 }
 
+// `cgroups`: the file that lists this process's cgroups. `root`: the directory where cgroups are mounted; in
+// a cgroup namespace it is this process's own cgroup.
 double cgroup_cores(const std::string& cgroups, const std::string& root) {
-  double cores = smallest_limit(root, "", cores_of_v2_cgroup);  // `root` is our cgroup in a cgroup namespace
+  double cores = smallest_limit(root, "", cores_of_v2_cgroup);
   std::ifstream file(cgroups);
   for (std::string line; std::getline(file, line);) {  // "number:controllers:path", for v2 "0::path"
     const size_t first = line.find(':'), second = line.find(':', first + 1);
@@ -62,6 +64,7 @@ double cgroup_cores(const std::string& cgroups, const std::string& root) {
     const std::string controllers = line.substr(first + 1, second - first - 1),
                       path = line.substr(second + 1);
     if (line.starts_with("0::")) cores = std::min(cores, smallest_limit(root, path, cores_of_v2_cgroup));
+    // A hierarchy of v1 is mounted in a directory with the names of its controllers, such as cpu,cpuacct.
     if (std::string(",").append(controllers).append(",").find(",cpu,") != std::string::npos)
       cores = std::min(cores, smallest_limit(root + "/" + controllers, path, cores_of_v1_cgroup));
   }
@@ -106,7 +109,7 @@ void raise_descriptor_limit() {
 // leads the session (the agent was started by hand or by a job's script), the session is not changed, since
 // its other processes would become slower too.
 void lower_priority() {
-  setpriority(PRIO_PROCESS, 0, 19);
+  setpriority(PRIO_PROCESS, 0, 19);  // on Linux, only of this thread and of those that it starts later
   if (getsid(0) == getpid()) std::ofstream("/proc/self/autogroup") << "10";
 }
 

@@ -166,13 +166,13 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
     // is missing here, the names are read again; the trainer writes a name before the first value.
     if (step.scalars_given >> rank->scalar_names.size() != 0) rank->scalar_names = segment.scalar_names();
     observe_step(step, rank);
-    // If take() returns true, a killed agent has written this line, and the detectors already have it.
-    if (const StepLine line = step_line(*rank, step); !written_lines_.take(line)) detect(line, rank);
+    // If erase() returns true, a killed agent has written this line, and the detectors already have it.
+    if (const StepLine line = step_line(*rank, step); !written_lines_.erase(line)) detect(line, rank);
     if (rank->watch != nullptr) rank->loss_zscore = rank->watch->loss_verdict().z;
   }
   flush_record();
   segment.consume_steps();
-  rank->steps = segment.steps_taken();
+  rank->steps = segment.steps_consumed();
   SegmentReader::Ready ready;
   // At most as many slices as there are slots, so that a trainer that fills (or pretends to fill) slots
   // without pause cannot starve the other ranks.
@@ -199,11 +199,11 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
   SegmentReader::ReadyTensor ready;
   uint32_t taken = 0;
   for (; taken < kMaxTensorsPerPoll && segment.next_tensor(&ready); ++taken) {
-    // take() needs the rank's parallel coordinates, which the trainer adds to the identity before any tensor.
+    // add() needs the rank's parallel coordinates, which the trainer adds to the identity before any tensor.
     refresh_identity(segment, rank);
     const char* why = ready.why;  // the reason why the tensor is refused; null: it is not refused
     std::vector<TensorSnapshot> done;
-    if (why == nullptr) done = weights_.take(ready.view, rank->identity, ranks_here_, &why);
+    if (why == nullptr) done = weights_.add(ready.view, rank->identity, ranks_here_, &why);
     rank->refused_tensors += why != nullptr;
     if (why == nullptr) take_heads(ready.view, rank);
     // If an earlier agent, for example, has read a tensor's first snapshot, distances from it are unknown.
@@ -227,7 +227,7 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
 // on the spectrum (singular values) of the change of their product, which shows how the scores change.
 void Pipeline::take_heads(const segment::TensorView& tensor, RankStatistics* rank) {
   const char* why = nullptr;
-  const auto spectrum = spectra_.take(tensor, rank->identity, &why);
+  const auto spectrum = spectra_.add(tensor, rank->identity, &why);
   rank->refused_tensors += why != nullptr;
   if (!spectrum) return;
   add_to_history(segment::text_of(tensor.record.layer), *spectrum, rank);
@@ -293,7 +293,7 @@ void Pipeline::observe(const segment::Slot& slot, const LayerOfCall& layer, cons
   const uint64_t nonfinite =
       std::max<uint64_t>(deviation.nonfinite_out, slot.nonfinite_out) + deviation.nonfinite_gradient;
   const SampleLine line = sample_line(*rank, slot, layer, deviation, seconds);
-  const bool is_new = !written_lines_.take(line);  // false: a killed agent has written the line
+  const bool is_new = !written_lines_.erase(line);  // false: a killed agent has written the line
   if (nonfinite > 0)
     record_event(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite), is_new);
   if (is_new) detect(line, rank);
@@ -310,7 +310,7 @@ void Pipeline::flush_record() {
 
 void Pipeline::resume_from(const SegmentReader& segment, RankStatistics* rank) {
   set_watch(rank);
-  if (segment.steps_taken() + segment.steps_lost() == 0) return;  // no earlier agent has read a step
+  if (segment.steps_consumed() + segment.steps_lost() == 0) return;  // no earlier agent has read a step
   foreshock::resume_from(segment.last_step(), watches_.watch_of(rank->run, rank->identity.rank), rank);
 }
 
@@ -323,7 +323,7 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
   rank->coverage = segment.coverage();
   rank->totals = segment.totals();
   rank->tensors = segment.tensor_ring();
-  rank->steps = segment.steps_taken();
+  rank->steps = segment.steps_consumed();
   rank->steps_lost = segment.steps_lost();
   if (rank->last_step.sequence == 0) rank->last_step = segment.last_step();  // read by an earlier agent
   rank->switched_on = segment.switched_on();
@@ -360,8 +360,8 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
 
 void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
   set_layer_names(segment.layers(), rank);
-  segment.look_again();    // a killed trainer may have completed a slice without counting it
-  segment.wait_no_more();  // numbers that are still on a device will not arrive
+  segment.read_all_slots_next();  // a killed trainer may have completed a slice without counting it
+  segment.wait_no_more();         // numbers that are still on a device will not arrive
   for (uint32_t polls = 0; polls < kMaxDrainPolls && poll(segment, rank); ++polls) {
   }
   for (const SegmentReader::Ready& torn : segment.torn()) segment.consume_lost(torn, segment::Lost::kTorn);

@@ -1,6 +1,7 @@
 // Writes the statistics of a rank (one trainer process) as metrics for Prometheus, and as JSON for the status
 // page and the summary. docs/metrics.md and docs/summary.md define the names. A slice is a copied part of one
-// attention call, which the agent checks (judges); most figures cover the last 64 slices.
+// attention call, which the agent checks (judges); most figures cover the last 64 slices. Pass 0 is forward,
+// pass 1 backward.
 #include "agent/publish.h"
 
 #include <algorithm>
@@ -43,7 +44,7 @@ LayerOwners::LayerOwners(const std::vector<const RankStatistics*>& ranks) {
     }
 }
 
-bool LayerOwners::shows(const RankStatistics& rank, const std::string& label) const {
+bool LayerOwners::exports(const RankStatistics& rank, const std::string& label) const {
   const Ownership ownership = ownership_of(rank.identity);
   if (ownership != Ownership::kUnknown) return ownership == Ownership::kOwner;
   const auto lowest = lowest_.find(label);
@@ -80,7 +81,7 @@ void publish_identity(const RankStatistics& rank, RankWriter& series) {
   const segment::Identity& id = rank.identity;
   const auto text = [](int32_t value) { return std::to_string(value); };
   const bool has_late_fields = id.late_ready == 1;
-  const auto coordinate = [&](int32_t value) { return text(has_late_fields ? value : -1); };
+  const auto coordinate = [&](int32_t value) { return text(has_late_fields ? value : -1); };  // -1: unknown
   series.clear(Metric::kRankInfo);
   series.set(Metric::kRankInfo, uint64_t{1}, segment::text_of(id.host), text(id.local_rank), text(id.attempt),
              coordinate(id.data_parallel), coordinate(id.tensor_parallel), coordinate(id.pipeline_parallel),
@@ -126,13 +127,13 @@ void publish_pass(const PassStatistics& pass, const char* name, RankWriter& seri
   series.set(Metric::kAttentionRelativeError, max_of(pass.relative_error_max), name, "max");
   series.set(Metric::kAttentionDeviationRatio, mean_of(pass.deviation_ratio), name, "mean");
   series.set(Metric::kAttentionDeviationRatio, max_of(pass.deviation_ratio), name, "max");
-  const auto bias = [&](const BiasPool& pool, const char* result) {
+  const auto set_bias = [&](const BiasPool& pool, const char* result) {
     const std::optional<Bias> pooled = pool.bias();
     series.set(Metric::kAttentionBiasUlp, pooled ? std::optional(pooled->ulp) : std::nullopt, name, result);
     series.set(Metric::kAttentionBiasZscore, pooled ? pooled->z : std::nullopt, name, result);
   };
-  bias(pass.bias, "kernel");
-  bias(pass.rounded_bias, "rounded_reference");
+  set_bias(pass.bias, "kernel");
+  set_bias(pass.rounded_bias, "rounded_reference");
 }
 
 void publish_layer(const LayerStatistics& layer, RankWriter& series) {
@@ -350,7 +351,7 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   publish_alarms(rank, series);
   publish_logged(rank, series);
   for (const auto& [label, layer] : rank.layers)
-    if (owners == nullptr || owners->shows(rank, label)) publish_layer(layer, series);
+    if (owners == nullptr || owners->exports(rank, label)) publish_layer(layer, series);
 }
 
 using Losses = std::optional<LossCount>;  // loss events of one kind; absent: unknown
@@ -480,7 +481,7 @@ void add_history(const RankStatistics& rank, std::vector<HistoryTable>* tables) 
 }
 
 std::string text_of(const json& document, int indent) {
-  return document.dump(indent, ' ', false, json::error_handler_t::replace);
+  return document.dump(indent, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
 }
 
 namespace {
@@ -522,7 +523,7 @@ CoverageRatio ratio_of(const RankStatistics& rank) {
   const auto calls = static_cast<double>(rank.calls(0) + rank.calls(1));
   const double seen = calls - static_cast<double>(sum(coverage.recorded_calls));
   const double ran = seen + static_cast<double>(sum(coverage.launched_calls));
-  if (!(seen >= 0 && ran > 0)) return {};
+  if (!(seen >= 0 && ran > 0)) return {};  // no call ran, or the counts contradict each other
   return {seen / ran, "graphs"};
 }
 
@@ -677,7 +678,7 @@ void publish_precursors(const RankStatistics& rank, Registry* registry) {
   series.clear(Metric::kPrecursorLayerInfo);
   for (size_t n = 0; n < kDetectors; ++n) {
     const DetectorState& state = states[n];
-    if (state.values == 0) continue;
+    if (state.values == 0) continue;  // without input the level is unknown
     const char* name = kDetectorTable[n].name;
     series.set(Metric::kPrecursorLevel, static_cast<double>(state.level), name);
     series.set(Metric::kPrecursorEventsTotal, static_cast<double>(state.warnings), name);

@@ -33,7 +33,7 @@ class LayerOwners {
   // Whether `rank` exports the layer. Owners export all their layers, replicas none. Among ranks of unknown
   // ownership, the lowest live rank that has the layer exports it; if only dead ranks have the layer, the
   // first of these. So every layer has series under any parallelism.
-  bool shows(const RankStatistics& rank, const std::string& label) const;
+  bool exports(const RankStatistics& rank, const std::string& label) const;
 
  private:
   std::map<std::string, int> lowest_;  // by label: the rank of unknown ownership that exports the layer
@@ -60,8 +60,8 @@ std::string text_of(const nlohmann::json& json, int indent);
 
 // Sets the metrics of attention coverage: the share of attention calls that the hooks have seen.
 void publish_coverage(const RankStatistics& rank, Registry* registry);
-// Returns the coverage as {"ratio", "source"}, with "graphs" if there were CUDA graphs, and "kernels" if
-// attention kernels were to be counted (docs/summary.md).
+// Returns the coverage as {"ratio", "source"}, with "graphs" if there were CUDA graphs, and "kernels" if the
+// user has requested a count of the attention kernels (docs/summary.md).
 nlohmann::json coverage_json(const RankStatistics& rank);
 
 // Sets the metrics of the saved and dropped flagged slices (unusual ones, and some ordinary ones for

@@ -94,8 +94,8 @@ void publish_spectra(const std::string& run, const HeadSpectra& spectra, Registr
   registry->set(Metric::kAttentionUpdateStableRank, {run, "mean"}, all->stable_rank_mean);
   registry->set(Metric::kAttentionUpdateEffectiveRank, {run, "min"}, all->effective_rank_min);
   registry->set(Metric::kAttentionUpdateEffectiveRank, {run, "mean"}, all->effective_rank_mean);
-  for (const auto& [layer, rank] : spectra.smallest_effective_ranks())
-    registry->set(Metric::kLayerAttentionUpdateEffectiveRank, {run, layer}, rank);
+  for (const auto& [layer, effective_rank] : spectra.smallest_effective_ranks())
+    registry->set(Metric::kLayerAttentionUpdateEffectiveRank, {run, layer}, effective_rank);
 }
 
 void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Registry* registry) {
@@ -121,11 +121,11 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
 
 // "here": compared on this node. "elsewhere": on other nodes. "none": each value is held once. Null: unknown.
 const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here) {
-  if (weights.replicas().compared() > 0) return "here";
+  if (weights.replicas().comparisons() > 0) return "here";
   const Weights::Held held = weights.held();
   if (held.whole_elements == 0 || world_size < 1 || ranks_here == 0) return nullptr;
-  // The mean number of copies of a value in the job, if every node holds as many values as this one. It need
-  // not be a whole number, since some tensors may have more copies than others.
+  // The mean number of copies of a value in the job, if every node holds as many values as this one. Some
+  // tensors may have more copies than others. Below 1.5, most values have one copy.
   const double copies = static_cast<double>(held.elements) / static_cast<double>(held.whole_elements) *
                         world_size / static_cast<double>(ranks_here);
   return copies < 1.5 ? "none" : "elsewhere";
@@ -161,7 +161,7 @@ nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, 
           {"replicas", replicas != nullptr ? json(replicas) : json(nullptr)},
           {"replica_ranks", weights.replicas().most_ranks()},
           {"replica_tensors", weights.replicas().tensors_compared()},
-          {"replicas_compared", weights.replicas().compared()},
+          {"replicas_compared", weights.replicas().comparisons()},
           {"mismatches", weights.replicas().mismatches(rank.identity.rank)}};
 }
 

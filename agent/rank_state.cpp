@@ -79,7 +79,7 @@ void History::copy_to(HistoryTable* table) const {
 }
 
 // dK and dV are sums over query rows. The rows' rounding errors are independent, so the limit grows with the
-// root of the number of rows.
+// root of the number of rows, once there are more than kRowsOfLimit.
 double ratio_limit_of_keys(uint64_t query_rows) {
   return kDeviationRatioKeys * std::sqrt(std::max(1.0, static_cast<double>(query_rows) / kRowsOfLimit));
 }
@@ -100,7 +100,7 @@ bool is_alarm(const std::optional<Bias>& bias, double limit) {
   return bias && bias->z && std::fabs(*bias->z) > kBiasZ && std::fabs(bias->ulp) > limit;
 }
 
-// Returns the last step that note_alarms() has stored for this kind of alarm, or that of the last slice.
+// Returns the last step that note_alarms() has stored for this kind of alarm; else the last slice's step.
 int64_t last_alarm_step(const PassStatistics& pass, const char* kind) {
   const auto found = pass.past.find(kind);
   return found != pass.past.end() ? found->second.last_step : pass.last_step;
@@ -110,7 +110,7 @@ int64_t last_alarm_step(const PassStatistics& pass, const char* kind) {
 // infinity. Unknown values count as 0. A bias counts only if it is significant, and not in a layer that
 // is_mixed, whose calls may come from several layers. excess_bias is the kernel's bias minus that of a
 // correct algorithm. conservation_ratio is by how much sum(dK) = 0 or sum(dV) = sum(dO) is violated, relative
-// to roundings. rounded_bias is a control, the bias of the rounded reference.
+// to roundings. rounded_bias is a control, the bias of the rounded reference, with one limit for all tensors.
 double alarm_nearness(const LayerStatistics& layer) {
   double nearness = 0;
   for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
@@ -126,7 +126,7 @@ double alarm_nearness(const LayerStatistics& layer) {
     if (excess && excess->z && std::fabs(*excess->z) > kBiasZ && !layer.is_mixed &&
         !is_alarm(statistics->rounded_bias.bias(), kBiasUlp))
       nearness = std::max(nearness, std::fabs(excess->ulp) / bias_limit(tensor));
-    if (is_key_gradient(tensor)) continue;
+    if (is_key_gradient(tensor)) continue;  // dK and dV have no alarms of the next two ratios
     compare(statistics->deviation_ratio, ratio_limit(*statistics, tensor));
     compare(statistics->lse_error_ratio, kLseErrorRatio);
   }
@@ -181,6 +181,7 @@ std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor)
 }
 
 bool is_nonfinite(const SliceDeviation& d) {
+  // A SliceDeviation has no NaN: a figure is infinite if the trainer's result has NaN or Inf.
   const auto is_infinite = [](const std::optional<double>& value) { return value && std::isinf(*value); };
   return is_infinite(d.relative_error_max) || is_infinite(d.lse_error_abs_max) || d.nonfinite_anywhere;
 }
@@ -191,7 +192,8 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor,
   for (const LayerAlarm& alarm : alarms_of(*layer, tensor)) {
     const std::string kind = alarm.kind;
     // An alarm outlasts the slices that caused it. If it comes from earlier slices only, this step is not
-    // stored. A bias is visible only in the pool of slices, so every slice in the pool contributes to it.
+    // stored. A bias is visible only in the pool of slices, so every slice that the pool takes contributes
+    // to it; a slice whose denominator is 0 has no value for the pool.
     if (kind == "nonfinite" && !is_nonfinite(deviation)) continue;
     if (kind == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > limit)) continue;
     if (kind == "fused_ratio" && !(deviation.fused_ratio.value_or(0) > limit)) continue;
@@ -245,6 +247,7 @@ uint64_t RankStatistics::in_flight(uint32_t wanted_pass) const {
   return totals.sampled[wanted_pass] > ended ? totals.sampled[wanted_pass] - ended : 0;
 }
 
+// Unknown if an earlier agent may have seen some events, or if a later process of the rank counts them.
 std::optional<LossCount> RankStatistics::loss_event_count(WatchEventKind kind) const {
   if (!loss_events_known || !current) return std::nullopt;
   return watch != nullptr ? watch->losses(kind) : LossCount();
@@ -277,6 +280,7 @@ const LayerStatistics* RankStatistics::worst_layer() const {
   return worst;
 }
 
+// Drops the histories, the names, and the layers that the summary does not mention.
 void RankStatistics::shrink_to_summary() {
   layer_names = {};
   history = History(kRankColumns, kRankPoints);
@@ -431,10 +435,10 @@ void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
                cost = 1e-9 * static_cast<double>(step.cost_ns);
   const double granted = take_grant(step, cost, &rank->first_look);
   const double trained = training_seconds(seconds, cost, rank->step_seconds);
-  // The agent's CPU time since the previous step; rank->cost.agent_seconds is that until the previous step.
+  // The agent's CPU time since the previous step. rank->cost.agent_seconds ends at the previous step.
   const double agent = rank->agent_seconds - rank->first_look.agent_seconds - rank->cost.agent_seconds;
   const RankStatistics::Cost spent = {trained, cost - granted, std::max(agent, 0.0)};
-  add_cost(spent, 1, &rank->cost);
+  add_cost(spent, /*decay=*/1, &rank->cost);
   add_cost(spent, std::exp(-trained / kRecentSeconds), &rank->recent_cost);
   rank->step_seconds.add(seconds - cost);
   rank->history.add(step.step, kColumnStepSeconds, seconds);
@@ -453,7 +457,7 @@ void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
 
 void observe_scalars(const segment::StepRecord& step, RankStatistics* rank) {
   for (size_t n = 0; n < rank->scalar_names.size() && n < segment::kMaxScalars; ++n) {
-    if ((step.scalars_given >> n & 1) == 0) continue;
+    if ((step.scalars_given >> n & 1) == 0) continue;  // bit n is 1 if the step has a value of scalar n
     const int64_t own_step = step.scalar_step[n];
     rank->logged[rank->scalar_names[n]] = {step.scalars[n], own_step >= 0 ? own_step : step.step};
   }
@@ -467,8 +471,8 @@ void note_given_up_tensors(const segment::StepRecord& step, RankStatistics* rank
 }
 
 // NaN and Inf in attention gradients wait in RankStatistics::pending_gradient and are counted when their
-// step, or a later one, ends. If only steps with smaller numbers end, they are counted after kEndsToWaitFor
-// ends. If no step ends, they are counted at the next such gradient after kNanosecondsToWait.
+// step, or a later one, ends. If only steps with smaller numbers end, the values are counted after
+// kEndsToWaitFor ends. If no step ends, they are counted at the next such gradient after kNanosecondsToWait.
 constexpr int kEndsToWaitFor = 2;
 constexpr uint64_t kNanosecondsToWait = 120'000'000'000;
 
@@ -571,6 +575,7 @@ void note_restart(const segment::StepRecord& step, RankStatistics* rank) {
 
 void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                    RankStatistics* rank) {
+  // The bias pools treat slices with equal clusters as dependent, since these may share keys and values.
   const BiasCluster cluster = {slot.batch, slot.kv_head, slot.step, rank->identity.rank};
   const uint32_t tensor = slot.columns == 1 ? static_cast<uint32_t>(deviation.tensor) : slot.pass;
   add_pass(deviation, cluster, &statistics_of(tensor, rank));
@@ -586,6 +591,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   if (!is_key_gradient(tensor))
     rank->layers_judged[slot.pass] += named_layer != nullptr && named_layer->pass[slot.pass].judged == 0;
   add_pass(deviation, cluster, &statistics_of(tensor, &statistics));
+  // In a slice of key positions, slot.keys is the number of query rows.
   if (slot.columns == 1) statistics_of(tensor, &statistics).query_rows = slot.keys;
   add_whole_call(deviation, slot, &statistics);
   if (named_layer != nullptr) {
@@ -606,6 +612,7 @@ void observe_event(const EventLine& line, RankStatistics* rank) {
   rank->note_event(what.c_str(), *line.step, line.layer, line.value);
 }
 
+// Continues a rank after `last`, the last step that an earlier agent has processed.
 void resume_from(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank) {
   rank->taken_up_step = last.step;
   rank->loss_events_known = watch != nullptr;

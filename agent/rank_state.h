@@ -2,7 +2,7 @@
 // slice, an ended step, an event or a tensor snapshot. A slice is a copied part of one attention call: a few
 // query rows with all keys, or a few key positions with all query rows. The agent checks (judges) it by
 // computing the same part in fp64 (the reference). SliceDeviation is the result for one tensor of the slice.
-// Plain data: the pipeline writes it, the publishing code only reads it.
+// Plain data: class Pipeline writes the state, the publishing code only reads it.
 #ifndef FORESHOCK_AGENT_RANK_STATE_H_
 #define FORESHOCK_AGENT_RANK_STATE_H_
 
@@ -64,7 +64,7 @@ class History {
   std::vector<Cell> cells_;   // by point, then column
 };
 
-// Windows with the last 64 finite values of a series, which has at most one value per slice or step.
+// Windows with the last 64 finite values of a series: at most one value per slice, or one per step.
 using SampleWindow = Window<BiasPool::kSlices>;
 using StepWindow = Window<64>;
 
@@ -196,7 +196,7 @@ struct LayerStatistics {
   // Set for a layer known only by its ordinal (the index of the call in its step) once its calls have
   // different shapes or belong to different trainings. A bias then gives no alarm, as a mean has no meaning.
   bool is_mixed = false;
-  uint64_t shape_hash[segment::kPasses] = {};  // of head sizes, type and scale of the last call; 0: none
+  uint64_t shape_hash[segment::kPasses] = {};  // of format, head sizes, scale of the last call; 0: none
   PassStatistics pass[segment::kPasses];
   KeyStatistics keys;
   ScoreStatistics scores;

@@ -124,6 +124,7 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
   line.rounded_reference_bias_error_sum = deviation.rounded_bias.numerator;
   if (deviation.floor_bias.denominator > 0)
     line.floor_bias_ulp = deviation.floor_bias.numerator / deviation.floor_bias.denominator;
+  // Forward slices and slices of key positions do not show whether a call has all keys.
   if (deviation.backward && slot.columns == 0) line.partial = deviation.partial;
   line.lse_error_ratio = deviation.lse_error_ratio;
   line.lse_error_abs_max = deviation.lse_error_abs_max;

@@ -44,7 +44,7 @@ uint64_t hash_of_part(std::string_view name, const segment::TensorRecord& record
                       const segment::Identity& identity) {
   uint64_t hash = fnv1a(name);
   const auto add = [&hash](int64_t word) {
-    hash = mixed(hash + static_cast<uint64_t>(word) + 0x9e3779b97f4a7c15u);
+    hash = mixed(hash + static_cast<uint64_t>(word) + 0x9e3779b97f4a7c15u);  // the increment of splitmix64
   };
   for (uint32_t n = 0; n < segment::kTensorDims; ++n) {
     add(record.shape[n]);
@@ -62,6 +62,7 @@ uint64_t hash_of_part(std::string_view name, const segment::TensorRecord& record
 
 }  // namespace
 
+// Adds the checksum of one rank's part. Returns the ranks whose part has been found to differ.
 std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const segment::Identity& identity,
                                    size_t ranks_here) {
   reached_[identity.rank] = record.step;
@@ -77,10 +78,10 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   const auto [found, is_new] = parts_.try_emplace(part);
   ComparedPart& compared = found->second;
   if (is_new) compared.is_replica = !stripped;
-  if (!stripped) tensors_.try_emplace(name);
+  if (!stripped) tensors_.try_emplace(name);  // close() adds the others, once they are replicas
   if (compared.holders.insert(identity.rank).second) compared.has_all_holders = false;
   std::vector<int32_t> outliers;
-  if (record.step <= compared.closed) return outliers;
+  if (record.step <= compared.closed) return outliers;  // too late: this step has been compared
   // If a rank reports a part twice in a step, only the first checksum counts, which it computed directly
   // after the step.
   open_ += compared.open[record.step].emplace(identity.rank, record.checksum).second;
@@ -99,6 +100,7 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
 
 // Whether `arrived` has all checksums that will arrive for a step: all ranks that hold a replica have
 // reported it (with hybrid sharding not all ranks hold one), or the other ranks have reported a later step.
+// A single known holder does not suffice: a step that is closed at its report is never compared with others.
 bool Replicas::is_complete(const ComparedPart& compared, int64_t step, const Checksums& arrived,
                            size_t ranks_here) const {
   if (arrived.size() >= ranks_here ||
@@ -108,8 +110,8 @@ bool Replicas::is_complete(const ComparedPart& compared, int64_t step, const Che
   return reached_.size() >= ranks_here && std::all_of(reached_.begin(), reached_.end(), is_done);
 }
 
-// Whether the tensor is a replica. If its rank is in its name, it must have been equal at kEqualSteps steps.
-bool Replicas::is_replica(const Checksums& checksums, ComparedPart* compared) {
+// Sets and returns is_replica. A tensor with its rank in its name must have been equal at kEqualSteps steps.
+bool Replicas::update_is_replica(const Checksums& checksums, ComparedPart* compared) {
   if (compared->is_replica) return true;
   const uint64_t first = checksums.begin()->second;
   compared->has_differed |= !std::all_of(checksums.begin(), checksums.end(),
@@ -131,15 +133,15 @@ void Replicas::close(ComparedPart* compared, const std::string& name, std::vecto
   open_ -= checksums.size();
   compared->has_all_holders = true;  // until another rank reports the part
   if (checksums.size() < 2) return;
-  // Whether the tensor's name contains the rank; equal_steps counts only then. Only the training script can
-  // keep such a tensor equal.
+  // Whether the tensor's name contains the rank: only then does is_replica begin as false, and equal_steps
+  // count. Only the training script can keep such a tensor equal.
   const bool is_by_hand = compared->equal_steps > 0 || !compared->is_replica;
-  if (!is_replica(checksums, compared)) return;
+  if (!update_is_replica(checksums, compared)) return;
   Tensor& tensor = tensors_[name];
   tensors_compared_ += !tensor.is_compared;
   tensor.is_compared = true;
   tensor.is_by_hand |= is_by_hand;
-  compared_ += checksums.size() - 1;
+  comparisons_ += checksums.size() - 1;
   most_ranks_ = std::max(most_ranks_, checksums.size());
   std::map<uint64_t, size_t> votes;
   for (const auto& [rank, checksum] : checksums) ++votes[checksum];
@@ -162,7 +164,7 @@ void Replicas::add_to_rank(const segment::TensorRecord& record, uint64_t part, R
   if (interval_number != rank->interval_number || record.interval != rank->interval) {
     // The interval before the new one is complete if it has parts, and the same parts as its predecessor.
     if (rank->group != 0 && rank->group == rank->last_group) end_interval(rank);
-    rank->last_group = rank->interval == record.interval ? rank->group : 0;
+    rank->last_group = rank->interval == record.interval ? rank->group : 0;  // 0: other length of interval
     rank->interval_number = interval_number;
     rank->interval = record.interval;
     rank->sum = rank->group = 0;

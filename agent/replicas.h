@@ -38,7 +38,7 @@ class Replicas {
   struct RankChecksum {
     int64_t step = -1;    // first step of the interval; -1: no interval is complete
     double checksum = 0;  // a whole number of 52 bits, which a double holds exactly
-    std::string group;    // equal for ranks that hold the same parts of the same tensors
+    std::string group;    // equal for ranks with the same parts, tensors and length of the interval
   };
   // Returns the last complete interval of a rank. An interval is complete when the rank has reported all
   // parts that it holds, or the same parts as in the previous interval (some parts may never be reported).
@@ -58,7 +58,7 @@ class Replicas {
   uint64_t mismatches(int32_t rank) const;  // how often add() has returned this rank
   // Returns the largest number of ranks that hold the same part of a tensor; 0: each part is on one rank.
   size_t most_ranks() const { return most_ranks_; }
-  uint64_t compared() const { return compared_; }                // comparisons of one replica with another
+  uint64_t comparisons() const { return comparisons_; }          // comparisons of one replica with another
   size_t tensors_compared() const { return tensors_compared_; }  // tensors compared at least once
 
  private:
@@ -68,7 +68,7 @@ class Replicas {
     int64_t closed = -1;                // the last step that close() has compared or skipped
     std::map<int64_t, Checksums> open;  // by step: checksums that wait for those of other ranks
     std::set<int32_t> holders;          // ranks that have reported this part so far
-    bool has_all_holders = false;       // assumed once a step was closed, until another is added
+    bool has_all_holders = false;       // assumed once a step was closed, until a holder is added
     // False for a tensor with its rank in its name, until kEqualSteps equal steps show that it is a replica.
     bool is_replica = true;
     // The members below are used only for a tensor that has its rank in its name. has_differed: the tensor
@@ -97,7 +97,7 @@ class Replicas {
   // Compares the oldest open step of a part. Adds the ranks that differ to *outliers.
   void close(ComparedPart* compared, const std::string& name, std::vector<int32_t>* outliers);
   // Updates ComparedPart::is_replica and returns it.
-  static bool is_replica(const Checksums& checksums, ComparedPart* compared);
+  static bool update_is_replica(const Checksums& checksums, ComparedPart* compared);
   void add_to_rank(const segment::TensorRecord& record, uint64_t part, Rank* rank);
   static void end_interval(Rank* rank);
 
@@ -106,7 +106,7 @@ class Replicas {
   std::map<std::string, Tensor> tensors_;  // tensors that may have replicas
   std::map<int32_t, int64_t> reached_;     // by rank: step of its latest record
   size_t open_ = 0;                        // checksums in all ComparedPart::open
-  uint64_t compared_ = 0;
+  uint64_t comparisons_ = 0;
   size_t most_ranks_ = 0, tensors_compared_ = 0;
 };
 

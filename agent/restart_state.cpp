@@ -18,7 +18,7 @@ namespace {
 using nlohmann::json;
 
 // Any process of the trainer's user can write the file of RankFacts. Each entry is checked, and malformed
-// entries are ignored. Texts must be shorter than kNameLimit.
+// entries are ignored. Texts must be shorter than kNameLimit bytes.
 constexpr size_t kNameLimit = 64;
 
 // Returns "" if the text is missing or null, and nullopt if it is malformed or too long.
@@ -151,7 +151,7 @@ json events_json(const RankStatistics& rank) {
 
 void RankFacts::restore(const Directory& directory) {
   const std::optional<std::string> text = directory.read(kFile, kMostBytes);
-  json found = json::parse(text.value_or(""), nullptr, false);
+  json found = json::parse(text.value_or(""), nullptr, /*allow_exceptions=*/false);
   if (found.is_object()) known_ = std::move(found);
 }
 
@@ -185,13 +185,14 @@ bool RankFacts::save(const Directory& directory) {
   return !has_unsaved_changes_;
 }
 
+// Restores the saved detectors, and passes them the lines that were written to the record after the save.
 void WatchState::restore(const Directory& directory, const std::string& run, const std::string& path,
                          RecordWriter* record, Watches* watches, WrittenLines* already_written) {
   const auto status = directory.status_of(kFile);
   const auto size = status ? static_cast<size_t>(std::max<off_t>(status->st_size, 0)) : 0;
   const std::optional<std::string> bytes =
       size > 0 && size <= kMostBytes ? directory.read(kFile, size) : std::nullopt;
-  uint64_t offset = kNoRecord;  // size of the record when the state was saved; the state covers these lines
+  uint64_t offset = kNoRecord;  // the record's size at the save; the state covers the lines before `offset`
   const bool restored = bytes && watches->restore(*bytes, &offset);
   if (size > 0 && !restored)
     spdlog::warn("{}: the state of its detectors cannot be read; they learn again", run);
@@ -215,12 +216,13 @@ void WatchState::restore(const Directory& directory, const std::string& run, con
 bool WatchState::save(const Directory& directory, const RecordWriter* record, const Watches& watches,
                       bool is_last) {
   const Clock::time_point now = Clock::now();
-  if (watches.lines() == saved_lines_ || (now < next_ && !is_last)) return true;
+  if (watches.lines() == saved_lines_ || (now < next_save_ && !is_last)) return true;
   const std::string bytes = watches.save(record != nullptr ? record->size() : kNoRecord);
   // The next save waits until the mean rate is at most kBytesPerSecond. A wait of 0.25 s or less is left out.
   const double wait_seconds = static_cast<double>(bytes.size()) / kBytesPerSecond;
   if (wait_seconds > 0.25)
-    next_ = now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(wait_seconds));
+    next_save_ =
+        now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(wait_seconds));
   if (!directory.write(kFile, bytes)) return false;
   saved_lines_ = watches.lines();
   return true;

@@ -58,7 +58,7 @@ class WrittenLines {
 
   // Whether the record has this line already. If so, removes the line here: it cannot occur a third time.
   template <class Line>
-  bool take(const Line& line) {
+  bool erase(const Line& line) {
     return !lines_.empty() && lines_.erase(key_of(line)) > 0;
   }
 
@@ -111,7 +111,7 @@ class WatchState {
   using Clock = std::chrono::steady_clock;
 
   uint64_t saved_lines_ = UINT64_MAX;  // Watches::lines() at the last save; UINT64_MAX: not saved yet
-  Clock::time_point next_ = {};        // earliest time of the next save
+  Clock::time_point next_save_ = {};   // earliest time of the next save
 };
 
 }  // namespace foreshock

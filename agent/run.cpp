@@ -31,6 +31,7 @@ FollowedProcess::FollowedProcess(std::unique_ptr<segment::SegmentReader> segment
 
 bool FollowedProcess::poll() { return !is_finished() && pipeline_->poll(*segment_, &rank); }
 
+// Reads the trainer's lock and counters. changed_: the last time when the lock was held or a counter changed.
 void FollowedProcess::refresh(Clock::time_point now) {
   if (is_finished()) return;
   pipeline_->refresh(*segment_, &rank);
@@ -86,7 +87,8 @@ constexpr size_t kMostReplaced = 256;
 // Time from the last exit(0) until the run counts as finished, since a command may start another training.
 constexpr auto kFinishedAfter = 2s;
 constexpr uint64_t kMostRefusalsLogged = 20;
-constexpr size_t kMostExitsAtOnce = 64;  // launchers that one call of ended_launchers() returns
+// Launchers that one call of ended_launchers() returns. Limited, since a user can write many exit files.
+constexpr size_t kMostExitsAtOnce = 64;
 // This file exists while a kill of the agent would lose lines of the record, and forever once lines are lost.
 constexpr const char* kRecordIncomplete = "record.incomplete";
 constexpr const char* kRecordSpool = "record.spool";  // lines that are not in the record file yet
@@ -106,7 +108,7 @@ std::optional<RunState> exit_of(const Directory& directory, uint64_t launcher_id
   const std::optional<std::string> text = directory.read(exit_name(launcher_id), kMostExitBytes);
   if (!text && is_shortage(errno)) return std::nullopt;  // no free descriptor: the file can be read later
   // A file that has no valid state counts as failed.
-  const nlohmann::json json = nlohmann::json::parse(text.value_or(""), nullptr, false);
+  const nlohmann::json json = nlohmann::json::parse(text.value_or(""), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("state") || !json["state"].is_string()) return RunState::kFailed;
   return state_from(json["state"]);
 }
@@ -153,7 +155,7 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   for (const auto& [run_and_rank, watch] : run->pipeline_->watches().all())
     run->pipeline_->adviser().restore(run_and_rank.second, watch.states());
   run->record_was_incomplete_ = run->has_incomplete_file_ = run->directory_->has(kRecordIncomplete);
-  // Creates this file now: when the run ends, the last free inode of the tmpfs may be needed for the summary.
+  // Creates the state's file now: at the end of the run, the summary may need the tmpfs' last free inode.
   run->save_watches();
   return run;
 }
@@ -164,11 +166,11 @@ Run::Run(const RunOptions& options, std::unique_ptr<Directory> directory, int lo
       user_(user_name(directory_->owner())),
       lock_(lock),
       discovery_(*directory_) {
-  advice_.rank = -1;  // no rank
+  advice_.rank = -1;  // the advice is about no rank yet
 }
 
 Run::~Run() {
-  save_watches(true);
+  save_watches(/*is_last=*/true);
   close(lock_);
 }
 
@@ -182,6 +184,7 @@ void Run::save_watches(bool is_last) {
   facts_.save(*directory_);
 }
 
+// Starts to write the record's buffered lines, and creates or removes the file kRecordIncomplete.
 void Run::flush_record() {
   if (record_ == nullptr) return;
   record_->begin_flush();
@@ -195,15 +198,15 @@ void Run::flush_record() {
 }
 
 bool Run::poll() {
-  bool busy = false;
+  bool found_data = false;
   pipeline_->set_ranks_here(expected_ranks());
-  for (auto& followed : followed_) busy |= followed->poll();
+  for (auto& followed : followed_) found_data |= followed->poll();
   charge_trainers();
   if (const Pipeline::Changes changes = pipeline_->take_changes(); changes.any) {
     advise();
     if (changes.warns) begin_burst();  // denser sampling, since a detector's level has become watch or warn
   }
-  return busy;
+  return found_data;
 }
 
 bool Run::discover(Registry* registry) {
@@ -252,8 +255,8 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
   spdlog::info("{}: rank {} in {}", options_.label, rank.identity.rank, label_text(followed->name));
   for (auto& other : followed_) {
     if (other->rank.identity.rank != rank.identity.rank) continue;
-    // Names end in a nonce (a number that is larger for later processes). The new segment may belong to the
-    // earlier process, if the segment had to wait for a file descriptor.
+    // Names of one rank are <rank>-<nonce>, and later processes have larger nonces. The segment that is found
+    // last may belong to the earlier process, if it had to wait for a file descriptor.
     RankStatistics& replaced = other->name < followed->name ? other->rank : rank;
     replaced.current = false;
     replaced.watch = nullptr;
@@ -304,13 +307,13 @@ void Run::retire(FollowedProcess& followed) {
   followed.rank.shrink_to_summary();
 }
 
-RunState Run::end_of(const FollowedProcess& followed, RunState command_end) const {
+RunState Run::final_state_of(const FollowedProcess& followed, RunState command_end) const {
   // A process that was replaced by a later attempt has failed, even if the later attempt ends well.
   return is_replaced(followed) ? RunState::kFailed : command_end;
 }
 
 void Run::finish(FollowedProcess& followed, RunState command_end) {
-  followed.finish(end_of(followed, command_end));
+  followed.finish(final_state_of(followed, command_end));
   may_have_descriptors_ = true;
   facts_.note(followed.name, followed.rank);  // the statistics are final after finish()
   announce(followed);
@@ -340,7 +343,7 @@ RunState Run::state() const {
   });
   // A segment that discover() has not opened yet may belong to a training that still runs.
   if (state_ != RunState::kRunning || followed_.empty() || !all_have_ended || discovery_.waiting() > 0 ||
-      discovery_.unread() > 0)
+      discovery_.untried() > 0)
     return state_;
   return worse_of(worst_, RunState::kFinished);
 }
@@ -352,7 +355,8 @@ bool Run::drain(const LauncherExit& exit, Clock::time_point now) {
     if (followed->launcher_id() != exit.launcher_id) continue;
     if (followed->is_finished()) {
       // Only retire() leaves a finished process in the state kRunning.
-      if (followed->rank.state == RunState::kRunning) followed->rank.state = end_of(*followed, exit.state);
+      if (followed->rank.state == RunState::kRunning)
+        followed->rank.state = final_state_of(*followed, exit.state);
       continue;
     }
     followed->poll();
@@ -365,6 +369,7 @@ bool Run::drain(const LauncherExit& exit, Clock::time_point now) {
   return !waiting;
 }
 
+// Returns the launchers whose command has ended and whose ranks are read to the end, or take too long.
 std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* registry) {
   std::vector<LauncherExit> ended;
   for (const LauncherExit& exit : unanswered_exits(*directory_)) {
@@ -381,6 +386,7 @@ std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* 
   return ended;
 }
 
+// Whether a launcher is alive, a segment is not finished, or a waiting one may get its descriptor now.
 bool Run::is_needed() const {
   if (has_launcher(*directory_) || (may_have_descriptors_ && discovery_.waiting() > 0)) return true;
   return std::any_of(followed_.begin(), followed_.end(),
@@ -393,6 +399,7 @@ double Run::rank_seconds() const {
   return sum;
 }
 
+// Counts each rank once: of several processes with the same rank, only the last is `current`.
 size_t Run::ranks() const {
   return static_cast<size_t>(
       std::count_if(followed_.begin(), followed_.end(), [](const auto& each) { return each->rank.current; }));
@@ -418,17 +425,19 @@ int Run::cores_per_rank() const {
 // The agent's cost counts as slowdown, so the trainers deduct `ns` from their budgets. A separate grant pays
 // for the first look (the first samples of a process), so `ns` excludes it and only `slices_ns` includes it.
 void Run::charge_trainers() {
-  const int cores = cores_per_rank();
+  // The agent's CPU time keeps one of a rank's cores busy, so it slows the rank by at most 1/cores of it.
+  const auto slowdown_ns = [cores = cores_per_rank()](double cpu_seconds) {
+    return static_cast<uint64_t>(1e9 * std::max(cpu_seconds, 0.0) / cores);
+  };
   for (const auto& followed : followed_) {
     if (followed->is_finished()) continue;
     const RankStatistics& rank = followed->rank;
-    const auto ns = [cores](double seconds) {
-      return static_cast<uint64_t>(1e9 * std::max(seconds, 0.0) / cores);
-    };
-    followed->segment().set_agent_cost({.ns = ns(rank.agent_seconds - rank.first_look.agent_seconds),
-                                        .slices_ns = ns(rank.judging_seconds + rank.first_look.agent_seconds),
-                                        .slices = rank.row_slices_handled,
-                                        .tensors_ns = ns(rank.tensor_seconds)});
+    const double after_first_look = rank.agent_seconds - rank.first_look.agent_seconds;
+    followed->segment().set_agent_cost(
+        {.ns = slowdown_ns(after_first_look),
+         .slices_ns = slowdown_ns(rank.judging_seconds + rank.first_look.agent_seconds),
+         .slices = rank.row_slices_handled,
+         .tensors_ns = slowdown_ns(rank.tensor_seconds)});
   }
 }
 
@@ -461,7 +470,7 @@ void Run::write_summary(const LauncherExit& exit) {
   SummaryInput input = summary_input(exit.launcher_id);
   input.run = options_.run_id;  // without the prefix <user>/ of options_.label, which this user does not need
   input.state = exit.state;
-  nlohmann::json summary = document(exit.launcher_id, false);
+  nlohmann::json summary = document(exit.launcher_id, /*for_page=*/false);
   summary["run"] = options_.run_id;
   summary["state"] = name_of(exit.state);
   summary["other_ranks"] = std::count_if(followed_.begin(), followed_.end(), [&exit](const auto& each) {
@@ -476,7 +485,7 @@ void Run::write_summary(const LauncherExit& exit) {
   if (record_ != nullptr)
     summary["record_complete"] = record_->flush() && record_->lines_lost() == 0 && !record_was_incomplete_;
   summary["text"] = summary_text(input);
-  if (directory_->write(summary_name(exit.launcher_id), text_of(summary, 2) + "\n"))
+  if (directory_->write(summary_name(exit.launcher_id), text_of(summary, /*indent=*/2) + "\n"))
     exits_seen_.erase(exit.launcher_id);
   else
     spdlog::error("the summary of launcher {} cannot be written into {}", exit.launcher_id,
@@ -573,14 +582,14 @@ void Run::publish_ranks(Registry* registry) {
   for (const auto& followed : followed_) {
     const RankStatistics& rank = followed->rank;
     if (!rank.current) continue;
-    const auto is_shown = [&](const auto& label) { return owners.shows(rank, label); };
-    if (!std::all_of(followed->shown_layers.begin(), followed->shown_layers.end(), is_shown)) {
+    const auto is_exported = [&](const auto& label) { return owners.exports(rank, label); };
+    if (!std::all_of(followed->exported_layers.begin(), followed->exported_layers.end(), is_exported)) {
       // Another rank now exports some of the layers that this rank exported before.
       registry->clear_layers(options_.label, std::to_string(rank.identity.rank));
-      followed->shown_layers.clear();
+      followed->exported_layers.clear();
     }
     for (const auto& layer : rank.layers)
-      if (is_shown(layer.first)) followed->shown_layers.insert(layer.first);
+      if (is_exported(layer.first)) followed->exported_layers.insert(layer.first);
     publish_rank(rank, cores_per_rank(), registry, &owners);
     publish_precursors(rank, registry);
     publish_replicas(rank, pipeline_->weights().replicas(), registry);
@@ -595,7 +604,7 @@ namespace {
 constexpr double kAheadSeconds = 0.25;
 constexpr int64_t kMostAhead = 64;  // steps
 
-// Returns the number of steps in kAheadSeconds, at most kMostAhead, also if `step_seconds` is 0 (unknown).
+// Returns the number of steps in kAheadSeconds, at most kMostAhead. 0 seconds (unknown) give kMostAhead.
 int64_t steps_ahead(double step_seconds) {
   if (!(step_seconds > kAheadSeconds / kMostAhead)) return kMostAhead;
   return static_cast<int64_t>(kAheadSeconds / step_seconds);

@@ -51,8 +51,8 @@ class FollowedProcess {
 
   const std::string name;  // of the segment, without .seg
   RankStatistics rank;
-  bool announced = false;              // the record has a line about the start of this rank
-  std::set<std::string> shown_layers;  // layers whose series have been exported
+  bool announced = false;                 // the record has a line about the start of this rank
+  std::set<std::string> exported_layers;  // layers whose series have been exported
 
  private:
   std::unique_ptr<segment::SegmentReader> segment_;
@@ -160,10 +160,10 @@ class Run {
   // Finishes a process. `command_end`: how its launcher's command has ended.
   void finish(FollowedProcess& followed, RunState command_end);
   // Returns the final state of a process: failed if a later attempt has replaced it, else `command_end`.
-  RunState end_of(const FollowedProcess& followed, RunState command_end) const;
+  RunState final_state_of(const FollowedProcess& followed, RunState command_end) const;
   bool is_replaced(const FollowedProcess& followed) const;
-  // The state of all ranks that decides the sampling interval.
-  struct Measured {
+  // The figures of all ranks from which the sampling interval is chosen.
+  struct SamplingInput {
     SamplingCost cost;  // without `agent`, which measure() does not set
     AgentWork work;     // without `cpu_seconds`, which measure() does not set
     // The agent's CPU time for the first look (the first samples), which `cost` and `work` do not include.
@@ -173,7 +173,7 @@ class Run {
     bool is_in_burst = false;          // a burst of denser sampling is pending or runs
     int64_t slowest_step = INT64_MAX;  // last step of the slowest rank
   };
-  std::optional<Measured> measure() const;
+  std::optional<SamplingInput> measure() const;
   // Returns a step that no rank has reached yet. A new sampling interval applies from it.
   int64_t effective_step() const;
   // Returns a step that no rank has reached yet, for new advice. With several ranks it is later than

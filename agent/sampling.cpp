@@ -37,6 +37,7 @@ double share_of_samples(const SamplingCost& cost, uint64_t interval) {
 std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& now, int cores) {
   const bool has_restarted = now.steps < before.steps || now.sampled_steps < before.sampled_steps;
   const uint64_t sampled = now.sampled_steps - (has_restarted ? 0 : before.sampled_steps);
+  // At least `sampled`: the two counts may be those of different ranks.
   const uint64_t steps = std::max(now.steps - (has_restarted ? 0 : before.steps), sampled);
   if (sampled < 2) return std::nullopt;  // too few for a mean
   const double spent = std::max(now.cpu_seconds - before.cpu_seconds, 0.0);
@@ -113,6 +114,7 @@ double smaller_limit(double limit, double reported) {
 
 }  // namespace
 
+// Returns a step that no rank has reached yet, from which a new interval applies.
 int64_t Run::effective_step() const {
   int64_t newest = 0, ahead = kStepsAhead;
   for (const auto& followed : followed_) {
@@ -127,9 +129,9 @@ int64_t Run::effective_step() const {
 // Measures the cost of the ranks on this node. Most figures are the largest of any rank. The agent's seconds
 // are sums over the ranks; the limit of slowdown and slowest_step are the smallest of any rank. Returns
 // nothing if the agent must not choose the interval: the user fixed it, or other nodes have ranks.
-std::optional<Run::Measured> Run::measure() const {
+std::optional<Run::SamplingInput> Run::measure() const {
   if (options_.every != 0) return std::nullopt;
-  Measured all;
+  SamplingInput all;
   // A rank that was started without a launcher may report too few local_ranks (ranks on this node).
   const auto ranks_here = static_cast<uint32_t>(ranks());
   all.budget = options_.max_slowdown;
@@ -159,7 +161,7 @@ std::optional<Run::Measured> Run::measure() const {
 
 // Chooses an interval and sends it to the ranks. The first look (the first sampled steps) has its own budget.
 void Run::update_interval(double agent_cpu_seconds) {
-  std::optional<Measured> measured = measure();
+  std::optional<SamplingInput> measured = measure();
   if (!measured) return;
   measured->work.cpu_seconds = agent_cpu_seconds - measured->first_look_seconds;
   const auto cost = agent_cost(work_at_last_choice_, measured->work, options_.cores);
@@ -178,7 +180,7 @@ void Run::update_interval(double agent_cpu_seconds) {
 }
 
 void Run::begin_burst() {
-  std::optional<Measured> measured = measure();
+  std::optional<SamplingInput> measured = measure();
   if (!measured || !agent_cost_) return;  // the cost of a burst cannot be predicted yet
   measured->cost.agent = *agent_cost_;
   const auto burst =

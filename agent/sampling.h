@@ -38,7 +38,8 @@ struct AgentWork {
 
 // Returns the agent's cost per step between `before` and `now`, or nothing if fewer than two steps were
 // sampled in between. If a step counter is smaller now, ranks were restarted and count from zero; then the
-// steps and the judging time of `now` are taken whole. The agent was not restarted, so cpu_seconds is not.
+// steps and the judging time of `now` are used without those of `before`. cpu_seconds is always a difference,
+// since the agent was not restarted.
 std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& now, int cores);
 
 // Returns the share of the training's time that the monitor takes if one step in `interval` is sampled.

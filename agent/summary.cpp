@@ -20,10 +20,10 @@ namespace foreshock {
 namespace {
 
 constexpr size_t kLabelColumns = 14;
-constexpr size_t kMostFindings = 3, kMostRankLines = 4, kMostNotes = 8;
-constexpr size_t kMostNamed = 3;        // names in one list; the others are counted
+// Limits of the printed findings, ranks and notes, and of the names in one list. The others are counted.
+constexpr size_t kMostFindings = 3, kMostRankLines = 4, kMostNotes = 8, kMostNamed = 3;
 constexpr int64_t kMostStepsApart = 1;  // largest distance of the ranks' last steps if none ended early
-// If a rank trained for less time, its seconds are printed beside the overhead, most of which is then set-up.
+// If a rank trained for less time, most of its overhead is set-up, so these seconds are printed beside it.
 constexpr double kShortSeconds = 10;
 // The limit of the slowdown holds over this many steps, or more. In fewer steps, the cost of the first
 // snapshots of the weights and of the last samples is a larger share.
@@ -67,7 +67,8 @@ std::string spaced(std::string text) {
   return text;
 }
 
-// Formats "  label       text", wrapped at kSummaryColumns. A word that is too long gets a separate line.
+// Formats "  label       text", wrapped at kSummaryColumns. A word that is too long gets a separate line. An
+// empty label continues the entry before.
 std::string entry(const std::string& label, const std::string& text) {
   std::string out = "  " + label, line;
   out.resize(std::max(kLabelColumns, out.size() + 1), ' ');
@@ -165,11 +166,12 @@ std::string on_rank(const Ranks& ranks, const RankStatistics& rank) {
 // -- findings: what is wrong --
 
 struct Finding {
-  int severity;          // a Severity
+  int severity;          // a Severity; 0 is the most severe
   const char* headline;  // the verdict, in the first line, if this is the most severe finding
   std::string text;
 };
-// Most severe first. kAlarm, kPastAlarm: active or ended alarms of a layer; kWholePass: of all layers.
+// From the most severe on. kAlarm, kPastAlarm: an active or ended alarm of a layer. kWholePass: a limit that
+// all layers together exceed in one pass.
 enum Severity { kNonfinite, kReplicas, kAlarm, kLossNonfinite, kDiverged, kWholePass, kPastAlarm, kSpike };
 
 constexpr const char* kAttentionFault = "ATTENTION FAULT";
@@ -366,15 +368,16 @@ std::string duration_text(const Ranks& ranks) {
 uint64_t steps_of(const RankStatistics& rank) { return rank.steps + rank.steps_lost; }
 uint64_t step_restarts_of(const RankStatistics& rank) { return rank.step_restarts; }
 
-// Returns the first line, with the verdict at the right edge, or two lines if it does not fit into one.
+// Returns the first line, with the verdict at the right edge. If the verdict does not fit two spaces after
+// the rest, it gets a second line.
 std::string headline(const SummaryInput& input, const std::string& verdict) {
   const uint64_t steps = max_over(input.ranks, steps_of);
   std::string left = "foreshock  " + printable(input.run) + " " + name_of(input.state) + ", " +
                      processes_text(input.ranks) + counted(steps, "step", "steps") +
                      duration_text(input.ranks);
-  const size_t room = kSummaryColumns - std::min(kSummaryColumns, verdict.size() + 2);
-  if (left.size() > room) return left + "\n" + std::string(room + 2, ' ') + verdict + "\n";
-  left.resize(room + 2, ' ');
+  const size_t left_columns = kSummaryColumns - std::min(kSummaryColumns, verdict.size() + 2);
+  if (left.size() > left_columns) return left + "\n" + std::string(left_columns + 2, ' ') + verdict + "\n";
+  left.resize(left_columns + 2, ' ');
   return left + verdict + "\n";
 }
 
@@ -395,7 +398,8 @@ bool is_numbered(std::string_view label) {
   return is_number(label);
 }
 
-// Returns an upper limit of the number of layers with attention: the sum over all ranks of calls per step.
+// Returns an upper limit of the number of layers with attention: the forward calls per step, rounded up, of
+// all ranks together.
 uint64_t most_layers(const Ranks& ranks) {
   uint64_t most = 0;
   for (const RankStatistics* rank : ranks) {
@@ -482,7 +486,7 @@ std::string attention_entries(const Ranks& ranks, const PassTotals (&passes)[2])
 std::string loss_events_text(const RankStatistics& rank) {
   const std::optional<LossCount> spikes = rank.loss_event_count(WatchEventKind::kLossSpike),
                                  divergences = rank.loss_event_count(WatchEventKind::kDivergence);
-  // Absent if an earlier agent may have seen some, or if a later process of the rank has them (!current).
+  // Unknown if an earlier agent may have seen some, or if a later process of the rank counts them (!current).
   if (!spikes || !divergences) return rank.current ? ", spikes unknown" : "";
   // A spike that became a divergence has the same onset. Both are shown as one event, the divergence.
   const bool is_same_event =
@@ -520,7 +524,8 @@ std::string ended_early_text(const Ranks& ranks) {
   std::string text;
   size_t early = 0;  // ranks that ended early, of which the first kMostNamed are named
   for (const auto& [rank, step] : reached) {
-    if (step + kMostStepsApart >= furthest || ++early > kMostNamed) continue;
+    if (step + kMostStepsApart >= furthest) continue;
+    if (++early > kMostNamed) continue;
     text += (text.empty() ? "" : ", ") + ("rank " + std::to_string(rank)) +
             (step < 0 ? " before its first step" : " at step " + std::to_string(step));
   }
@@ -564,14 +569,17 @@ std::string rank_entries(const Ranks& ranks) {
   return out;
 }
 
-// The norm is that of the first rank: data-parallel ranks have equal norms. Layers are of all ranks.
+// Returns the norm on the first rank (data-parallel ranks have equal norms), and the layers whose gradients
+// had NaN or Inf on any rank.
 std::string gradient_text(const Ranks& ranks) {
   std::string layers;
   size_t nonfinite = 0;  // number of layers with NaN or Inf
   for (const RankStatistics* rank : ranks)
-    for (const auto& [label, layer] : rank->layers)
-      if (layer.nonfinite_steps > 0 && ++nonfinite <= kMostNamed)
-        layers += (layers.empty() ? "" : ", ") + printable(label) + on_rank(ranks, *rank);
+    for (const auto& [label, layer] : rank->layers) {
+      if (layer.nonfinite_steps == 0) continue;
+      if (++nonfinite > kMostNamed) continue;
+      layers += (layers.empty() ? "" : ", ") + printable(label) + on_rank(ranks, *rank);
+    }
   if (nonfinite > kMostNamed) layers += " and " + std::to_string(nonfinite - kMostNamed) + " more";
   const std::optional<double> norm = ranks[0]->gradient_norm;
   if (!norm && layers.empty()) return "";
@@ -588,7 +596,8 @@ std::string warnings_entry(const Ranks& ranks) {
     if (rank->watch == nullptr) continue;
     const auto states = rank->watch->states();  // by DetectorId
     for (size_t n = 0; n < states.size(); ++n) {
-      if (states[n].warnings == 0 || ++warned > kMostNamed) continue;
+      if (states[n].warnings == 0) continue;
+      if (++warned > kMostNamed) continue;
       text += (text.empty() ? "" : "; ") + std::string(info_of(static_cast<DetectorId>(n)).name) +
               " warned " + counted(states[n].warnings, "time", "times") + ", last at step " +
               std::to_string(states[n].last_warn_step) + on_rank(ranks, *rank);
@@ -660,7 +669,7 @@ std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& co
   std::string text = counted(replicas.most_ranks(), "rank", "ranks") +
                      " agree bit for bit: " + grouped(compared) + " of " +
                      counted(tensors, "tensor", "tensors") + " compared (" +
-                     counted(replicas.compared(), "comparison", "comparisons") + ")";
+                     counted(replicas.comparisons(), "comparison", "comparisons") + ")";
   if (coverage.by_hand > 0)
     text += "; " + grouped(coverage.by_hand) + " of them kept equal by the training itself";
   if (compared == tensors) return text;
@@ -719,6 +728,7 @@ std::string first_look_text(const Ranks& ranks) {
          " s granted, not included";
 }
 
+// Reports the slowdown of the slowest rank and the limit, and how many steps are sampled.
 std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)[2]) {
   std::optional<double> most;
   double allowed = 0;
@@ -728,19 +738,21 @@ std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)
     allowed = std::max(allowed, rank->identity.max_slowdown);
   }
   if (!most) return entry("overhead", "unknown");
-  double shortest = input.ranks[0]->cost.train_seconds;
-  for (const RankStatistics* rank : input.ranks) shortest = std::min(shortest, rank->cost.train_seconds);
+  double shortest_training = input.ranks[0]->cost.train_seconds;
+  for (const RankStatistics* rank : input.ranks)
+    shortest_training = std::min(shortest_training, rank->cost.train_seconds);
   std::string text = formatted("%.2f %%", *most * 100);
   if (allowed >= 1)  // the user gave --every without --max-slowdown
     text += ", no limit given";
-  else if (allowed > 0 && *most > allowed && shortest < kShortSeconds &&
+  else if (allowed > 0 && *most > allowed && shortest_training < kShortSeconds &&
            steps_of(*input.ranks[0]) < kStepsOfLimit)
     text += " (the limit of " + formatted("%g %%", allowed * 100) + " is for " +
             std::to_string(kStepsOfLimit) + " steps or more)";
   else if (allowed > 0)
     text += (*most > allowed ? ", above the " : " of ") + formatted("%g %%", allowed * 100) + " allowed";
   if (input.ranks.size() > 1) text += " (slowest rank)";
-  if (shortest < kShortSeconds) text += " of " + formatted("%.2f", shortest) + " s in steps";
+  if (shortest_training < kShortSeconds)
+    text += " of " + formatted("%.2f", shortest_training) + " s in steps";
   const uint64_t interval = input.ranks[0]->last_step.interval;
   const bool has_samples = passes[0].sampled + passes[1].sampled > 0;
   if (has_samples && interval > 1) text += "; 1 step in " + grouped(interval) + " sampled";
@@ -786,7 +798,10 @@ void add_attention_notes(const Ranks& ranks, const PassTotals (&passes)[2], Note
   const bool wants_slots = max_over(ranks, [](auto& rank) { return rank.identity.slots_wanted; }) > 0;
   uint64_t for_budget = 0, for_others = 0;  // skipped calls, by reason
   for (const PassTotals& pass : passes)
-    for (const auto& [reason, calls] : pass.skipped) (reason == "budget" ? for_budget : for_others) += calls;
+    for (const auto& [reason, calls] : pass.skipped) {
+      uint64_t& count = reason == "budget" ? for_budget : for_others;
+      count += calls;
+    }
   if (!has_slots && !wants_slots)
     notes->emplace_back("not sampled", "--slices off: calls are counted, none is copied");
   else if (!has_slots)
@@ -891,7 +906,7 @@ void add_coverage_notes(const Ranks& ranks, Notes* notes) {
       missed[segment::kSkipReasonNames[n]] += rank->coverage.numbers_skipped[n];
   }
   // Numbers skipped with the reason "set_up" (the device is being set up, in its first steps) are normal if
-  // they are less than half. All other missed numbers together are normal up to 1 %.
+  // they are fewer than half of the fetched ones. All other missed numbers together are normal up to 1 %.
   if (missed["set_up"] * 2 < fetched) missed.erase("set_up");
   for (const auto& [reason, times] : missed) all_missed += times;
   if (all_missed * 100 > fetched)
@@ -907,8 +922,11 @@ void add_layer_notes(const Ranks& ranks, Notes* notes) {
         rank->layer_source != segment::name_of(segment::LayerSource::kAnnotation))
       continue;
     judged += rank->judged[0] + rank->judged[1];
-    for (const auto& [reason, slices] : rank->slices_without_layer)
-      (reason == segment::name_of(segment::LayerSource::kUnnamedParameter) ? unnamed : unknown) += slices;
+    for (const auto& [reason, slices] : rank->slices_without_layer) {
+      const bool is_unnamed = reason == segment::name_of(segment::LayerSource::kUnnamedParameter);
+      uint64_t& count = is_unnamed ? unnamed : unknown;
+      count += slices;
+    }
   }
   if (unnamed + unknown == 0) return;
   std::string reasons;

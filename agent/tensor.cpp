@@ -1,7 +1,8 @@
 // Adds and evaluates the optimizer statistics of weight tensors: sums over a tensor's elements, indexed by
-// segment::OptimizerNumber. join() adds a part of the same tensor, pool() adds another tensor. The staleness
-// of an element is g^2 / v^ (its gradient, and Adam's second moment with bias correction). An element is
-// surprised if g^2 is far above v^ before the step, epsilon-dominated if sqrt(v^) is below Adam's epsilon.
+// segment::OptimizerNumber. join() adds a part of the same tensor, pool() adds another tensor. g is an
+// element's gradient, v^ Adam's second moment of it with bias correction, eps Adam's epsilon. The staleness
+// is g^2 / max(v^, eps^2). An element is surprised if g^2 is above 50 times v^ of the step before, and
+// epsilon-dominated if sqrt(v^) < eps.
 #include "agent/tensor.h"
 
 #include <algorithm>
@@ -89,7 +90,7 @@ void OptimizerSums::pool(const OptimizerSums& other) {
   add_pair(other.update_squares, other.weight_squares, &update_squares, &weight_squares);
 }
 
-void OptimizerHealth::take(const TensorKey& key, uint32_t dims, int64_t step, const OptimizerSums& sums) {
+void OptimizerHealth::set(const TensorKey& key, uint32_t dims, int64_t step, const OptimizerSums& sums) {
   if (tensors_.size() >= kMostTensors && !tensors_.contains(key)) return;  // bounds memory
   tensors_[key] = {dims, step, sums};
 }

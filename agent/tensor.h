@@ -44,7 +44,8 @@ struct OptimizerSums {
 
   // Adds another part of the same tensor at the same step. A value unknown in either part becomes unknown.
   void join(const OptimizerSums& other);
-  // Adds another tensor. A value that is known for only one of the two is kept.
+  // Adds another tensor. A value that is unknown here becomes that of `other`. Numerator and denominator of a
+  // ratio are added only if both are known in `other`.
   void pool(const OptimizerSums& other);
 };
 
@@ -53,7 +54,7 @@ struct OptimizerSums {
 class OptimizerHealth {
  public:
   // Replaces the statistics of a tensor with `dims` dimensions. Ignores new tensors beyond kMostTensors.
-  void take(const TensorKey& key, uint32_t dims, int64_t step, const OptimizerSums& sums);
+  void set(const TensorKey& key, uint32_t dims, int64_t step, const OptimizerSums& sums);
   // Drops the tensors whose latest statistics are from a step before `step`.
   void forget_before(int64_t step);
 

@@ -45,7 +45,7 @@ std::optional<Wasserstein> WeightSeries::distance(bool has_before, const Histogr
 
 // Compares a snapshot with the tensor's last and first ones, and keeps it as the last one. `is_first`: keeps
 // it as the first one too, if the tensor is new.
-void WeightSeries::take(bool is_first, TensorSnapshot* snapshot) {
+void WeightSeries::add(bool is_first, TensorSnapshot* snapshot) {
   snapshot->stored = foreshock::store(snapshot->histogram);
   begin_window(*snapshot);
   const auto [found, is_new] = groups_.try_emplace(snapshot->layer);
@@ -133,6 +133,7 @@ bool WeightSeries::keep(bool is_first, bool same_interval, const TensorSnapshot&
   kept.snapshot = snapshot;
   kept.snapshot.histogram = {};  // kept.stored has the histogram, serialized
   kept.snapshot.stored = {};
+  // A first snapshot of another size cannot be compared.
   if (tensor->initial_step >= 0 && tensor->initial_elements != snapshot.elements) {
     forget(&tensor->initial);
     tensor->initial_step = -1;
@@ -192,12 +193,17 @@ bool WeightSeries::open_window(const TensorSnapshot& snapshot, Group* group) {
   group->newest = std::max(group->newest, window);
   group->seen_at_window = window_count_;
   group->building.try_emplace(window);
-  while (group->building.size() > kMostBuilding)
-    group->in_first_window ? end_first_window(group) : close(group->building.begin()->first, group);
+  while (group->building.size() > kMostBuilding) {  // both calls remove the oldest incomplete window
+    if (group->in_first_window)
+      end_first_window(group);
+    else
+      close(group->building.begin()->first, group);
+  }
   return window > group->closed;  // the loop may have closed this window
 }
 
-// The caller promises that no snapshot before `step` follows. Ends each first window that is before `step`.
+// The caller promises that no snapshot before `step` follows. Ends each first window that is before `step`,
+// and removes its group from new_groups_ (the lambda returns true).
 void WeightSeries::expect_none_before(int64_t step) {
   std::erase_if(new_groups_, [&](const std::string& layer) {
     const auto found = groups_.find(layer);
@@ -257,6 +263,7 @@ WeightSeries::Held WeightSeries::held() const {
 
 std::vector<PoolSnapshot> WeightSeries::completed() { return std::exchange(completed_, {}); }
 
+// Drops everything, except the tensors' first snapshots if `keeps_initial`.
 void WeightSeries::restart(bool keeps_initial) {
   groups_.clear();
   new_groups_.clear();
@@ -370,6 +377,7 @@ void WeightSeries::complete(const std::string& layer, int64_t window, Group* gro
   close(window, group);  // after sums_of(), which needs the snapshots of this window
   PoolSnapshot& pool = sums.snapshot;
   set_initial(group, pool.elements);
+  // restore() also sets sums.previous and sums.initial.
   sums.previous_known &= group->previous_window == window - 1 && group->previous_elements == pool.elements &&
                          restore(group->previous, &sums.previous);
   sums.initial_known &= group->initial_elements == pool.elements && restore(group->initial, &sums.initial);

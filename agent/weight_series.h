@@ -28,7 +28,7 @@ class WeightSeries {
   // Adds a snapshot. Sets its distances to earlier snapshots and its stored histogram. `is_first`: if the
   // tensor is new here, this snapshot is kept as its first one in the run. Snapshots of one tensor must be
   // passed in the order of steps, those of different tensors may be in any order.
-  void take(bool is_first, TensorSnapshot* snapshot);
+  void add(bool is_first, TensorSnapshot* snapshot);
   // Declares that no snapshot of a step before `step` will follow. Ends the first window of each group if
   // that window is before `step` and the second has a snapshot. It also ends when a third window begins.
   void expect_none_before(int64_t step);

@@ -102,9 +102,9 @@ void join_update(const segment::TensorView& view, TensorSnapshot* snapshot) {
 void join_optimizer(const segment::TensorView& view, TensorSnapshot* snapshot) {
   const segment::Bytes payload = view.payload[segment::kTensorOptimizer];
   // The sum of squares of the values whose change is known. NaN: not reported; all values are used.
-  const double changed = reduction(view, segment::kComparedSumOfSquares);
+  const double compared_squares = reduction(view, segment::kComparedSumOfSquares);
   const OptimizerSums sums = OptimizerSums::from_payload(
-      payload, std::isnan(changed) ? reduction(view, segment::kSumOfSquares) : changed,
+      payload, std::isnan(compared_squares) ? reduction(view, segment::kSumOfSquares) : compared_squares,
       reduction(view, segment::kUpdateSumOfSquares));
   if (snapshot->optimizer)
     snapshot->optimizer->join(sums);
@@ -125,7 +125,7 @@ void pool(const LayerSpectrum& layer, LayerSpectrum* all) {
   all->effective_rank_min = std::min(all->effective_rank_min, layer.effective_rank_min);
 }
 
-TensorKey key_of(const std::string& layer, const segment::Identity& identity) {
+TensorKey key_of_layer(const std::string& layer, const segment::Identity& identity) {
   TensorKey key;
   key.name = layer;
   set_coordinates(identity, &key);
@@ -134,8 +134,9 @@ TensorKey key_of(const std::string& layer, const segment::Identity& identity) {
 
 }  // namespace
 
-std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const segment::Identity& identity,
-                                          size_t ranks_here, const char** why) {
+// Adds a record of one rank. Returns the snapshots that are complete now. *why: why the record is invalid.
+std::vector<TensorSnapshot> Weights::add(const segment::TensorView& view, const segment::Identity& identity,
+                                         size_t ranks_here, const char** why) {
   const segment::TensorRecord& record = view.record;
   *why = nullptr;
   begin_attempt(record, identity);
@@ -145,10 +146,10 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
     return {};
   }
   // A process may also return to its own start with another model, as in cross-validation.
-  if (verdict == RollbackWatch::Verdict::kWentBack) restart(!is_at_start_of_run(record));
+  if (verdict == RollbackWatch::Verdict::kWentBack) restart(/*keeps_initial=*/!is_at_start_of_run(record));
   ranks_here_ = ranks_here;
   reached_[identity.rank] = record.step;
-  series_.expect_none_before(first_open_step());  // also here, since the last line may not be reached
+  series_.expect_none_before(first_open_step());  // also here, since the call at the end may be skipped
   const std::vector<int32_t> odd = replicas_.add(record, identity, ranks_here);  // ranks that differ
   const TensorKey key = key_of(record, identity);
   const auto found = known_.find(key);
@@ -171,8 +172,8 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   }
   Histogram histogram;
   if (!read(view, found == known_.end() ? nullptr : &found->second, &histogram, why)) return done;
-  Known& known = known_[key];
-  Pending& pending = known.pending[record.step];
+  KnownTensor& known = known_[key];
+  PendingSnapshot& pending = known.pending[record.step];
   if (pending.ranks.empty()) {
     begin_snapshot(record, identity, key, &pending.snapshot);
     ++waiting_[record.step];
@@ -194,9 +195,9 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
 // the run gets its own first snapshots. One that continues from a checkpoint is compared with the known ones.
 void Weights::begin_attempt(const segment::TensorRecord& record, const segment::Identity& identity) {
   if (!attempt_.is_new(record, identity)) return;
-  restart(!is_at_start_of_run(record));
+  restart(/*keeps_initial=*/!is_at_start_of_run(record));
   rollback_.restart();
-  is_followed_before_ |= has_any_record_;  // this agent has followed an earlier attempt
+  was_followed_before_ |= has_any_record_;  // this agent has followed an earlier attempt
   has_any_record_ = true;
   has_reported_initial_unknown_ = false;
 }
@@ -217,14 +218,14 @@ void Weights::restart(bool keeps_initial) {
 // process. Also, its process must be at the start of the run, or no earlier attempt of the run may be known.
 bool Weights::may_be_first(const segment::TensorRecord& record, const segment::Identity& identity) const {
   if (record.snapshot != 1) return false;
-  return is_at_start_of_run(record) || !(is_followed_before_ || identity.attempt > 0);
+  return is_at_start_of_run(record) || !(was_followed_before_ || identity.attempt > 0);
 }
 
 std::optional<int64_t> Weights::take_initial_unknown() { return std::exchange(initial_unknown_, {}); }
 
 // Reads the histogram of a part, which stays empty if a replica on another rank has reported the part.
 // Returns false and sets *why if the record is invalid. `known`: the tensor's earlier snapshots; may be null.
-bool Weights::read(const segment::TensorView& view, const Known* known, Histogram* histogram,
+bool Weights::read(const segment::TensorView& view, const KnownTensor* known, Histogram* histogram,
                    const char** why) {
   const segment::TensorRecord& record = view.record;
   if (known != nullptr && known->pending.contains(record.step)) {
@@ -245,7 +246,8 @@ bool Weights::read(const segment::TensorView& view, const Known* known, Histogra
   return is_read;
 }
 
-void Weights::add_part(const segment::TensorView& view, const Histogram& histogram, Pending* pending) {
+void Weights::add_part(const segment::TensorView& view, const Histogram& histogram,
+                       PendingSnapshot* pending) {
   const segment::TensorRecord& record = view.record;
   TensorSnapshot& snapshot = pending->snapshot;
   snapshot.ranks = pending->ranks.size();
@@ -263,7 +265,7 @@ void Weights::add_part(const segment::TensorView& view, const Histogram& histogr
 
 // Whether every rank that reports weights has reported this step of a tensor, or a later step of any tensor.
 // reached_: the last step of each rank.
-bool Weights::have_passed(int64_t step, const Pending& pending) const {
+bool Weights::ranks_have_passed(int64_t step, const PendingSnapshot& pending) const {
   return reached_.size() >= std::min(ranks_here_, expected_ranks_) &&
          std::ranges::all_of(reached_, [&](const auto& rank) {
            return rank.second > step || pending.ranks.contains(rank.first);
@@ -272,19 +274,19 @@ bool Weights::have_passed(int64_t step, const Pending& pending) const {
 
 // Whether all ranks of this node that hold a part of the tensor have reported their part. Some ranks may hold
 // none: the holders of the last snapshot suffice once no other rank can be expected.
-bool Weights::is_complete(const Known& known, int64_t step, const Pending& pending) const {
+bool Weights::is_complete(const KnownTensor& known, int64_t step, const PendingSnapshot& pending) const {
   if (pending.snapshot.elements == pending.snapshot.whole_elements) return true;
   if (pending.ranks.size() >= ranks_here_) return true;
   return std::ranges::includes(pending.ranks, known.holders) &&
-         (known.has_all_holders || have_passed(step, pending));
+         (known.has_all_holders || ranks_have_passed(step, pending));
 }
 
 // Moves the snapshots that need not wait any longer to *done, in the order of steps. Drops a snapshot that
 // lacks the part of a rank that had a part before, since such a snapshot cannot be compared with others.
-void Weights::finish(Known* known, std::vector<TensorSnapshot>* done) {
+void Weights::finish(KnownTensor* known, std::vector<TensorSnapshot>* done) {
   int64_t newest = -1;  // snapshots up to this step need not wait any longer
   for (const auto& [step, pending] : known->pending)
-    if (is_complete(*known, step, pending) || have_passed(step, pending)) newest = step;
+    if (is_complete(*known, step, pending) || ranks_have_passed(step, pending)) newest = step;
   while (!known->pending.empty() && known->pending.begin()->first <= newest) {
     const auto& [step, pending] = *known->pending.begin();
     const bool is_whole = is_complete(*known, step, pending);
@@ -297,19 +299,19 @@ void Weights::finish(Known* known, std::vector<TensorSnapshot>* done) {
     auto node = extract(known, step);
     TensorSnapshot& snapshot = node.mapped().snapshot;
     known->last_step = snapshot.step;
-    take_optimizer(snapshot);
-    series_.take(node.mapped().is_first, &snapshot);
+    store_optimizer(snapshot);
+    series_.add(node.mapped().is_first, &snapshot);
     note_initial(snapshot);
     done->push_back(std::move(snapshot));
   }
 }
 
-void Weights::drop(Known* known, int64_t step) {
+void Weights::drop(KnownTensor* known, int64_t step) {
   extract(known, step);
   ++dropped_;
 }
 
-std::map<int64_t, Weights::Pending>::node_type Weights::extract(Known* known, int64_t step) {
+std::map<int64_t, Weights::PendingSnapshot>::node_type Weights::extract(KnownTensor* known, int64_t step) {
   auto node = known->pending.extract(step);
   pending_bytes_ -= bytes_of(node.mapped().snapshot.histogram);
   const auto waiting = waiting_.find(step);
@@ -341,7 +343,7 @@ void Weights::stop_waiting_for_ranks(int64_t step) {
 void Weights::limit_pending_bytes(std::vector<TensorSnapshot>* done) {
   // Returns the oldest step with a waiting snapshot, and the tensor of the snapshot; null if none waits.
   const auto oldest = [this] {
-    std::pair<int64_t, Known*> first = {std::numeric_limits<int64_t>::max(), nullptr};
+    std::pair<int64_t, KnownTensor*> first = {std::numeric_limits<int64_t>::max(), nullptr};
     for (auto& [key, known] : known_)
       if (!known.pending.empty() && known.pending.begin()->first < first.first)
         first = {known.pending.begin()->first, &known};
@@ -360,10 +362,10 @@ void Weights::limit_pending_bytes(std::vector<TensorSnapshot>* done) {
 
 // Stores the latest optimizer statistics of each tensor. Once per interval, drops tensors without statistics
 // for three intervals: they no longer exist, because the trainer now divides the model into other tensors.
-void Weights::take_optimizer(const TensorSnapshot& snapshot) {
+void Weights::store_optimizer(const TensorSnapshot& snapshot) {
   if (!snapshot.optimizer) return;
-  optimizer_.take(snapshot.key, static_cast<uint32_t>(snapshot.shape.size()), snapshot.step,
-                  *snapshot.optimizer);
+  optimizer_.set(snapshot.key, static_cast<uint32_t>(snapshot.shape.size()), snapshot.step,
+                 *snapshot.optimizer);
   const auto interval = static_cast<int64_t>(snapshot.interval);
   if (snapshot.step - last_removal_ < interval) return;
   last_removal_ = snapshot.step;
@@ -372,8 +374,8 @@ void Weights::take_optimizer(const TensorSnapshot& snapshot) {
 
 // Adds a record's rows of heads to those of its layer. Returns the spectrum of their change if the layer
 // now has a further complete measurement of queries and keys.
-std::optional<LayerSpectrum> HeadSpectra::take(const segment::TensorView& tensor,
-                                               const segment::Identity& identity, const char** why) {
+std::optional<LayerSpectrum> HeadSpectra::add(const segment::TensorView& tensor,
+                                              const segment::Identity& identity, const char** why) {
   const segment::TensorRecord& record = tensor.record;
   const segment::Bytes payload = tensor.payload[segment::kTensorHeadRows];
   const std::string label = segment::text_of(record.layer);
@@ -387,14 +389,14 @@ std::optional<LayerSpectrum> HeadSpectra::take(const segment::TensorView& tensor
   if (payload.empty() || label.empty()) return std::nullopt;
   *why = segment::parse_tensor_heads(payload, size_of(dtype), &heads);
   if (*why != nullptr) return std::nullopt;
-  const TensorKey key = key_of(label, identity);
+  const TensorKey key = key_of_layer(label, identity);
   const std::string shard = label + '/' + std::to_string(key.tensor_parallel) + '/' +
                             std::to_string(key.pipeline_parallel) + '/' +
                             std::to_string(key.expert_parallel) + '/' + std::to_string(key.rank);
   const auto spectrum = rows_.take(shard, {.step = record.step,
                                            .interval = record.interval,
-                                           .head_dim = heads.head.head_dim,
-                                           .width = heads.head.width,
+                                           .head_dim = heads.header.head_dim,
+                                           .width = heads.header.width,
                                            .kv_heads = heads.numbers,
                                            .dtype = dtype,
                                            .queries = heads.queries,

@@ -115,11 +115,11 @@ class Weights {
   // snapshots that are complete now, in the order of steps. A record that comes too late for its snapshot, or
   // has only a checksum, completes none. If it shows that replicas differ, a snapshot without parts is
   // returned, which only lists the ranks that differ. *why: null, or why the record is invalid.
-  std::vector<TensorSnapshot> take(const segment::TensorView& view, const segment::Identity& identity,
-                                   size_t ranks_here, const char** why);
+  std::vector<TensorSnapshot> add(const segment::TensorView& view, const segment::Identity& identity,
+                                  size_t ranks_here, const char** why);
 
   // Must be called if an earlier agent has followed this run. The run's first snapshots are then unknown.
-  void set_followed_before() { is_followed_before_ = true; }
+  void set_followed_before() { was_followed_before_ = true; }
   // Returns, once per attempt, the step of a snapshot of a tensor whose first snapshot in the run is unknown;
   // else nullopt.
   std::optional<int64_t> take_initial_unknown();
@@ -142,32 +142,33 @@ class Weights {
   size_t known_tensors() const { return known_.size(); }
 
  private:
-  struct Pending {  // a snapshot that waits for parts from other ranks
+  struct PendingSnapshot {  // a snapshot that waits for parts from other ranks
     TensorSnapshot snapshot;
     std::set<int32_t> ranks;  // ranks that have reported their part
     bool is_first = false;    // may be the first snapshot of its tensor in the run
   };
-  struct Known {                         // a tensor of which a record was read
-    std::map<int64_t, Pending> pending;  // by step
-    int64_t last_step = -1;              // step of the last complete snapshot
+  struct KnownTensor {                           // a tensor of which a record was read
+    std::map<int64_t, PendingSnapshot> pending;  // by step
+    int64_t last_step = -1;                      // step of the last complete snapshot
     // The last snapshot that was completed or dropped:
     std::set<int32_t> holders;     // ranks that have reported a part of it
     bool has_all_holders = false;  // it was complete, and no other rank has reported a part of it since
   };
 
-  bool read(const segment::TensorView& view, const Known* known, Histogram* histogram, const char** why);
-  void add_part(const segment::TensorView& view, const Histogram& histogram, Pending* pending);
+  bool read(const segment::TensorView& view, const KnownTensor* known, Histogram* histogram,
+            const char** why);
+  void add_part(const segment::TensorView& view, const Histogram& histogram, PendingSnapshot* pending);
   // Whether no further part can come: each rank has reported its part, or a record of a later step.
-  bool have_passed(int64_t step, const Pending& pending) const;
-  bool is_complete(const Known& known, int64_t step, const Pending& pending) const;
-  void finish(Known* known, std::vector<TensorSnapshot>* done);
-  std::map<int64_t, Pending>::node_type extract(Known* known, int64_t step);
-  void drop(Known* known, int64_t step);
+  bool ranks_have_passed(int64_t step, const PendingSnapshot& pending) const;
+  bool is_complete(const KnownTensor& known, int64_t step, const PendingSnapshot& pending) const;
+  void finish(KnownTensor* known, std::vector<TensorSnapshot>* done);
+  std::map<int64_t, PendingSnapshot>::node_type extract(KnownTensor* known, int64_t step);
+  void drop(KnownTensor* known, int64_t step);
   void note_initial(const TensorSnapshot& snapshot);
   void stop_waiting_for_ranks(int64_t step);  // those that have not reached `step`
   // Completes or drops the oldest snapshots until the waiting ones fit into the memory limit.
   void limit_pending_bytes(std::vector<TensorSnapshot>* done);
-  void take_optimizer(const TensorSnapshot& snapshot);
+  void store_optimizer(const TensorSnapshot& snapshot);
   // No snapshot of a step before this one will be completed any more. 0: unknown.
   int64_t first_open_step() const;
   // Whether the record may be of its tensor's first snapshot in the run.
@@ -176,7 +177,7 @@ class Weights {
   void restart(bool keeps_initial);  // true: keeps the first snapshots of the run
 
   const uint64_t most_pending_;
-  std::map<TensorKey, Known> known_;
+  std::map<TensorKey, KnownTensor> known_;
   HistogramReader reader_;
   Replicas replicas_;
   WeightSeries series_;
@@ -191,8 +192,8 @@ class Weights {
   std::map<int64_t, size_t> waiting_;  // by step: tensors that wait for a part
   AttemptWatch attempt_;
   RollbackWatch rollback_;
-  bool is_followed_before_ = false;         // an earlier attempt, or an earlier agent, is known
-  bool has_any_record_ = false;             // take() was called in any attempt
+  bool was_followed_before_ = false;        // an earlier attempt, or an earlier agent, is known
+  bool has_any_record_ = false;             // add() was called in any attempt
   std::optional<int64_t> initial_unknown_;  // result of the next take_initial_unknown()
   bool has_reported_initial_unknown_ = false;
 };
@@ -205,8 +206,8 @@ class HeadSpectra {
 
   // Adds the rows of a record, if any. Returns a spectrum if a layer has now a further complete measurement.
   // Rows that several replicas report for one step count once. *why: null, or why the rows are invalid.
-  std::optional<LayerSpectrum> take(const segment::TensorView& tensor, const segment::Identity& identity,
-                                    const char** why);
+  std::optional<LayerSpectrum> add(const segment::TensorView& tensor, const segment::Identity& identity,
+                                   const char** why);
 
   std::optional<LayerSpectrum> all_layers() const;  // statistics over all heads of all layers; nullopt: none
   // Returns, by label of the layer, the smallest effective rank (a measure of a spectrum) of its heads.

@@ -27,7 +27,7 @@ NAMES = (
     "attention op", "scaled_dot_product_attention", "ones_like", ".item() on the CPU", "detach", "clamp_",
     "add (not hooked)",
 )  # fmt: skip
-TARGET_US = 0.6
+TARGET_US = 0.6  # the aim above, in microseconds
 TURN_SECONDS = 0.004
 
 
@@ -59,7 +59,8 @@ def serve(adapter: str) -> None:
 
     torch.set_num_threads(1)
     if adapter:
-        assert ctypes.CDLL(adapter).foreshock_adapter_start() > 0
+        hooked_operations = ctypes.CDLL(adapter).foreshock_adapter_start()
+        assert hooked_operations > 0
         fake = getattr(ctypes.CDLL(None), "fake_sample", None)
         if fake:  # a test of this bench preloads a fake monitor, which must neither sample nor record here
             fake(0)
@@ -81,6 +82,7 @@ class Child:
     """One of the two processes. An empty `adapter` makes it the plain one."""
 
     def __init__(self, adapter: str, library: str) -> None:
+        # Without the caller's settings of the monitor, which could change what is measured.
         env = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
         env |= {"LD_PRELOAD": library} if adapter else {}
         command = [sys.executable, __file__, "--serve", adapter]
@@ -97,7 +99,7 @@ class Child:
 def median_bounds(values: list[float]) -> tuple[float, float, float]:
     """The median and its 95 % interval, from the binomial distribution of the number of rounds below the median."""
     ranked = sorted(values)
-    # 1.96 standard deviations of Binomial(n, 1/2), each of sqrt(n) / 2: 0.98 sqrt(n).
+    # 1.96 standard deviations of Binomial(n, 1/2), each of sqrt(n) / 2, are 0.98 sqrt(n); one more round is added.
     reach = math.ceil(0.98 * math.sqrt(len(ranked))) + 1
     middle = len(ranked) // 2
     return statistics.median(ranked), ranked[max(0, middle - reach)], ranked[min(len(ranked) - 1, middle + reach)]

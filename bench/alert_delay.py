@@ -32,7 +32,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 RULES = ROOT / "dashboards" / "rules" / "foreshock.yml"
 LEARNING_SECONDS = 30  # training before the fault, in which the detector learns from its first 64 steps
-# After the fault the gradients are multiplied by LOW_FACTOR for LOW_STEPS steps, then grow by GROWTH per step.
+# After the fault the gradients are multiplied by LOW_FACTOR for LOW_STEPS steps, then grow by GROWTH per step. They
+# reach their usual size after 76 steps of growth.
 LOW_FACTOR, GROWTH, LOW_STEPS = 1e-4, 1.13, 40
 MAX_WAIT_SECONDS = 90  # for the warning, and for the alert
 

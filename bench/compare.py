@@ -1,4 +1,4 @@
-"""Measures `foreshock compare` on two checkpoints, relative to the time to read them (`cat` of both, cached)."""
+"""Measures `foreshock compare` on two checkpoints, relative to the time to read them (`cat` of both, from memory)."""
 
 import argparse
 import os
@@ -20,17 +20,17 @@ REPETITIONS = 7
 BOUND = 2.5  # printed: compare should take at most this many times as long as cat
 
 
-def write_pair(directory: pathlib.Path, megabytes: int, store, width: int) -> list[pathlib.Path]:
-    """Writes a model of about `megabytes`, and the same model after a step of training; returns the two files. `store`
-    converts the values of a tensor to (dtype, shape, bytes); a stored value has `width` bytes."""
-    count = 1 << 25  # values of a tensor; all tensors of a model are equal
+def write_pair(directory: pathlib.Path, megabytes: int, encode, value_bytes: int) -> list[pathlib.Path]:
+    """Writes a model of about `megabytes`, and the same model after a step of training; returns the two files. `encode`
+    converts the values of a tensor to (dtype, shape, bytes); an encoded value has `value_bytes` bytes."""
+    count = 1 << 25  # values of a tensor; all tensors of a model have the same values
     weights = np.random.default_rng(1).normal(0, 0.02, count).astype(np.float32)
     update = np.random.default_rng(2).normal(0, 1e-5, count).astype(np.float32)
     paths = []
     for name, values in (("a", weights), ("b", weights + update)):
-        kind, shape, data = store(values)
-        layers = max(1, (megabytes << 20) // (count * width))
-        tensors = {f"layers.{i}.weight": (kind, shape, data) for i in range(layers)}
+        dtype, shape, data = encode(values)
+        layers = max(1, (megabytes << 20) // (count * value_bytes))
+        tensors = {f"layers.{i}.weight": (dtype, shape, data) for i in range(layers)}
         paths.append(stored_tensors.write(directory / f"{name}.safetensors", tensors))
     return paths
 
@@ -40,12 +40,12 @@ def timed(command: list[str]) -> tuple[float, float]:
     before, start = os.times(), time.monotonic()
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     wall, after = time.monotonic() - start, os.times()
-    spent = after.children_user + after.children_system - before.children_user - before.children_system
-    return wall, spent
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return wall, cpu
 
 
 def measure(name: str, paths: list[pathlib.Path]) -> None:
-    """Prints the best wall and CPU seconds of each command."""
+    """Prints the shortest wall and CPU seconds of each command."""
     files = [str(path) for path in paths]
     # The two commands alternate, so that other work on the machine affects both. Each gives (wall, CPU) seconds.
     runs = [
@@ -68,9 +68,9 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=2048, help="of each file")
     parser.add_argument("--directory", help="where the files are written; by default /dev/shm")
     options = parser.parse_args()
-    for name, store, width in (("bf16", stored_tensors.bf16, 2), ("fp32", stored_tensors.fp32, 4)):
+    for name, encode, value_bytes in (("bf16", stored_tensors.bf16, 2), ("fp32", stored_tensors.fp32, 4)):
         with tempfile.TemporaryDirectory(prefix="foreshock-bench-", dir=options.directory or "/dev/shm") as directory:
-            measure(name, write_pair(pathlib.Path(directory), options.megabytes, store, width))
+            measure(name, write_pair(pathlib.Path(directory), options.megabytes, encode, value_bytes))
 
 
 if __name__ == "__main__":

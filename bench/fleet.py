@@ -33,7 +33,7 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
-PORT, PLAIN_PORT = 19847, 19848  # of the server with rules, and of the one without
+PORT, PLAIN_PORT = 19847, 19848  # of the server with rules, and of the one without; arbitrary
 RULES = ROOT / "dashboards" / "rules" / "foreshock.yml"
 
 
@@ -80,7 +80,7 @@ def wait_for_rules(seconds: float) -> None:
 
 
 def evaluations() -> float:
-    """The largest number of evaluations of a group of rules so far: iterations minus those that Prometheus missed."""
+    """Evaluations so far of the group of rules that has most of them: iterations minus those that Prometheus missed."""
     with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=60) as reply:
         lines = [line.rpartition(" ") for line in reply.read().decode().splitlines()]
     evaluated: dict[str, float] = {}  # by group
@@ -92,11 +92,12 @@ def evaluations() -> float:
     return max(evaluated.values())
 
 
-class Times:
+class EvaluationTimes:
     """Evaluation times of the rules in seconds. A rule's time is the shortest of the last third of all readings."""
 
     def __init__(self) -> None:
-        self.readings: list[dict[tuple[str, str], float]] = []  # by (group, "number name" of the rule)
+        # By (group, "number name" of the rule). The number is needed because rules of a group may share a name.
+        self.readings: list[dict[tuple[str, str], float]] = []
 
     def read(self) -> None:
         times = {
@@ -123,10 +124,12 @@ class Times:
         return sorted(rules, key=lambda rule: -rule[1])[:count]
 
 
-def start_prometheus(ports: list[int], folder: pathlib.Path, interval: int, port: int, rules: str) -> subprocess.Popen:
-    """Starts a server on `port` that scrapes the agents at `ports` and itself. `rules`: a file in quotes, or ""."""
+def start_prometheus(
+    agent_ports: list[int], folder: pathlib.Path, interval: int, port: int, rules: str
+) -> subprocess.Popen:
+    """Starts a server on `port` that scrapes the agents and itself. `rules`: the name of a file in quotes, or ""."""
     folder.mkdir()
-    targets = [{"targets": [f"127.0.0.1:{agent_port}" for agent_port in ports]}]
+    targets = [{"targets": [f"127.0.0.1:{agent_port}" for agent_port in agent_ports]}]
     (folder / "targets.json").write_text(json.dumps(targets))
     (folder / "prometheus.yml").write_text(
         f"global: {{scrape_interval: {interval}s, scrape_timeout: {min(interval, 10)}s,"
@@ -144,10 +147,10 @@ def start_prometheus(ports: list[int], folder: pathlib.Path, interval: int, port
 def measure(server: subprocess.Popen, plain: subprocess.Popen, seconds: int, interval: int) -> dict:
     """Prints and returns the figures. `server` evaluates the rules, `plain` does not."""
     time.sleep(3 * interval)  # every target is scraped, so that all series exist
-    wait_for_rules(120)
+    wait_for_rules(seconds=120)
     evaluations_before = evaluations()
     begin, cpu_before = time.monotonic(), [process_numbers(process.pid)[1] for process in (server, plain)]
-    times = Times()
+    times = EvaluationTimes()
     while time.monotonic() - begin < seconds:
         time.sleep(interval)
         times.read()
@@ -200,11 +203,11 @@ def main() -> int:
         return 1
     program = [str(BUILD / "bin" / "fleet_agents"), str(options.agents), options.layers]
     fleet = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    ports = [int(fleet.stdout.readline()) for _ in range(options.agents)]  # each agent prints its port
+    agent_ports = [int(fleet.stdout.readline()) for _ in range(options.agents)]  # each agent prints its port
     folder = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-fleet-"))
     servers = [
-        start_prometheus(ports, folder / "with-rules", options.interval, PORT, f"'{options.rules.resolve()}'"),
-        start_prometheus(ports, folder / "without", options.interval, PLAIN_PORT, ""),
+        start_prometheus(agent_ports, folder / "with-rules", options.interval, PORT, f"'{options.rules.resolve()}'"),
+        start_prometheus(agent_ports, folder / "without", options.interval, PLAIN_PORT, ""),
     ]
     try:
         figures = measure(*servers, options.seconds, options.interval)

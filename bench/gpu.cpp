@@ -1,5 +1,6 @@
-// Measures the CUDA kernels of foreshock (histograms and sums of tensors, gathers of attention slices), each
-// relative to a copy of as many bytes within device memory. The best of several rounds counts.
+// Measures the CUDA kernels of foreshock (histograms and sums of tensors, gathers of the sampled parts of
+// attention calls), each relative to a copy of as many bytes within device memory. The best of several rounds
+// counts.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -47,13 +48,13 @@ struct Bench {
   }
 
   template <class Measure>
-  double best(const Measure& measure) {  // the shortest time of all rounds
+  double best(const Measure& measure) {  // the shortest milliseconds of all rounds
     double milliseconds = measure();
     for (int n = 1; n < size.rounds; ++n) milliseconds = std::min(milliseconds, measure());
     return milliseconds;
   }
 
-  // Measures a kernel with the arguments `job`, which reads `bytes` bytes. Prints `bound`, the aim as text.
+  // Measures a kernel that reads `bytes` bytes; `job`: its arguments. `bound`: the aim as text, in ms per GB.
   template <class Job>
   void time_kernel(const char* name, DeviceKernel kernel, const LaunchShape& shape, const Job& job,
                    size_t bytes, const char* bound = "") {
@@ -83,9 +84,10 @@ void bench_histograms(Bench& bench) {
 // Measures sums over one tensor: of gradients, of gradients and Adam's second moments, and the checksum.
 void bench_sums(Bench& bench) {
   const size_t bytes = bench.size.bytes;
-  const uint64_t count = bytes / 2;
+  const uint64_t count = bytes / 2;  // bf16 values of the whole input
   GradientSumsJob gradients = {};
   gradients.results = bench.allocate_zeros(sizeof(GradientSums));
+  // Counts the blocks of the kernel that have ended.
   gradients.arrived = bench.allocate_zeros(sizeof(uint32_t));
   gradients.chunks = sum_chunks(count);
   gradients.partials = bench.allocate_zeros(gradients.chunks * sizeof(GradientSums));
@@ -98,6 +100,7 @@ void bench_sums(Bench& bench) {
   bench.time_kernel("gradient sums, bf16", DeviceKernel::kGradientSums,
                     launch_of(gradients, bench.device.limits()), gradients, bytes);
 
+  // The first half of the input stands for the gradients, the second half for the second moments.
   AdamSumsJob adam = {};
   adam.results = bench.allocate_zeros(sizeof(AdamSums));
   adam.arrived = bench.allocate_zeros(sizeof(uint32_t));
@@ -132,16 +135,17 @@ void bench_attention(Bench& bench) {
   gather.pieces = 2;
   for (uint32_t n = 0; n < gather.pieces; ++n) {
     gather.piece[n].from = bench.from + n * tokens * kKvHeads * kDim * 2;
-    gather.piece[n].to = n * tokens * kDim * 2;
+    gather.piece[n].to = n * tokens * kDim * 2;  // offset in gather.to
     gather.piece[n].row_stride = kKvHeads * kDim, gather.piece[n].column_stride = 1;
     gather.piece[n].heads = 1, gather.piece[n].rows = tokens, gather.piece[n].width = kDim;
     gather.piece[n].element = 2;  // bytes
   }
   bench.time_kernel("gather, K and V of a head", DeviceKernel::kGather, launch_of(gather), gather,
-                    2 * tokens * kDim * 2);
+                    gather.pieces * tokens * kDim * 2);
 
   // A slice of key positions: query, output and gradient of the output of the 4 query heads that share a
   // key/value head, and sums over all keys, for which the kernel reads the gradients of query, key and value.
+  // All these tensors are arbitrary parts of the input.
   KeyGatherJob job = {};
   job.gather = gather;
   job.gather.pieces = 3;
@@ -160,13 +164,13 @@ void bench_attention(Bench& bench) {
                       .width = kDim,
                       .reserved = 0};
   };
-  // The gradients are arbitrary parts of the input.
   job.grad_query = view(bench.from + bench.size.bytes / 2, kHeads, kHeads / kKvHeads);
   job.grad_key = view(bench.from, kKvHeads, 1);
   job.grad_value = view(bench.from + bench.size.bytes / 4, kKvHeads, 1);
   job.dtype = static_cast<uint32_t>(DType::kBf16);
   job.sums = bench.allocate_zeros(key_sum_count(kDim, kDim) * sizeof(ColumnSum));
-  // Reads 3 pieces and the gradient of the query, of 4 heads each, and the gradients of key and value.
+  // Reads 3 pieces and the gradient of the query, each with kHeads / kKvHeads heads, and the gradients of key
+  // and value with one head each; a value has 2 bytes.
   bench.time_kernel("key positions and sums of a kv-head", DeviceKernel::kKeyGather, launch_of(job), job,
                     tokens * kDim * 2 * (4 * kHeads / kKvHeads + 2));
 }

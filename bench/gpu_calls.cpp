@@ -30,7 +30,8 @@ using Microseconds = std::chrono::duration<double, std::micro>;
 
 // A layer of attention in bf16: a slice is K and V of one head, 4 MB.
 constexpr int64_t kHeads = 32, kKvHeads = 8, kTokens = 8192, kDim = 128;
-constexpr int kLayers = 8, kWarmUp = 4;  // calls in a window; windows that are not measured
+constexpr int kLayers = 8;  // attention calls in a window
+constexpr int kWarmUp = 4;  // windows before the measured ones
 
 struct Size {  // how much is measured
   int windows = 60;
@@ -58,9 +59,9 @@ class Training {
     call_.key = call_.value = tensor(kKvHeads);
   }
 
-  // Returns the microseconds of a window until the trainer's stream is idle. Copies that foreshock has queued
-  // on another stream are awaited afterwards, outside this time.
-  double window(bool with_calls) {
+  // Runs a window. Returns its microseconds until the trainer's stream is idle. The copies that foreshock has
+  // queued on another stream are awaited after that, outside the measured time.
+  double run_window(bool with_calls) {
     const Clock::time_point begin = Clock::now();
     for (int layer = 0; layer < kLayers; ++layer) {
       device_.must("cuMemsetD8Async", work_, static_cast<unsigned char>(layer), size_.work_bytes, stream_);
@@ -76,7 +77,7 @@ class Training {
   std::vector<double> call_microseconds;  // the host's time in each call so far
 
  private:
-  // A tensor on the device; its values do not matter and are not set.
+  // A tensor on the device, 2 bytes a value; the values do not matter and are not set.
   foreshock_tensor tensor(int64_t heads) {
     uint64_t address = 0;
     device_.must("cuMemAlloc_v2", &address, static_cast<size_t>(heads * kTokens * kDim * 2));
@@ -91,6 +92,7 @@ class Training {
 
   void attention() {
     const Clock::time_point begin = Clock::now();
+    // Nonzero: the call is sampled. No operation runs between the two, so only the hooks are measured.
     if (foreshock_attention_enter(call_.op, FORESHOCK_NEEDS_GRADIENT) != 0) foreshock_attention_leave(&call_);
     call_microseconds.push_back(Microseconds(Clock::now() - begin).count());
   }
@@ -138,16 +140,16 @@ int measure(const char* connections, const fs::path& base, const Size& size) {
   const LiveDevice device;
   Training training(device, size);
   for (int n = 0; n < kWarmUp; ++n) {
-    training.window(true);
+    training.run_window(true);
     consume(folder);
   }
   training.call_microseconds.clear();
   const uint64_t sampled_before = sampled_calls(folder);
   std::vector<double> with, without;
   for (int n = 0; n < size.windows; ++n) {
-    with.push_back(training.window(true));
+    with.push_back(training.run_window(true));
     consume(folder);
-    without.push_back(training.window(false));
+    without.push_back(training.run_window(false));
   }
   const double sampled_per_window =
       static_cast<double>(sampled_calls(folder) - sampled_before) / size.windows;

@@ -28,7 +28,7 @@ WARM_UP = 64  # steps until the monitor has chosen the sampling interval and set
 
 
 def train(device: str, windows: int, steps: int) -> None:
-    """The training, in a process of its own (--train). Measures the windows and prints the slowdown."""
+    """The training, in a process of its own (--train). Pauses its monitor, measures windows, prints the slowdown."""
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     import torch
     from tiny_gpt import Batches, TinyGpt, loss_of
@@ -56,7 +56,7 @@ def train(device: str, windows: int, steps: int) -> None:
         times = {}
         for command in ("pause", "resume"):
             subprocess.run([BUILD / "bin" / "foreshock", command, "--run-id", RUN_ID], check=True, capture_output=True)
-            seconds_of(1)  # pause and resume take effect at the next step
+            seconds_of(1)  # not measured: pause and resume take effect at the next step
             times[command] = seconds_of(steps)
         slowdowns.append(times["resume"] / times["pause"] - 1)
     median, low, high = median_bounds(slowdowns)

@@ -67,18 +67,19 @@ std::vector<float> weights(size_t count) {
   return values;
 }
 
-struct Sorted {
+struct SortTiming {
   const char* keys;  // the type of the sorted values, as text
   Timing timing;
 };
 
-// `bound`: goal for `counting` in ns per element, not checked. `cached`: counting of values in the cache.
+// Prints figures beside their bounds, which are not checked. `bound`: most ns per element of `counting`.
+// 0.35: least share of the read bandwidth. `cached`: counting values in the cache.
 void print(const char* title, const Timing& counting, double bound, const Timing& reading,
-           const Timing& cached, const std::vector<Sorted>& sorts) {
+           const Timing& cached, const std::vector<SortTiming>& sorts) {
   std::printf("%-26s %6.3f ns/element (bound %.2f), %.2f of the read bandwidth (bound 0.35)", title,
               counting.best, bound, reading.best / counting.best);
   std::printf(", %.3f ns in cache (that would be %.2f)", cached.best, reading.best / cached.best);
-  for (const Sorted& sort : sorts)
+  for (const SortTiming& sort : sorts)
     std::printf(", VQSort %s %6.2f ns = %.1f times", sort.keys, sort.timing.best,
                 sort.timing.best / counting.best);
   std::printf("\n");
@@ -110,16 +111,16 @@ void measure(const char* law, const std::vector<float>& fp32) {
   std::vector<uint64_t> words32(kBinWords);
   Timing count16, count32, read16, read32, cached16, cached32;
   // Counting 16-bit values is compared with two sorts: of the values as fp32, and as 16-bit words.
-  std::vector<Sorted> sorts16{{"of fp32", {}}, {"of 16 bits", {}}}, sorts32{{"of fp32", {}}};
+  std::vector<SortTiming> sorts16{{"of fp32", {}}, {"of 16 bits", {}}}, sorts32{{"of fp32", {}}};
   uint64_t sink = 0;
   for (int i = 0; i < kRepetitions; ++i) {
     read16.run(bf16.size(), [&] { sink ^= read_all(bf16.data(), 2 * bf16.size()); });
     count16.run(bf16.size(), [&] { count_patterns(bf16.data(), bf16.size(), words16.data()); });
     read32.run(fp32.size(), [&] { sink ^= read_all(fp32.data(), 4 * fp32.size()); });
-    // A counter of words32 can hold one pass over the values, one of words16 all passes.
+    // words32 is cleared before each pass: its counters could overflow in a second one, those of words16 not.
     std::fill(words32.begin(), words32.end(), 0);
     count32.run(fp32.size(), [&] { count_bins(fp32.data(), fp32.size(), words32.data()); });
-    // Counts the same cached values repeatedly: the least time of any counting with one store per value.
+    // Counts the same cached values repeatedly: the least time of counting with one store per value.
     const size_t rounds = fp32.size() / kCachedValues;
     cached16.run(rounds * kCachedValues, [&] {
       for (size_t n = 0; n < rounds; ++n) count_patterns(bf16.data(), kCachedValues, words16.data());
@@ -130,7 +131,7 @@ void measure(const char* law, const std::vector<float>& fp32) {
     });
     if (i > 1) continue;  // sorting is slow, so it is timed in two repetitions only
     sort_copy(fp32, &copy32, &sorts16[0].timing);
-    sorts32[0].timing = sorts16[0].timing;
+    sorts32[0].timing = sorts16[0].timing;  // the same sort
     sort_copy(bf16, &copy16, &sorts16[1].timing);
   }
   if (sink == 12345) std::puts("");  // keeps the compiler from removing the reads
@@ -148,7 +149,7 @@ void measure(const char* law, const std::vector<float>& fp32) {
 }  // namespace foreshock
 
 int main() {
-  constexpr size_t kCount = (size_t{1} << 26) - 1;  // the most that one of the fp32 counters can count
+  constexpr size_t kCount = (size_t{1} << 26) - 1;  // most that one counter of fp32 values can count
   foreshock::measure("N(0, 0.02)", foreshock::weights(kCount));
   foreshock::measure("all equal", std::vector<float>(kCount, 0.02f));
   return 0;

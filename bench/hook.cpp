@@ -74,10 +74,10 @@ int main(int argc, char** argv) {
   step.size = sizeof step;
   step.version = FORESHOCK_ABI_VERSION;
   step.step = 1;
-  foreshock_step_end(&step);  // creates the segment
+  foreshock_step_end(&step);  // creates the segment, the file shared with the agent
   // Begins step 2, which is not sampled. Of the later calls only every 1024th takes the slow path.
   foreshock_attention_enter(op, 0);
-  // The monitor is off if it could not create its segment (the file shared with the agent).
+  // The monitor is off if it could not create its segment.
   if (foreshock_enabled()) measure("on, not sampled", 5);
   std::filesystem::remove_all(base);
   return 0;

@@ -16,7 +16,8 @@ A second method, the line `by parts`, is more accurate if turns of one process d
 the costs of three parts: work at each step (`step`), slices (copied parts of attention calls), and snapshots of
 weights. `step` is measured in a training of one parameter, whose time is nearly all spent in the framework. Slices and
 snapshots are measured in trainings with one at every step, so that they cost more than the noise. `foreshock pause` and
-`resume` switch the monitor of these off and on; each turn with it on is compared with the turns before and after.
+`resume` switch the monitor of these trainings off and on. Each turn with the monitor on is compared with the turns
+before and after.
 The sum is the cost of a step, of a slice and of a snapshot, each times its number per step in a default training.
 
 Prints the slowdown, (time with the monitor / time without) - 1: the median over sets of the medians over rounds, and
@@ -42,7 +43,7 @@ LEAST_ROUNDS = 20  # rounds of a set; with fewer, an interval is not meaningful
 SHORT_SECONDS = 45  # --short starts no further round after this time
 
 
-def verdict(high: float, low: float, goal: float, sets: int, rounds: int) -> str:
+def verdict(low: float, high: float, goal: float, sets: int, rounds: int) -> str:
     """Whether the interval from `low` to `high` is below the goal: wholly (met), partly (not shown) or not (missed)."""
     if sets < 2 or rounds < LEAST_ROUNDS:
         return "too few rounds"
@@ -50,9 +51,11 @@ def verdict(high: float, low: float, goal: float, sets: int, rounds: int) -> str
 
 
 def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]) -> None:
-    """Compares processes of the three kinds. `steps`: steps of a turn. `warm_up`: first steps, which do not count."""
+    """Compares processes of the three kinds. `steps`: steps of a turn. `warm_up`: first steps, which do not count.
+    `clock`: "cpu" or "wall"."""
     slowdowns: dict[str, list[list[float]]] = {kind: [] for kind in GOALS}  # by kind, set and round
-    reported, shares, slices = [], [], 0  # of the default training: reported slowdowns and the agent's shares, by set
+    # Of the default training: its reported slowdowns and the agent's shares of a core, by set; slices of all sets.
+    reported, shares, slices = [], [], 0
     for number in range(sets):
         with one_of_each("gpt", tuple(KINDS), cores) as trainers:
             for trainer in trainers.values():
@@ -73,11 +76,11 @@ def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str,
             rank = trainers["default"].finish()
             reported.append(rank["slowdown_ratio"])
             slices += slices_of(rank)
-    count = f"{sets} sets x {len(slowdowns['default'][-1])} rounds of {steps} steps, {clock} time"
+    extent = f"{sets} sets x {len(slowdowns['default'][-1])} rounds of {steps} steps, {clock} time"
     for kind, goal in GOALS.items():
         middle, low, high = interval(slowdowns[kind])
-        word = verdict(high, low, goal, sets, len(slowdowns[kind][-1]))
-        print(f"{kind:<10} {middle:+.2%}  [{low:+.2%}, {high:+.2%}]  goal {goal:.1%}: {word}   ({count})", flush=True)
+        word = verdict(low, high, goal, sets, len(slowdowns[kind][-1]))
+        print(f"{kind:<10} {middle:+.2%}  [{low:+.2%}, {high:+.2%}]  goal {goal:.1%}: {word}   ({extent})", flush=True)
     print(
         f"{'ours':<10} {statistics.median(reported):+.2%}  as the monitor accounts for it, its agent's CPU included; "
         f"{slices} slices",
@@ -91,15 +94,17 @@ class Switched(NamedTuple):
 
     added: list[list[float]]  # by set and round: seconds that the monitor adds to a step
     plain_seconds: float  # seconds of a step with the monitor off
-    slices: float  # number of slices per step with the monitor on
-    snapshots: float  # number of weight snapshots per step with the monitor on
+    slices_per_step: float  # with the monitor on
+    snapshots_per_step: float  # snapshots of weights, with the monitor on
 
-    def seconds_of_one(self, count: float) -> tuple[float, float, float]:
-        """Seconds of one slice or snapshot (middle, low, high of interval()), if each step has `count` of them."""
-        return tuple(seconds / count for seconds in interval(self.added))
+    def seconds_of_one(self, per_step: float) -> tuple[float, float, float]:
+        """Seconds of one slice or snapshot (middle, low, high of interval()), if each step has `per_step` of them."""
+        return tuple(seconds / per_step for seconds in interval(self.added))
 
 
-def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]) -> Switched:
+def measure_switched(
+    kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]
+) -> Switched:
     """Measures a training whose monitor is paused in every other turn. `kind`, a key of EVERY_STEP: "slices" takes a
     slice at every step and no snapshot, "weights" a snapshot and no slice. Other arguments: as in measure_gpt()."""
     added, plain, slices, snapshots, on_steps = [], [], 0, 0, 0
@@ -122,17 +127,20 @@ def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clo
         plain += off
         slices += slices_of(rank)
         snapshots += rank["weights"]["snapshots"]
-        on_steps += warm_up + (steps + 1) * len(on) + 1  # each switch("resume") runs one step
+        # Steps with the monitor on. Each switch("resume") runs one of them, also the last one, which no turn follows.
+        on_steps += warm_up + (steps + 1) * len(on) + 1
     return Switched(added, statistics.median(plain), slices / on_steps, snapshots / on_steps)
 
 
 def measure_parts(
     per_step: tuple[float, float, float], sets: int, rounds: Rounds, default_steps: int, **how: Any
 ) -> None:
-    """Prints the parts and their sum. `per_step`: result of measure_step(). `how`: further arguments of switched()."""
-    by_kind = {kind: switched(kind, sets, rounds, **how) for kind in EVERY_STEP}
+    """Prints the parts and their sum. `per_step`: result of measure_step(). `how`: other arguments of
+    measure_switched()."""
+    by_kind = {kind: measure_switched(kind, sets, rounds, **how) for kind in EVERY_STEP}
     slices, weights = by_kind["slices"], by_kind["weights"]
-    per_slice, per_snapshot = slices.seconds_of_one(slices.slices), weights.seconds_of_one(weights.snapshots)
+    per_slice = slices.seconds_of_one(slices.slices_per_step)
+    per_snapshot = weights.seconds_of_one(weights.snapshots_per_step)
     with one_of_each("gpt", ("default",), how["cores"]) as trainers:
         trainers["default"].turn(default_steps)
         rank = trainers["default"].finish()
@@ -144,16 +152,16 @@ def measure_parts(
         (step + slices_per_step * one_slice + snapshots_per_step * snapshot) / step_seconds
         for step, one_slice, snapshot in zip(per_step, per_slice, per_snapshot, strict=True)
     )
-    count = f"{sets} sets x {len(slices.added[-1])} rounds of {how['steps']} steps of {step_seconds * 1e3:.0f} ms"
+    extent = f"{sets} sets x {len(slices.added[-1])} rounds of {how['steps']} steps of {step_seconds * 1e3:.0f} ms"
     for name, (one, least, most), rate in (
         ("slice", per_slice, slices_per_step), ("snapshot", per_snapshot, snapshots_per_step)
     ):  # fmt: skip
         print(
             f"{name:<10} {one * 1e6:+.0f} us  [{least * 1e6:+.0f}, {most * 1e6:+.0f}]  each; {rate:.2g} of them a step "
-            f"by default   ({count}, {how['clock']} time)",
+            f"by default   ({extent}, {how['clock']} time)",
             flush=True,
         )
-    word = verdict(high, low, GOALS["default"], sets, len(slices.added[-1]))
+    word = verdict(low, high, GOALS["default"], sets, len(slices.added[-1]))
     print(f"{'by parts':<10} {middle:+.2%}  [{low:+.2%}, {high:+.2%}]  goal {GOALS['default']:.1%}: {word}", flush=True)
 
 

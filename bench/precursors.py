@@ -1,10 +1,11 @@
 """Measures hits, lead times and false alarms of each detector, on trainings with a planted fault and on their twins.
 
-A twin is the same training without the fault. A loss event is a spike, divergence or slow rise. A hit is a warning
-that begins shortly before a loss event. The lead time is the number of steps from the warning to the event.
+A detector watches values of a training for signs of failure. A twin is the same training without the fault. A loss
+event is a spike, divergence or slow rise. A hit is a warning that begins shortly before a loss event. The lead time is
+the number of steps from the warning to the event.
 
     python bench/precursors.py [--seeds 8] [--recipes NAME,...] [--minutes 120] [--jobs 2]
-                               [--out OUT] [--keep] [--tuning] [--short]
+                               [--steps N] [--out OUT] [--keep] [--tuning] [--score] [--busy] [--short]
 
 Each recipe (bench/precursors/recipes.py) is trained under `foreshock run --record`, JOBS trainings at a time, with idle
 priority. Each record is made once and stored in OUT/records. `foreshock detect` replays the records, and
@@ -18,8 +19,9 @@ and bench/precursors/RESULTS.md. A stored training is made again only if the rec
 the code that checks attention has changed. A training that lost too many weight snapshots, as on a busy machine, is not
 stored.
 
-After --minutes no further training starts, and unfinished ones are discarded. The next call continues with them.
---tuning trains with other seeds, for choosing thresholds. Their results are written to OUT-tuning and never stored.
+After --minutes no further training starts, and unfinished ones are discarded. The next call makes the missing ones.
+--tuning trains with other seeds, for choosing thresholds. Their results are written to OUT-tuning; their data is never
+stored in bench/precursors/trainings.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ import recording  # noqa: E402
 import tables  # noqa: E402
 
 SHORT = {"recipes": "stable-text,corrupt-batches", "seeds": 1, "steps": 330, "idle": False}  # options that --short sets
-MOST_SEEDS = 100  # limit of --seeds
+MOST_SEEDS = 100  # limit of --seeds; tuning seeds then stay below recipes.FIRST_SEED
 Wanted = tuple[recipes.Recipe, int]  # recipe and seed of a training
 
 
@@ -68,7 +70,7 @@ def scoring_data(recipe: recipes.Recipe, seed: int, path: pathlib.Path) -> dict:
     file = path.with_suffix(f".{key}.json")
     if not file.exists():
         for old in path.parent.glob(f"{path.stem}.*.json"):
-            if old != recording.made_of(path):  # the hashes of the code that made the record
+            if old != recording.made_of(path):  # the record's provenance, which is not a cache
                 old.unlink()
         made = json.loads(recording.made_of(path).read_text())
         file.write_text(json.dumps(page.no_nan(recording.reduced(path, recipe, seed, made))))
@@ -135,6 +137,7 @@ def run(options: argparse.Namespace) -> None:
     if options.keep:
         refused = provenance.keep(found)  # stores `found`; returns those that lost too many weight snapshots
         for training in refused:
+            # The next call makes the training again, since it finds no record.
             for record in (out / "records").glob(f"{training['recipe']}-{training['seed']}-*"):
                 record.unlink()
             which = f"{training['recipe']}, seed {training['seed']}"
@@ -142,6 +145,7 @@ def run(options: argparse.Namespace) -> None:
                 f"precursors: {which}: too many snapshots of weights were lost; run it again while nothing else runs",
                 file=sys.stderr,
             )
+        # Also the trainings that earlier calls have stored.
         found = [training for training in provenance.stored() if provenance.is_made_alike(training)]
     # Marks trainings that failed without a loss event: their loss lies above that of the twin.
     found = comparison.completed(found)
@@ -175,6 +179,7 @@ def main() -> int:
     if options.keep and (options.tuning or options.steps):
         print("precursors: --keep is for whole trainings that were not used to choose thresholds", file=sys.stderr)
         return 2
+    # --steps 0 is accepted and means the same as no --steps.
     if not 1 <= options.seeds <= MOST_SEEDS or options.minutes < 0 or options.jobs < 1 or (options.steps or 1) < 1:
         print("precursors: give 1 to 100 seeds, at least one job and step, and no negative time", file=sys.stderr)
         return 2

@@ -65,7 +65,10 @@ double exp_row(double* values, int count, double max) {
     sum = hn::Add(sum, e);
   }
   double total = hn::GetLane(hn::SumOfLanes(d, sum));
-  for (; i < count; ++i) total += values[i] = std::exp(values[i] - max);
+  for (; i < count; ++i) {  // the rest that does not fill a vector
+    values[i] = std::exp(values[i] - max);
+    total += values[i];
+  }
   return total;
 }
 
@@ -90,7 +93,7 @@ double measured_peak() {
   double best = 0, sink;
   for (int i = 0; i < 5; ++i) {
     const double start = now();
-    const double operations = HWY_DYNAMIC_DISPATCH(multiply_add_registers)(300000, &sink);
+    const double operations = HWY_DYNAMIC_DISPATCH(multiply_add_registers)(/*rounds=*/300000, &sink);
     best = std::max(best, operations / (now() - start));
     if (sink == 12345) std::puts("");  // reads sink, so that the compiler keeps the work; never true
   }
@@ -131,7 +134,8 @@ struct Slice {
   }
 };
 
-// Returns the shortest time of a call of `work`. The number of calls falls with `operations`, a rough count.
+// Returns the shortest time of a call of `work`, of at least 8 calls. `operations`: a rough count for one
+// call; all calls together have about 5e9 operations or more.
 template <class Work>
 double best_seconds(double operations, Work work) {
   const int repetitions = std::max(8, static_cast<int>(5e9 / operations));
@@ -150,11 +154,12 @@ double best_seconds(double operations, Work work) {
 void blas_attention(const AttentionSlice& slice, std::vector<double>* scratch) {
   constexpr int kTileKeys = 512;
   const int rows = slice.rows, dim = slice.head_dim;
+  // Holds the six arrays below, in the order of their pointers.
   scratch->resize(rows * (2 * dim + kTileKeys + 2) + kTileKeys * dim);
   double *query = scratch->data(), *out = query + rows * dim, *scores = out + rows * dim;
   double *max = scores + rows * kTileKeys, *sum = max + rows, *tile = sum + rows;
   HWY_DYNAMIC_DISPATCH(widen_bf16)(static_cast<const uint16_t*>(slice.query), rows * dim, query);
-  std::fill(max, max + rows, -1e300);
+  std::fill(max, max + rows, -1e300);  // less than any score
   std::fill(sum, sum + rows, 0.0);
   std::fill(out, out + rows * dim, 0.0);
   for (int first = 0; first < slice.keys; first += kTileKeys) {
@@ -185,7 +190,8 @@ void measure(int rows, int keys, int dim, [[maybe_unused]] bool with_blas) {
   Slice slice(rows, keys, dim, false), backward_slice(rows, keys, dim, true);
   Reference result;
   NoiseFloors floors;
-  const double operations = 4.0 * rows * keys * dim;  // forward; forward and backward have 3 times as many
+  // Of the forward pass; with the backward pass they are 3 times as many.
+  const double operations = 4.0 * rows * keys * dim;
   double peak = measured_peak();
   const double forward = best_seconds(operations, [&] { reference(slice.view, &result); });
   peak = std::max(peak, measured_peak());
@@ -227,7 +233,7 @@ int main() {
 #endif
   bool is_best = true;  // the first target: in Highway a lower bit is a better instruction set
   for (int64_t targets = foreshock::reference_targets_here(); targets != 0; targets &= targets - 1) {
-    hwy::SetSupportedTargetsForTest(targets & -targets);  // the lowest bit alone: one target
+    hwy::SetSupportedTargetsForTest(targets & -targets);  // the lowest bit alone: the best target left
     hwy::GetChosenTarget().Update(targets & -targets);
     if (std::string_view(foreshock::reference_target_name()) != "scalar") foreshock::measure_all(is_best);
     is_best = false;

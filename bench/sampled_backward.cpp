@@ -123,6 +123,7 @@ double judging_milliseconds(const ValidatedCall& call, bool by_columns, std::vec
   for (int n = 0; n < kJudged; ++n) {
     copy_into_slot(call, by_columns, static_cast<uint64_t>(n), slot);
     segment::SlotView view;
+    // parse_slot() returns null, or what is wrong.
     if (segment::parse_slot(std::as_bytes(std::span(*slot)), &view) != nullptr) std::abort();
     const double begin = thread_cpu_milliseconds();
     if (by_columns)
@@ -138,7 +139,7 @@ double judging_milliseconds(const ValidatedCall& call, bool by_columns, std::vec
 double measure(const Shape& shape) {
   const BackwardCall described(shape);
   const ValidatedCall call = described.validated();
-  std::vector<char> slot(size_t{64} << 20);
+  std::vector<char> slot(size_t{64} << 20);  // 64 MiB: room for the slices of all shapes
   std::vector<ColumnSum> sums(key_sum_count(static_cast<size_t>(shape.dim), static_cast<size_t>(shape.dim)));
   std::vector<double> rows, columns, summed, counted;  // microseconds
   for (uint64_t n = 0; n < kCalls; ++n) {

@@ -41,7 +41,7 @@ int main() {
   const auto set_all = [&] {
     for (int i = 0; i < kSeries; ++i)
       registry.set(foreshock::Metric::kLayerAttentionDeviationRatio, {"run-7", "0", layers[i], "forward"},
-                   i * 0.37);
+                   i * 0.37);  // different values, of up to six digits
   };
   set_all();                       // creates the series; the measurement only changes values
   size_t families = 0, bytes = 0;  // results are used, so that the compiler cannot omit the work

@@ -3,9 +3,9 @@
     python bench/short_steps.py [--short] [--rounds 30] [--sets 3]
 
 The monitor's Python code in the trainer works at every step, so its share of the time grows as steps become shorter.
-Samples and snapshots of weights are then postponed, so that all costs together stay below --max-slowdown. For each
-length of step, a plain training and a training under `foreshock run --record` take turns on one core. The agent, the
-process that judges samples, has the other cores.
+Samples (copied parts of attention calls) and snapshots of weights are then postponed, so that all costs together stay
+below --max-slowdown. For each length of step, a plain training and a training under `foreshock run --record` take turns
+on one core. The agent, the process that judges samples, has the other cores.
 
 Printed for each length: the time of a plain step; `added`, the CPU time that the monitor adds in the trainer, as a
 share of the plain trainer's, with a 95 % interval; `metered`, the cost according to the monitor, in the trainer and
@@ -36,7 +36,7 @@ MODELS = {  # approximate milliseconds of a step: (layers, width, batch, length)
     "2": (1, 32, 2, 24),
     "5": (1, 32, 4, 48),
     "10": (3, 32, 4, 48),
-    "15": (13, 16, 1, 8),  # 211 parameters; the others have 19 to 67
+    "15": (13, 16, 1, 8),  # 211 parameter tensors; the others have 19 to 67
     "25": (4, 64, 4, 64),
 }
 TURN_MS = 400  # length of a turn
@@ -65,8 +65,9 @@ def counted_call_us() -> float:
 
 
 def metered(record: str, rank: dict[str, Any], turn: int) -> Metered:
-    """`rank`: the rank's entry in the summary. `turn`: steps per turn. The duration of a turn's first step includes the
-    time that the trainer waited before it, so first steps are replaced by the mean of the others."""
+    """The cost of a training from its `record` (lines of JSON). `rank`: the rank's entry in the summary. `turn`: steps
+    per turn. The duration of a turn's first step includes the time that the trainer waited before it, so first steps
+    are replaced by the mean of the others."""
     lines = [json.loads(line) for line in record.splitlines()]
     steps = [line for line in lines if line["type"] == "step"]
     with_snapshot = {line["step"] for line in lines if line["type"] == "tensor"}
@@ -87,14 +88,15 @@ def parts_of_cost(trainers: dict[str, Trainer], steps: int) -> dict[str, float]:
 
     def added(kind: str, part: str, which: int) -> float:
         """`kind`: "plain" or "clipped", a step without or with clipping. `which`: MEDIAN or MEAN."""
-        each = [turn["recorded"][kind][part][which] - turn["plain"][kind][part][which] for turn in turns]
-        return statistics.median(each)
+        differences = [turn["recorded"][kind][part][which] - turn["plain"][kind][part][which] for turn in turns]
+        return statistics.median(differences)
 
     clock = added("plain", "hooks", MEDIAN)
     return {
         "clock": clock,
         "other": added("plain", "hooks", MEAN) - clock,
         "loss": added("plain", "loss", MEDIAN),
+        # Clipping itself, and by how much more the hooks cost in a step that clips.
         "norm": added("clipped", "norm", MEDIAN) + added("clipped", "hooks", MEDIAN) - clock,
     }
 

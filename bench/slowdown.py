@@ -42,7 +42,7 @@ TURN = 2  # steps
 SHARE = 0.01  # default of --max-slowdown
 
 
-class Pair(NamedTuple):
+class PairResult(NamedTuple):
     """What foreshock added to one training, as a share of a plain step."""
 
     wall: float
@@ -61,7 +61,7 @@ def busy_share(trainer: Trainer) -> float:
     return computed / (time.perf_counter() - begin) / 2
 
 
-def run(model: str, steps: int, objects: int, generator: random.Random) -> Pair:
+def run_pair(model: str, steps: int, objects: int, generator: random.Random) -> PairResult:
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm"))
     try:
         size = ",".join(map(str, MODELS[model]))
@@ -80,11 +80,11 @@ def run(model: str, steps: int, objects: int, generator: random.Random) -> Pair:
         ranks = {kind: trainer.finish() for kind, trainer in trainers.items()}
     finally:
         shutil.rmtree(base, ignore_errors=True)
-    # {"wall", "cpu" or "slowest": the seconds in each turn}; turn() returns the three for one turn
+    # By clock ("wall", "cpu", and "slowest" for the slowest step of a turn): the seconds of each turn.
     plain, watched = ({clock: [turn[clock] for turn in turns] for clock in turns[0]} for turns in turns_of.values())
     mean = statistics.fmean(plain["wall"])
     added = [b - a for a, b in zip(plain["wall"], watched["wall"], strict=True)]
-    return Pair(
+    return PairResult(
         wall=statistics.fmean(added) / mean,
         standard_error=statistics.stdev(added) / math.sqrt(len(added)) / mean,
         cpu=sum(watched["cpu"]) / sum(plain["cpu"]) - 1,
@@ -98,7 +98,7 @@ def run(model: str, steps: int, objects: int, generator: random.Random) -> Pair:
 def measure(model: str, pairs: int, steps: int, objects: int) -> None:
     generator, measured = random.Random(1), []
     for number in range(pairs):
-        pair = run(model, steps, objects, generator)
+        pair = run_pair(model, steps, objects, generator)
         measured.append(pair)
         wall = f"{pair.wall:+.2%} (standard error {pair.standard_error:.2%})"
         print(f"  pair {number}: wall {wall}, metered {pair.metered:.2%}", file=sys.stderr, flush=True)

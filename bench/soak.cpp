@@ -1,6 +1,6 @@
 // The trainer of bench/soak.py: calls the C interface of foreshock at a given rate, with attention, losses,
-// scalars and weights. Divides its work into parts and pauses after each part, so that bench/soak.py can
-// measure the trainer and the agent.
+// scalars (numbers with a name) and weights. Divides its work into parts and pauses after each part, so that
+// bench/soak.py can measure the trainer and the agent.
 //
 //   bench_soak steps COUNT PARTS RATE   COUNT steps at RATE per second; names of layers and scalars change
 //   bench_soak restarts COUNT PARTS     COUNT processes of five steps each, one after the other
@@ -30,7 +30,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kLayers = 4, kLength = 8, kDim = 8, kWeights = 6;
-constexpr long kNames = 100000;  // with more steps, names change kNames to 2 * kNames times
+constexpr long kNames = 100000;  // names change kNames to 2 * kNames times, but at most once per step
 
 // Returns a struct of the C interface with its size and version; all other members are zero.
 template <class Struct>
@@ -87,7 +87,7 @@ class Trainer {
     return tensor;
   }
 
-  // Computes one causal attention call in fp32, and passes it to the monitor if it is sampled.
+  // Computes one causal attention call on fp32 tensors, and passes it to the monitor if it is sampled.
   void attend(int layer) {
     const int is_sampled = foreshock_attention_enter(forward_, FORESHOCK_NEEDS_GRADIENT);
     for (auto* tensor : {&query_, &key_, &value_})
@@ -178,7 +178,7 @@ bool end_part(long done) {
 }
 
 // Does the work of "steps". `rate`: steps per second. Returns the exit status: 1 if bench/soak.py has ended.
-int drive(long count, long parts, double rate) {
+int run_steps(long count, long parts, double rate) {
   Trainer trainer(count);
   for (long part = 1; part <= parts; ++part) {
     const long first = count * (part - 1) / parts, last = count * part / parts;
@@ -195,8 +195,8 @@ int drive(long count, long parts, double rate) {
   return 0;
 }
 
-// Does the work of "restarts". Returns the exit status, as drive() does; also 1 if a process fails.
-int restart(const char* own_path, long count, long parts) {
+// Does the work of "restarts". Returns the exit status, as run_steps() does; also 1 if a process fails.
+int run_restarts(const char* own_path, long count, long parts) {
   for (long part = 1; part <= parts; ++part) {
     const long first = count * (part - 1) / parts, last = count * part / parts;
     for (long n = first; n < last; ++n) {
@@ -223,8 +223,9 @@ int train_five_steps() {
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
   if (mode == "short") return train_five_steps();
-  if (mode == "steps" && argc == 5) return drive(std::atol(argv[2]), std::atol(argv[3]), std::atof(argv[4]));
-  if (mode == "restarts" && argc == 4) return restart(argv[0], std::atol(argv[2]), std::atol(argv[3]));
+  if (mode == "steps" && argc == 5)
+    return run_steps(std::atol(argv[2]), std::atol(argv[3]), std::atof(argv[4]));
+  if (mode == "restarts" && argc == 4) return run_restarts(argv[0], std::atol(argv[2]), std::atol(argv[3]));
   std::fputs("bench_soak steps COUNT PARTS RATE | restarts COUNT PARTS; started by bench/soak.py\n", stderr);
   return 2;
 }

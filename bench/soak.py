@@ -44,7 +44,9 @@ KIB, MIB = 1024, 1024**2
 RECORD_SIZE = 64 * MIB
 # The agent keeps the statistics of this many ended processes (kMostReplaced in agent/run.cpp), 80 KiB each.
 KEPT_PROCESSES = 256
-ENDED_SEGMENTS = 64  # most segments of ended processes that exist at a time; each segment has two files
+# A segment is the shared file of a trainer process, with a second file for control. At most this many segments of
+# ended processes exist at a time.
+ENDED_SEGMENTS = 64
 BOUNDS = {  # in bytes or a number; "files" are those in the run directory
     "files": Bound(2, why="the spool (the last lines of the record) and its marker come and go"),
     "trainer RSS": Bound(256 * KIB, why="pages that are touched for the first time"),
@@ -64,13 +66,13 @@ RESTART_BOUNDS = BOUNDS | {
 }
 
 
-def rss(pid: int) -> int:
+def anonymous_bytes(pid: int) -> int:
     """Anonymous memory in bytes; excludes the segment, which is shared memory of fixed size."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) * KIB for line in status.splitlines() if line.startswith("RssAnon:"))
 
 
-def entries(folder: str) -> int:
+def count_entries(folder: str) -> int:
     return len(os.listdir(folder))
 
 
@@ -79,7 +81,7 @@ def page_bytes(address: str, port: int, path: str) -> int:
         return len(answer.read())
 
 
-def sizes(paths: list[pathlib.Path]) -> int:
+def total_bytes(paths: list[pathlib.Path]) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
@@ -89,13 +91,13 @@ class Soak:
     def __init__(self, scratch: pathlib.Path, base: pathlib.Path, *command: str) -> None:
         self.directory, self.record = base / "soak", scratch / "record.jsonl"
         self.summary = scratch / "summary.json"
-        line = [str(BUILD / "bin" / "foreshock"), "run", "--run-id", "soak", "--port", "0"]
-        line += ["--every", "8", "--max-slowdown", "100%"]
-        line += ["--record", str(self.record), "--record-size", str(RECORD_SIZE), "--summary", str(self.summary)]
-        line += ["--", str(BUILD / "bin" / "bench_soak"), *command]
+        words = [str(BUILD / "bin" / "foreshock"), "run", "--run-id", "soak", "--port", "0"]
+        words += ["--every", "8", "--max-slowdown", "100%"]
+        words += ["--record", str(self.record), "--record-size", str(RECORD_SIZE), "--summary", str(self.summary)]
+        words += ["--", str(BUILD / "bin" / "bench_soak"), *command]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK")}
         self.process = subprocess.Popen(
-            line, env=kept | {"FORESHOCK_DIR": str(base)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            words, env=kept | {"FORESHOCK_DIR": str(base)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -112,21 +114,21 @@ class Soak:
         quantities = {}
         if with_trainer:
             quantities |= {
-                "trainer RSS": rss(pid),
-                "trainer descriptors": entries(f"/proc/{pid}/fd"),
-                "trainer threads": entries(f"/proc/{pid}/task"),
+                "trainer RSS": anonymous_bytes(pid),
+                "trainer descriptors": count_entries(f"/proc/{pid}/fd"),
+                "trainer threads": count_entries(f"/proc/{pid}/task"),
             }
         quantities |= {
-            "agent RSS": rss(agent["pid"]),
-            "agent descriptors": entries(f"/proc/{agent['pid']}/fd"),
-            "agent threads": entries(f"/proc/{agent['pid']}/task"),
+            "agent RSS": anonymous_bytes(agent["pid"]),
+            "agent descriptors": count_entries(f"/proc/{agent['pid']}/fd"),
+            "agent threads": count_entries(f"/proc/{agent['pid']}/task"),
             "files": len(files),
-            "run directory": sizes([path for path in files if path.suffix not in (".seg", ".ctl", ".log")]),
-            "segments": sizes([path for path in files if path.suffix in (".seg", ".ctl")]),
-            "agent.log": sizes([path for path in files if path.name.startswith("agent.log")]),
+            "run directory": total_bytes([path for path in files if path.suffix not in (".seg", ".ctl", ".log")]),
+            "segments": total_bytes([path for path in files if path.suffix in (".seg", ".ctl")]),
+            "agent.log": total_bytes([path for path in files if path.name.startswith("agent.log")]),
             "/metrics": page_bytes(agent["address"], agent["port"], "/metrics"),
             "/api/v1/state": page_bytes(agent["address"], agent["port"], "/api/v1/state"),
-            "record": sizes([self.record, self.record.with_name(self.record.name + ".1")]),
+            "record": total_bytes([self.record, self.record.with_name(self.record.name + ".1")]),
         }
         self.process.stdin.write("\n")  # ends the trainer's pause
         self.process.stdin.flush()
@@ -139,7 +141,7 @@ class Soak:
         return json.loads(self.summary.read_text())
 
 
-def judged(measured: list[tuple[int, dict[str, int]]], bounds: dict[str, Bound], per: int) -> list[dict]:
+def growth_rows(measured: list[tuple[int, dict[str, int]]], bounds: dict[str, Bound], per: int) -> list[dict]:
     """One row for each quantity. `measured`: the results of Soak.measure() after each part. `per`: number of steps or
     restarts to which the printed growth is scaled; "ok" compares the unscaled growth."""
     (first, start), (last, end) = measured[WARM_UP - 1], measured[-1]
@@ -162,7 +164,7 @@ def show(title: str, unit: str, rows: list[dict]) -> None:
 
 
 def soak(kind: str, count: int, per: int, bounds: dict[str, Bound]) -> list[dict]:
-    """Runs and judges `count` "steps" or "restarts" (`kind`). Prints and returns the rows of judged()."""
+    """Runs and judges `count` "steps" or "restarts" (`kind`). Prints and returns the rows of growth_rows()."""
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-soak-"))
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-soak-", dir="/dev/shm"))
     try:
@@ -175,7 +177,7 @@ def soak(kind: str, count: int, per: int, bounds: dict[str, Bound]) -> list[dict
         summary = run.end()
         if len(measured) != PARTS:
             sys.exit(f"{len(measured)} of {PARTS} parts ran")
-        rows = judged(measured, bounds, per)
+        rows = growth_rows(measured, bounds, per)
         size = len(json.dumps(summary))
         # The summary exists only at the end, so that only its size can be checked, not its growth.
         rows.append({"what": "summary", "start": 0, "end": size, "growth": 0, "allowed": 0, "ok": size < MIB})
@@ -195,8 +197,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.short:
         options.steps, options.restarts = 40_000, 1500
+    # Growth is measured after WARM_UP parts. By then the agent's table of ended processes must be full.
     if 0 < options.restarts * WARM_UP // PARTS < KEPT_PROCESSES:
-        least = -(-KEPT_PROCESSES * PARTS // WARM_UP)
+        least = -(-KEPT_PROCESSES * PARTS // WARM_UP)  # rounded up
         parser.error(f"--restarts must be 0 or at least {least}, to fill the table of processes")
     rows = {}
     if options.steps:

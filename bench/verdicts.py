@@ -68,7 +68,7 @@ class Situation:
     queries: int = 256
     keys: int = 256
     causal: bool = False
-    offset: float = 0  # added to all scores
+    offset: float = 0  # added to all scores; the softmax does not depend on it
     logits: float = 1  # standard deviation of the scores
     blocks: int = 1  # blocks of keys (ring attention); only the first is judged, with given_out and given_lse over all
     memorised: bool = False  # nearly all softmax weight of a row is on one key
@@ -93,17 +93,17 @@ HEAD_DIM = 64
 HAS_LSE = 1  # all slices have a log-sum-exp
 
 
-def inputs(situation: Situation, numbers: torch.Generator) -> tuple[torch.Tensor, ...]:
+def inputs(situation: Situation, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
     """Query, key, value and gradient of the output. Keys and values are repeated for each query head of a group."""
 
     def normal(heads: int, length: int) -> torch.Tensor:
-        return torch.randn(situation.batch, heads, length, HEAD_DIM, generator=numbers)
+        return torch.randn(situation.batch, heads, length, HEAD_DIM, generator=generator)
 
     q, grad = normal(situation.heads, situation.queries), normal(situation.heads, situation.queries)
     k, v = normal(situation.kv_heads, situation.keys), normal(situation.kv_heads, situation.keys)
     q, k = q * math.sqrt(situation.logits), k * math.sqrt(situation.logits)
     if situation.memorised:
-        memorised_key = torch.randint(situation.keys, (situation.queries,), generator=numbers)  # one for each query
+        memorised_key = torch.randint(situation.keys, (situation.queries,), generator=generator)  # one for each query
         # The factor 4 makes the scores of these keys much larger than the others.
         q = 4 * k[:, :, memorised_key].repeat_interleave(situation.heads // situation.kv_heads, 1)
     if situation.offset:  # one dimension adds the same number to all scores
@@ -112,9 +112,9 @@ def inputs(situation: Situation, numbers: torch.Generator) -> tuple[torch.Tensor
     return tuple(t.bfloat16().contiguous() for t in (q, k, v, grad))
 
 
-def make_call(situation: Situation, numbers: torch.Generator, scale_error: float = 0) -> Call:
+def make_call(situation: Situation, generator: torch.Generator, scale_error: float = 0) -> Call:
     """Computes a call. `scale_error`: relative error of the scale that the kernel uses. Call.scale is the right one."""
-    q, k, v, grad = inputs(situation, numbers)
+    q, k, v, grad = inputs(situation, generator)
     scale = 1 / math.sqrt(HEAD_DIM)
     used_scale = scale * (1 + scale_error)
     if situation.blocks == 1:
@@ -123,8 +123,8 @@ def make_call(situation: Situation, numbers: torch.Generator, scale_error: float
         call.given_out, call.given_lse = out, lse
     else:  # as in torch's _templated_ring_attention: the backward of a block gets out and log-sum-exp of all blocks
         parts = [
-            FORWARD(q, a.contiguous(), b.contiguous(), 0.0, False, scale=used_scale)[:2]
-            for a, b in zip(k.chunk(situation.blocks, 2), v.chunk(situation.blocks, 2), strict=True)
+            FORWARD(q, key.contiguous(), value.contiguous(), 0.0, False, scale=used_scale)[:2]
+            for key, value in zip(k.chunk(situation.blocks, 2), v.chunk(situation.blocks, 2), strict=True)
         ]
         all_lse = torch.logsumexp(torch.stack([lse for _, lse in parts]), 0)
         all_out = sum(out.float() * torch.exp(lse - all_lse)[..., None] for out, lse in parts).bfloat16()
@@ -150,9 +150,9 @@ Wrong = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 def random_error(share: float) -> Wrong:
     """Adds normal noise of `share` times the root mean square of each row."""
 
-    def wrong(x: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
+    def wrong(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         size = x.float().pow(2).mean(-1, keepdim=True).sqrt()
-        return (x.float() + share * size * torch.randn(x.shape, generator=numbers)).bfloat16()
+        return (x.float() + share * size * torch.randn(x.shape, generator=generator)).bfloat16()
 
     return wrong
 
@@ -160,20 +160,20 @@ def random_error(share: float) -> Wrong:
 def one_sided(ulps: float) -> Wrong:
     """Moves each element away from zero, by `ulps` spacings of the format on average (adds to the bits)."""
 
-    def wrong(x: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
+    def wrong(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         whole = math.floor(ulps)
-        count = whole + (torch.rand(x.shape, generator=numbers) < ulps - whole).to(torch.int16)
+        count = whole + (torch.rand(x.shape, generator=generator) < ulps - whole).to(torch.int16)
         return (x.contiguous().view(torch.int16) + count).view(torch.bfloat16)
 
     return wrong
 
 
 def too_large(share: float) -> Wrong:
-    return lambda x, _numbers: (x.float() * (1 + share)).bfloat16()
+    return lambda x, _generator: (x.float() * (1 + share)).bfloat16()
 
 
-def wrong_tile(x: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
-    """Replaces the values of the second tile of 64 positions by those of the first tile."""
+def wrong_tile(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Replaces the second tile of 64 positions by the first. A short tensor is divided into two tiles."""
     x = x.clone()
     tile = min(64, x.shape[2] // 2)
     x[:, :, tile : 2 * tile] = x[:, :, :tile]
@@ -183,9 +183,9 @@ def wrong_tile(x: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
 def one_row(value: float) -> Wrong:
     """Sets all elements of a random row to `value`."""
 
-    def wrong(x: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
+    def wrong(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         x = x.clone()
-        x[:, :, int(torch.randint(x.shape[2], (1,), generator=numbers))] = value
+        x[:, :, int(torch.randint(x.shape[2], (1,), generator=generator))] = value
         return x
 
     return wrong
@@ -199,7 +199,7 @@ class Error:
     wrong: Wrong | None = None  # changes each of TENSORS
     scale: float = 0  # relative error of the scale
     unmasked: bool = False  # the causal mask is ignored in the last row of each tile of 64
-    bound: int | None = None  # number of sampled calls within which the error must be found; None: no limit
+    bound: int | None = None  # sampled calls within which the error should be found; None: no limit
 
 
 ERRORS = [
@@ -235,11 +235,11 @@ def unmask(call: Call, situation: Situation) -> None:
     call.grad_key, call.grad_value = call.grad_key + key, call.grad_value + value
 
 
-def wrong_call(situation: Situation, error: Error, numbers: torch.Generator) -> Call:
-    call = make_call(situation, numbers, error.scale)
+def wrong_call(situation: Situation, error: Error, generator: torch.Generator) -> Call:
+    call = make_call(situation, generator, error.scale)
     if error.wrong:
         for name in TENSORS:
-            setattr(call, name, error.wrong(getattr(call, name), numbers))
+            setattr(call, name, error.wrong(getattr(call, name), generator))
     if error.unmasked:
         unmask(call, situation)
     return call
@@ -296,7 +296,7 @@ def strata(length: int, count: int, draw: torch.Generator) -> list[int]:
 def rows_of(
     call: Call, kind: int, batch: int, _kv_head: int, heads: range, draw: torch.Generator
 ) -> list[torch.Tensor]:
-    """The arrays of a slice of query rows: the same positions of each head of the group."""
+    """The arrays of a slice of query rows, as judge_stream reads them: the same positions of each head of a group."""
     positions = strata(call.q.shape[2], ROWS // len(heads), draw)
     keys_seen = [position + 1 if call.causal else call.k.shape[2] for _ in heads for position in positions]
 
@@ -312,10 +312,12 @@ def rows_of(
 def columns_of(
     call: Call, _kind: int, batch: int, kv_head: int, heads: range, draw: torch.Generator
 ) -> list[torch.Tensor]:
-    """The arrays of a slice of key positions of one kv-head, with all query rows of its group."""
+    """The arrays of a slice of key positions of one kv-head, as judge_stream reads them. Has all query rows of its
+    group."""
     positions = strata(call.k.shape[2], ROWS, draw)
     group = slice(heads[0], heads[-1] + 1)
-    first_query = torch.tensor(positions if call.causal else [0] * ROWS, dtype=torch.int32)  # that sees the key
+    # For each key position, the first query that sees it.
+    first_query = torch.tensor(positions if call.causal else [0] * ROWS, dtype=torch.int32)
     rows = [t[batch, group] for t in (call.q, call.given_out, call.grad, call.given_lse.float())]
     keys = [call.k[batch, heads[0]][positions], call.v[batch, heads[0]][positions]]
     gradients = [call.grad_key[batch, kv_head], call.grad_value[batch, kv_head]]
@@ -328,12 +330,16 @@ Found = dict[str, int | None]  # by tensor: sampled calls until an alarm; None: 
 
 def calls_until_found(judge: Judge, situation: Situation, error: Error, seed: int) -> Found:
     """One trial: wrong calls of one layer, until each tensor has an alarm."""
-    numbers = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     found: Found = dict.fromkeys(TENSORS)
     for step in range(1, MOST_CALLS + 1):
-        call = wrong_call(situation, error, numbers)
-        batch, kv_head = (int(torch.randint(n, (1,), generator=numbers)) for n in (situation.batch, situation.kv_heads))
+        call = wrong_call(situation, error, generator)
+        batch, kv_head = (
+            int(torch.randint(n, (1,), generator=generator)) for n in (situation.batch, situation.kv_heads)
+        )
+        # The kinds of slices that judge the tensors without an alarm so far.
         for kind in {TENSORS[name] for name, calls in found.items() if calls is None}:
+            # Each trial has its own layer name, since judge_stream keeps the results of a layer.
             for name, result in judge(call, situation, kind, f"{seed:x}", step, batch, kv_head).items():
                 if result["alarms"] and found[name] is None:
                     found[name] = step
@@ -389,10 +395,10 @@ class Sound:
 
 def measure_sound(situation: Situation, slices: int, seed: int) -> Sound:
     """Judges correct calls as calls of one layer. An alarm that stays over several slices counts once."""
-    judge, numbers, sound = Judge(), torch.Generator().manual_seed(seed), Sound()
-    step, active = 0, dict.fromkeys(TENSORS, set())
+    judge, generator, sound = Judge(), torch.Generator().manual_seed(seed), Sound()
+    step, active = 0, dict.fromkeys(TENSORS, set())  # by tensor: its alarms after the previous slice
     while sound.slices < slices:
-        call, step = make_call(situation, numbers), step + 1
+        call, step = make_call(situation, generator), step + 1
         for batch in range(situation.batch):
             for kv_head in range(situation.kv_heads):
                 for kind in set(TENSORS.values()):
@@ -447,10 +453,11 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     trials = options.trials or (2 if options.short else 5)
-    slices = options.slices or (1100 if options.short else 11000)
+    slices = options.slices or (1100 if options.short else 11000)  # 100 or 1000 for each situation
     all_situations = SITUATIONS + SOUND_ONLY
     sound = []
     for n, situation in enumerate(all_situations):
+        # 1000 + n: a seed that measure_errors() does not use, which counts its trials from 1
         sound.append((situation, measure_sound(situation, slices // len(all_situations), 1000 + n)))
         print(sound_table(sound)[-1], flush=True)
     measured, missed = [], []

@@ -58,6 +58,7 @@ class ExperimentError(Exception):
 
 
 def pairs_of(replicate: int) -> dict[str, tuple[str, str]]:
+    # Pairs that are not in ONCE are compared in every replicate.
     return {name: arms for name, arms in PAIRS.items() if ONCE.get(name, replicate) == replicate}
 
 
@@ -88,8 +89,9 @@ def replicate(number: int, plan: twins.Plan, out: pathlib.Path, progress: Any) -
     folder, pairs, losses = out / f"weights-{number}", pairs_of(number), {}
     arms = sorted({arm for pair in pairs.values() for arm in pair}, key=list(twins.ARMS).index)
     for n, arm in enumerate(arms):
+        seed = number + 1
         losses[arm] = twins.train(
-            twins.ARMS[arm], number + 1, plan, folder / arm,
+            twins.ARMS[arm], seed, plan, folder / arm,
             lambda share, n=n, arm=arm: progress((n + share) / len(arms), arm),
         )  # fmt: skip
     found = {"replicate": number, "losses": losses, "pairs": compared(folder, pairs, plan)}

@@ -37,7 +37,7 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kFirstPause{200}, kLongestPause{5000};  // between two starts; doubled by each failure
 constexpr milliseconds kShortLife{1000};                       // an agent that ends earlier has failed
-constexpr milliseconds kStartTimeout{5000};  // then agent.start is released even without agent.json
+constexpr milliseconds kStartTimeout{5000};  // afterwards agent.start is released even without agent.json
 
 // Returns the path as it is after writing it to agent.json and reading it back: invalid UTF-8 is replaced.
 std::string through_json(const std::string& path) {
@@ -49,13 +49,13 @@ std::string through_json(const std::string& path) {
 constexpr int kStateTimeoutMs = 2000;
 constexpr const char* kTokenWanted = "answered 401";  // in the error text of http_get(): a token is missing
 
-constexpr int kExitTimeoutMs = 30000;
+constexpr int kExitTimeoutMs = 30000;      // for the summary, after the command has ended
 constexpr int kStarvedTimeoutMs = 180000;  // used while other processes keep the agent from running
 constexpr int kPollMs = 50;
-static_assert(kExitTimeoutMs % kPollMs == 0);
+static_assert(kExitTimeoutMs % kPollMs == 0);  // wait() prints a message exactly after kExitTimeoutMs
 constexpr int kServiceTimeoutMs = 3000;   // by then a service, which looks every second, has found a new run
 constexpr off_t kExitBytes = 4096;        // reserved for the exit file, which has about 60 bytes: one page
-constexpr off_t kSpareBytes = 256 << 10;  // for the summary: about 3 KiB per process, also of past attempts
+constexpr off_t kSpareBytes = 256 << 10;  // for the summary: about 3 KiB per process, also before restarts
 
 bool is_stop_signal(int signal) { return signal == SIGTERM || signal == SIGINT || signal == SIGHUP; }
 
@@ -89,6 +89,7 @@ std::string text_in(const Json& json, const char* key) {
 
 std::string AgentAddress::url() const {
   if (address.starts_with("unix:")) return address;
+  // An agent that listens on all addresses is reached by the loopback address.
   const std::string host = address == "0.0.0.0" ? "127.0.0.1" : address == "::" ? "::1" : address;
   const bool is_v6 = host.find(':') != std::string::npos;
   const std::string page = "http://" + (is_v6 ? "[" + host + "]" : host) + ":" + std::to_string(port) + "/";
@@ -130,6 +131,7 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory) {
   agent.run = text("run");
   agent.problem = text("problem");
   agent.is_service = json.value("service", nlohmann::json()) == true;
+  // The pid of another namespace cannot be checked here, but a live agent holds its lock.
   if (agent.is_elsewhere()) return is_locked(directory + "/agent.lock") ? std::optional(agent) : std::nullopt;
   // EPERM: the process exists, but belongs to another user.
   if (agent.pid <= 0 || (kill(agent.pid, 0) != 0 && errno != EPERM)) return std::nullopt;
@@ -151,7 +153,7 @@ void AgentKeeper::schedule_start(int failures) {
   start_lock_.release();
 }
 
-void AgentKeeper::wake() const {
+void AgentKeeper::continue_if_stopped() const {
   if (is_service()) return;
   const std::optional<AgentAddress> agent = read_agent_address(directory_);
   if (agent && !agent->is_elsewhere()) kill(agent->pid, SIGCONT);
@@ -235,7 +237,7 @@ std::string AgentKeeper::failure_text() const {
 bool read_agent_state(const AgentAddress& agent, const std::string& token_file, std::string* json,
                       std::string* error) {
   struct stat status = {};
-  std::string problem;
+  std::string problem;  // why the token could not be read
   const std::string token = token_file.empty() ? "" : read_token(token_file, &status, &problem);
   // A service follows several runs. Without a run id it would return the state of the latest run.
   const std::string path =
@@ -305,7 +307,7 @@ void ExitExchange::write_exit_status(const ExitStatus& status, int stop_signal) 
 }
 
 ExitExchange::Answer ExitExchange::wait(SignalPasser* signals, AgentKeeper* keeper) const {
-  keeper->wake();
+  keeper->continue_if_stopped();
   const double cpu_wait_before = keeper->cpu_wait_seconds();
   for (int waited = 0; waited < kStarvedTimeoutMs; waited += kPollMs) {
     if (waited >= kExitTimeoutMs) {

@@ -25,8 +25,8 @@ struct AgentAddress {
   std::string address;         // of its HTTP server: an IP address, or "unix:" and a path
   int port = 0;
   int port_taken = 0;         // the wanted port, if it was in use and `port` replaces it; else 0
-  std::string record;         // file of the record; "": none
-  std::string save_flagged;   // directory of flagged slices; "": none
+  std::string record;         // the file of --record; "": none
+  std::string save_flagged;   // the directory of --save-flagged; "": none
   std::string run;            // run id; "" if the agent does not report it
   bool is_service = false;    // `foreshock agent --tree`, which follows other runs too
   std::string problem;        // an option that the agent could not honour, in one line; "": none
@@ -54,11 +54,11 @@ class AgentKeeper {
   // Calls tick() until the agent has published its address. nullopt: `timeout_ms` passed or has_failed().
   std::optional<AgentAddress> wait_for_address(int timeout_ms);
 
-  // Returns the address of the agent if it is the first one found or another one than at the last call.
+  // Returns the address of an agent that differs from the one returned last. nullopt: no agent, or the same.
   std::optional<AgentAddress> new_address();
 
   // Sends SIGCONT to the agent, because an agent stopped by SIGSTOP would never write a summary.
-  void wake() const;
+  void continue_if_stopped() const;
 
   // Seconds for which the agent that we have started was runnable but waited for a CPU. 0 if it does not run,
   // or if the kernel lacks these statistics (CONFIG_SCHED_INFO).
@@ -77,7 +77,7 @@ class AgentKeeper {
  private:
   void reap();  // if our own agent has ended, collects its exit status and schedules the next start
   void start();
-  // Sets the time of the next start after `failures` failures in a row. No agent of ours runs now.
+  // Sets the time of the next start after `failures` failures in a row. Our own agent must have ended.
   void schedule_start(int failures);
 
   std::string directory_;

@@ -27,8 +27,9 @@ int report(const std::vector<std::string>& words);
 int merge(const std::vector<std::string>& words);
 
 // Commands of the lab. judge() returns 0 if the errors of an attention call or function are within the
-// limits, or if it reproduces the agent's results on a stored slice bit for bit; else 1. Both judge() and
-// compare() return 2 if they cannot read the input; compare() also if the checkpoints share no tensor.
+// limits, or if it reproduces the agent's results on a stored slice (a part of a call) bit for bit; else 1.
+// Both judge() and compare() return 2 if they cannot read the input; compare() also if the checkpoints share
+// no tensor.
 int lab(const std::vector<std::string>& words);
 int judge(const std::vector<std::string>& words);
 int compare(const std::vector<std::string>& words);

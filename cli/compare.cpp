@@ -49,11 +49,12 @@ struct Request {
 // Returns the index of `path` in `*paths`. Adds the path if it is missing.
 size_t index_of(const std::string& path, std::vector<std::string>* paths) {
   const auto found = std::find(paths->begin(), paths->end(), path);
-  if (found == paths->end()) return paths->push_back(path), paths->size() - 1;
-  return static_cast<size_t>(found - paths->begin());
+  if (found != paths->end()) return static_cast<size_t>(found - paths->begin());
+  paths->push_back(path);
+  return paths->size() - 1;
 }
 
-// Reads a whole number. Returns false if `text` is not a number from `least` to 2^20.
+// Reads a whole number. Returns false if it is not from `least` to 2^20, far more than threads or tensors.
 bool to_count(const std::string& text, uint64_t least, uint64_t* count) {
   return lab::read_number(text, count) && *count >= least && *count <= 1 << 20;
 }
@@ -69,6 +70,7 @@ std::string parse(const Words& words, Request* request) {
       return "--threads takes a number from 1 up";
     if (given.flag == "--top" && !to_count(value, 0, &request->top)) return "--top takes a number";
     if (given.flag != "--json" && given.flag != "--report") continue;
+    // Both take the path of a file.
     (given.flag == "--json" ? request->json_path : request->page_path) = value;
     if (const std::string problem = why_no_file(value); !problem.empty()) return problem;
   }

@@ -12,6 +12,7 @@ namespace foreshock::cli {
 
 namespace {
 
+// Returns how the detector computes its score, as text for the table.
 const char* method_of(const DetectorInfo& info) {
   switch (info.look) {
     case Look::kDrift:

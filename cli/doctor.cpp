@@ -78,7 +78,8 @@ FoundPython choose_python(const Arguments& arguments) {
   const bool named = arguments.has_flag(OptionId::kPython);
   if (!named && !arguments.command().empty()) return find_python(arguments.command());
   const char* path = std::getenv("PATH");
-  return {look_up(arguments.text(OptionId::kPython), path != nullptr ? path : "/usr/bin:/bin"), named, {}};
+  return {look_up(arguments.text(OptionId::kPython), path != nullptr ? path : "/usr/bin:/bin"),
+          /*certain=*/named, /*options=*/{}};
 }
 
 Check check_python(const FoundPython& python, const Arguments& arguments) {

@@ -26,7 +26,7 @@ constexpr std::array kEndingSignals = {SIGHUP,  SIGINT,  SIGQUIT, SIGPIPE, SIGTE
                                        SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
 
 // Paths of the existing temporary files. Changed only while signals are blocked: a signal handler reads them.
-std::vector<const char*> unfinished;
+std::vector<const char*> temporary_paths;
 
 class SignalsBlocked {  // blocks all signals while it exists
  public:
@@ -45,7 +45,7 @@ class SignalsBlocked {  // blocks all signals while it exists
 
 // The handler of the signals kEndingSignals. Removes all temporary files.
 void remove_all_and_end(int number) {
-  for (const char* path : unfinished) unlink(path);
+  for (const char* path : temporary_paths) unlink(path);
   signal(number, SIG_DFL);
   raise(number);  // the signal is blocked here and ends the process when the handler returns
 }
@@ -93,13 +93,13 @@ bool is_stream(const std::string& path) {
 
 // Whether the link may have been made so that we overwrite a file: neither we nor the directory's owner own
 // it, and all may write into the sticky directory (/tmp). The kernel's fs.protected_symlinks has this rule.
-bool is_trap(const struct stat& link, const std::string& directory) {
+bool is_untrusted_link(const struct stat& link, const std::string& directory) {
   struct stat folder {};
   return link.st_uid != geteuid() && stat(directory.c_str(), &folder) == 0 && link.st_uid != folder.st_uid &&
          (folder.st_mode & S_ISVTX) != 0 && (folder.st_mode & S_IWOTH) != 0;
 }
 
-// Returns the target of a symbolic link; nullopt if `path` is not one. Sets `*problem` if is_trap().
+// Returns the target of a symbolic link; nullopt if `path` is not one. Sets `*problem` for an untrusted link.
 std::optional<std::string> target_of_link(const std::string& path, std::string* problem) {
   // The owner and the target are read through one descriptor, so that the link cannot be replaced in between.
   const int link = open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
@@ -110,13 +110,14 @@ std::optional<std::string> target_of_link(const std::string& path, std::string* 
   const ssize_t length = is_link ? readlinkat(link, "", text.data(), text.size()) : -1;
   close(link);
   if (length < 0) return std::nullopt;
-  if (is_trap(info, directory_of(path))) *problem = path + " is a link of another user: choose another place";
+  if (is_untrusted_link(info, directory_of(path)))
+    *problem = path + " is a link of another user: choose another place";
   const std::string to(text.data(), static_cast<size_t>(length));
   return to.starts_with('/') ? to : directory_of(path) + to;
 }
 
 // Resolves a chain of symbolic links that begins at `path`. The final target need not exist.
-std::string end_of_links(const std::string& path, std::string* problem) {
+std::string resolve_links(const std::string& path, std::string* problem) {
   constexpr int kMost = 40;  // as many as the kernel follows
   std::string current = path;
   for (int n = 0; n < kMost && problem->empty(); ++n) {
@@ -151,8 +152,8 @@ UnfinishedFile::UnfinishedFile(const std::string& directory) : path_(directory +
     path_.clear();
     return;
   }
-  if (unfinished.empty()) install_handlers();
-  unfinished.push_back(path_.c_str());
+  if (temporary_paths.empty()) install_handlers();
+  temporary_paths.push_back(path_.c_str());
 }
 
 UnfinishedFile::~UnfinishedFile() {
@@ -170,16 +171,16 @@ bool UnfinishedFile::finish(const std::string& path) {
 }
 
 void UnfinishedFile::forget() {
-  std::erase(unfinished, path_.c_str());  // compares addresses
+  std::erase(temporary_paths, path_.c_str());  // compares addresses
   path_.clear();
-  if (unfinished.empty()) remove_handlers();
+  if (temporary_paths.empty()) remove_handlers();
 }
 
 std::string why_no_file(const std::string& path) {
   if (path.empty()) return "the file name is empty";
   if (is_stream(path)) return "";
   std::string problem;
-  const std::string target = end_of_links(path, &problem), directory = directory_of(target);
+  const std::string target = resolve_links(path, &problem), directory = directory_of(target);
   if (!problem.empty()) return problem;
   struct stat info {};
   if (target.back() == '/' || (stat(target.c_str(), &info) == 0 && S_ISDIR(info.st_mode)))
@@ -212,7 +213,7 @@ int WholeFile::open_stream() {
 }
 
 int WholeFile::open_file() {
-  target_ = end_of_links(path_, &problem_);
+  target_ = resolve_links(path_, &problem_);
   if (!problem_.empty()) return -1;
   struct stat before {};
   const mode_t mode = stat(target_.c_str(), &before) == 0 ? before.st_mode & 0777 : mode_of_new_file();
@@ -251,7 +252,7 @@ std::string write_whole_file(const std::string& path, std::string_view content) 
 NewFiles::~NewFiles() {
   files_.clear();  // removes the temporary files
   std::error_code ignored;
-  for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder)
+  for (auto folder = created_folders_.rbegin(); folder != created_folders_.rend(); ++folder)
     fs::remove(*folder, ignored);  // only removes an empty folder
 }
 
@@ -260,7 +261,7 @@ std::string NewFiles::make_folders(const fs::path& folder) {
   std::error_code error;
   if (folder.empty() || fs::exists(folder, error)) return "";
   if (std::string problem = make_folders(folder.parent_path()); !problem.empty()) return problem;
-  if (fs::create_directory(folder, error)) made_.push_back(folder);
+  if (fs::create_directory(folder, error)) created_folders_.push_back(folder);
   return error ? "cannot make " + folder.string() + ": " + error.message() : "";
 }
 
@@ -293,7 +294,7 @@ std::string NewFiles::finish() {
     }
     renamed.push_back(folder_ / name);
   }
-  made_.clear();  // so that the destructor keeps the folders
+  created_folders_.clear();  // so that the destructor keeps the folders
   return "";
 }
 
@@ -309,7 +310,10 @@ bool FileLock::try_lock(const std::string& path, int operation) {
   release();
   const int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (descriptor < 0) return false;
-  if (flock(descriptor, operation | LOCK_NB) != 0) return close(descriptor), false;
+  if (flock(descriptor, operation | LOCK_NB) != 0) {
+    close(descriptor);
+    return false;
+  }
   descriptor_ = descriptor;
   return true;
 }

@@ -96,8 +96,8 @@ class NewFiles {
   std::string make_folders(const std::filesystem::path& folder);
 
   const std::filesystem::path folder_;
-  std::vector<std::filesystem::path> made_;  // folders created, parents first
-  std::map<std::string, WholeFile> files_;   // by name
+  std::vector<std::filesystem::path> created_folders_;  // parents first
+  std::map<std::string, WholeFile> files_;              // by name
 };
 
 // An flock on a file, which is held by one descriptor and released when that is closed.

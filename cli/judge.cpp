@@ -1,7 +1,7 @@
 // Implements foreshock judge, which compares attention with fp64. It judges a whole call in a file, or
 // repeats bit for bit how the agent has judged a flagged slice (a part of a call that the agent has stored,
-// because it was unusual: --save-flagged). --function and --rerun run a Python script. Functions that return
-// a string return "" or an error; those that return an int return an exit status.
+// because it was unusual: --save-flagged). --function and --rerun run a Python script. Unless noted,
+// functions that return a string return "" or an error; those that return an int return an exit status.
 #include <unistd.h>
 
 #include <algorithm>
@@ -70,11 +70,12 @@ struct StoredSlice {
   bool is_unchanged = false;    // the file's checksum matches its content
 
   // Returns a value of the metadata, with control characters replaced; "" if there is none.
-  std::string fact(const std::string& name) const;
+  std::string printable(const std::string& name) const;
 };
 
-constexpr uint64_t kMostBytes = uint64_t{4} << 30;  // more than the slots of a trainer can hold
+constexpr uint64_t kMostBytes = uint64_t{4} << 30;  // more than a trainer's memory for slices
 
+// Returns a value of the metadata; "" if there is none.
 std::string text_of(const std::map<std::string, std::string>& metadata, const std::string& name) {
   const auto found = metadata.find(name);
   return found != metadata.end() ? found->second : "";
@@ -93,7 +94,7 @@ std::string read_arrays(const lab::Safetensors& file, StoredSlice* stored) {
 // Fills in stored->slice, or stored->columns and stored->sums.
 std::string slice_from(const StoredArrays& arrays, double scale, StoredSlice* stored) {
   if (!stored->is_columns) return foreshock::slice_from(arrays, scale, &stored->slice);
-  double heads = 0, keys = 0;  // the limits below keep the conversions from overflowing
+  double heads = 0, keys = 0;  // the limits below reject NaN and keep the conversions from overflowing
   if (!lab::read_number(text_of(stored->metadata, "heads_in_slice"), &heads) ||
       !(heads >= 1 && heads < 0x1p30) || !lab::read_number(text_of(stored->metadata, "key_length"), &keys) ||
       !(keys >= 1 && keys < 0x1p53))
@@ -104,7 +105,7 @@ std::string slice_from(const StoredArrays& arrays, double scale, StoredSlice* st
 
 // Whether the checksum in the file matches the whole file, in which its own digits count as zeros. A
 // safetensors file begins with the length of its header, in 8 bytes; the checksum is in the header.
-bool is_as_written(const lab::Safetensors& file) {
+bool has_valid_checksum(const lab::Safetensors& file) {
   uint64_t size = 0, length = 0;
   std::string problem, bytes;
   const int descriptor = lab::open_regular(file.path(), &size, &problem);
@@ -115,11 +116,11 @@ bool is_as_written(const lab::Safetensors& file) {
   if (!is_read || size < sizeof length) return false;
   std::memcpy(&length, bytes.data(), sizeof length);
   if (length > size - sizeof length) return false;
-  const size_t place = checksum_offset(bytes, sizeof length + length);
-  return place != bytes.npos && checksum_of(bytes, place) == bytes.substr(place, kNoChecksum.size());
+  const size_t offset = checksum_offset(bytes, sizeof length + length);
+  return offset != bytes.npos && checksum_of(bytes, offset) == bytes.substr(offset, kNoChecksum.size());
 }
 
-std::string StoredSlice::fact(const std::string& name) const {
+std::string StoredSlice::printable(const std::string& name) const {
   return lab::printable(text_of(metadata, name));
 }
 
@@ -133,7 +134,7 @@ std::string read_slice(const std::string& path, StoredSlice* stored) {
   const std::string shown = lab::printable(path);
   if (!is_slice_file(file)) return shown + " is not a flagged slice";
   stored->metadata = file.metadata();
-  const std::string schema = stored->fact("schema");
+  const std::string schema = stored->printable("schema");
   stored->is_columns = schema == kSchemaOfColumns;
   if (schema != kSchemaOfRows && !stored->is_columns)
     return shown + " has schema '" + schema + "', this foreshock reads 1 and 2: use the one that wrote it";
@@ -147,42 +148,45 @@ std::string read_slice(const std::string& path, StoredSlice* stored) {
     arrays[name] = {tensor.type, tensor.shape, stored->data[name].data(), tensor.bytes};
   if (const std::string problem = slice_from(arrays, scale, stored); !problem.empty())
     return shown + ": " + problem;
-  stored->is_unchanged = is_as_written(file);
+  stored->is_unchanged = has_valid_checksum(file);
   return "";
 }
 
 // Number of values of the fp64 reference compared with the stored ones, and how many have other bits.
-struct Bits {
+struct BitComparison {
   size_t values = 0, different = 0;
 };
 
 // Compares `count` values of an array. NaN values count as equal, since their bits depend on the processor.
 // If the stored array has another size, all values differ.
-Bits compare_bits(const std::vector<char>& stored, const std::vector<double>& now, size_t count) {
-  Bits bits = {count, 0};
+BitComparison compare_bits(const std::vector<char>& stored, const std::vector<double>& computed,
+                           size_t count) {
+  BitComparison bits = {count, 0};
   if (stored.size() != count * sizeof(double)) return {count, count};
   for (size_t n = 0; n < count; ++n) {
     double old;
     std::memcpy(&old, stored.data() + n * sizeof old, sizeof old);
-    const bool is_same = std::isnan(old) ? std::isnan(now[n])
-                                         : std::bit_cast<uint64_t>(old) == std::bit_cast<uint64_t>(now[n]);
+    const bool is_same = std::isnan(old)
+                             ? std::isnan(computed[n])
+                             : std::bit_cast<uint64_t>(old) == std::bit_cast<uint64_t>(computed[n]);
     bits.different += !is_same;
   }
   return bits;
 }
 
 // Adds the counts for the stored array `name` to `*sum`. If it is missing, all values differ.
-void compare_array(const StoredSlice& stored, const char* name, const std::vector<double>& now, size_t count,
-                   Bits* sum) {
+void compare_array(const StoredSlice& stored, const char* name, const std::vector<double>& computed,
+                   size_t count, BitComparison* sum) {
   const auto found = stored.data.find(name);
-  const Bits bits = found != stored.data.end() ? compare_bits(found->second, now, count) : Bits{count, count};
+  const BitComparison bits =
+      found != stored.data.end() ? compare_bits(found->second, computed, count) : BitComparison{count, count};
   *sum = {sum->values + bits.values, sum->different + bits.different};
 }
 
-Bits compare_reference(const StoredSlice& stored, const Reference& reference) {
+BitComparison compare_reference(const StoredSlice& stored, const Reference& reference) {
   const AttentionSlice& slice = stored.slice;
   const auto rows = static_cast<size_t>(slice.rows);
-  Bits sum;
+  BitComparison sum;
   compare_array(stored, "reference_out", reference.out, rows * slice.value_dim, &sum);
   compare_array(stored, "reference_lse", reference.log_sum_exp, rows, &sum);
   if (slice.backward())
@@ -190,43 +194,45 @@ Bits compare_reference(const StoredSlice& stored, const Reference& reference) {
   return sum;
 }
 
-Bits compare_reference(const StoredSlice& stored, const ColumnGradients& exact) {
+BitComparison compare_reference(const StoredSlice& stored, const ColumnGradients& exact) {
   const auto count = static_cast<size_t>(stored.columns.columns);
-  Bits sum;
+  BitComparison sum;
   compare_array(stored, "reference_dk", exact.grad_key, count * stored.columns.head_dim, &sum);
   compare_array(stored, "reference_dv", exact.grad_value, count * stored.columns.value_dim, &sum);
   return sum;
 }
 
-void print_head(const std::string& path, const StoredSlice& stored) {
+void print_description(const std::string& path, const StoredSlice& stored) {
   const AttentionSlice& slice = stored.slice;
   const KeyColumns& columns = stored.columns;
   std::printf("%s\n", path.c_str());
-  const std::string reason = stored.fact("reason");  // a control is an ordinary slice, kept for comparison
-  std::printf("  %s: run %s, rank %s, step %s, %s, layer %s%s\n",
-              reason == "control" ? "kept as control" : ("flagged for " + reason).c_str(),
-              stored.fact("run").c_str(), stored.fact("rank").c_str(), stored.fact("step").c_str(),
-              stored.fact("pass").c_str(), stored.fact("layer").c_str(),
-              stored.fact("layer_name").empty() ? "" : (" (" + stored.fact("layer_name") + ")").c_str());
-  std::printf("  %s, %s, %s on %s\n", stored.fact("op").c_str(),
+  // The reason "control": an ordinary slice, kept for comparison.
+  const std::string reason = stored.printable("reason");
+  std::printf(
+      "  %s: run %s, rank %s, step %s, %s, layer %s%s\n",
+      reason == "control" ? "kept as control" : ("flagged for " + reason).c_str(),
+      stored.printable("run").c_str(), stored.printable("rank").c_str(), stored.printable("step").c_str(),
+      stored.printable("pass").c_str(), stored.printable("layer").c_str(),
+      stored.printable("layer_name").empty() ? "" : (" (" + stored.printable("layer_name") + ")").c_str());
+  std::printf("  %s, %s, %s on %s\n", stored.printable("op").c_str(),
               foreshock::name_of(stored.is_columns ? columns.dtype : slice.dtype),
-              stored.fact("framework").c_str(), stored.fact("host").c_str());
+              stored.printable("framework").c_str(), stored.printable("host").c_str());
   if (stored.is_columns)
     std::printf("  %d of %s key positions, %d heads of %d queries, d %d, scale %g, causal %s\n\n",
-                columns.columns, stored.fact("key_length").c_str(), columns.heads, columns.queries,
-                columns.head_dim, columns.scale, stored.fact("causal").c_str());
+                columns.columns, stored.printable("key_length").c_str(), columns.heads, columns.queries,
+                columns.head_dim, columns.scale, stored.printable("causal").c_str());
   else
     std::printf("  %d rows of %s queries, %d of %s keys, d %d, scale %g, causal %s\n\n", slice.rows,
-                stored.fact("query_length").c_str(), slice.keys, stored.fact("key_length").c_str(),
-                slice.head_dim, slice.scale, stored.fact("causal").c_str());
+                stored.printable("query_length").c_str(), slice.keys, stored.printable("key_length").c_str(),
+                slice.head_dim, slice.scale, stored.printable("causal").c_str());
 }
 
-// Prints the figures (numbers of the slice's result, as text), except those that were and are empty. Returns
-// how many differ from the stored texts.
+// Prints the figures (numbers of the slice's result, as text), except those that are empty both here and in
+// the file. Returns how many differ from the stored texts.
 size_t print_figures(const StoredSlice& stored, const SliceDeviation& deviation) {
   size_t different = 0;
   for (const Figure& figure : figures_of(deviation)) {
-    const std::string old = stored.fact(figure_key(deviation.tensor, figure));
+    const std::string old = stored.printable(figure_key(deviation.tensor, figure));
     const bool is_same = old == figure.text;
     different += !is_same;
     if (is_same && figure.text.empty()) continue;
@@ -239,10 +245,10 @@ size_t print_figures(const StoredSlice& stored, const SliceDeviation& deviation)
 // Explains why the judgement may differ from the stored one.
 std::string explanation(const StoredSlice& stored) {
   if (!stored.is_unchanged) return "the file was changed after it was written (checksum)";
-  const std::string old = stored.fact("reference_version"), now = std::to_string(kReferenceVersion);
+  const std::string old = stored.printable("reference_version"), now = std::to_string(kReferenceVersion);
   if (old != now) return "it was judged by reference version " + old + ", this foreshock has " + now;
-  return "the file is as it was written by foreshock " + stored.fact("foreshock_version") +
-         " with instruction set " + stored.fact("instruction_set") + "; here it is " +
+  return "the file is as it was written by foreshock " + stored.printable("foreshock_version") +
+         " with instruction set " + stored.printable("instruction_set") + "; here it is " +
          reference_target_name();
 }
 
@@ -251,9 +257,9 @@ std::string explanation(const StoredSlice& stored) {
 int judge_slice(const std::string& path) {
   StoredSlice stored;
   if (const std::string problem = read_slice(path, &stored); !problem.empty()) return fail(problem);
-  print_head(path, stored);
+  print_description(path, stored);
   size_t different_figures = 0;
-  Bits bits;
+  BitComparison bits;
   if (stored.is_columns) {
     ColumnReference workspace;
     const ColumnDeviation deviation = foreshock::judge(stored.columns, &workspace);
@@ -326,7 +332,7 @@ std::string parse(const Words& words, Request* request) {
     } else if (given.flag == "--key-order") {
       if (value != "forward" && value != "reverse") return "--key-order is forward or reverse";
       request->tiling.reverse = value == "reverse";
-    } else {
+    } else {  // --block-k
       if (!lab::read_number(value, &request->tiling.block_k) || request->tiling.block_k < 1)
         return "--block-k takes a number from 1 up";
     }

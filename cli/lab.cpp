@@ -142,7 +142,7 @@ std::string gibibytes(double bytes) {
 
 // Returns an error if a point cannot be measured or needs too much memory, else "". Lowers the number of
 // threads, each of which measures one point at a time, until their points fit into memory together.
-std::string check(LabRequest* request) {
+std::string check_points_and_limit_threads(LabRequest* request) {
   const double usable_bytes = 0.8 * available_bytes();  // leaves a fifth to other programs
   double largest_point = 0;                             // bytes
   for (const LabSweep& sweep : request->sweeps)
@@ -154,7 +154,7 @@ std::string check(LabRequest* request) {
   if (largest_point > usable_bytes)
     return "a point needs " + gibibytes(largest_point) + " of memory, there are " + gibibytes(usable_bytes) +
            ": lower --n or --rows";
-  // usable_bytes may be infinite.
+  // The quotient is a double, since usable_bytes may be infinite.
   const double threads_that_fit = std::min<double>(request->threads, usable_bytes / largest_point);
   request->threads = std::max(1, static_cast<int>(threads_that_fit));
   return "";
@@ -168,8 +168,8 @@ std::string sweep_names() {
 
 // Fills in request->sweeps with the sweeps `names`. Without names: with "custom" if an axis is for "custom"
 // only, else with the default sweeps. Applies the axes to all points. Returns "" or an error.
-std::string choose(const std::vector<std::string>& names, const std::vector<GivenAxis>& axes,
-                   LabRequest* request) {
+std::string choose_sweeps(const std::vector<std::string>& names, const std::vector<GivenAxis>& axes,
+                          LabRequest* request) {
   const bool has_custom_axis = std::any_of(
       axes.begin(), axes.end(), [](const GivenAxis& given) { return !given.axis->in_named_sweeps; });
   std::vector<std::string> wanted = names;
@@ -183,6 +183,7 @@ std::string choose(const std::vector<std::string>& names, const std::vector<Give
     for (const GivenAxis& given : axes) {
       if (chosen.sweep && !given.axis->in_named_sweeps)
         return std::string(given.axis->flag) + " belongs to custom sweeps: leave out '" + name + "'";
+      // In a named sweep, an axis replaces a value of the fixed points.
       if (chosen.sweep && given.values.size() > 1)
         return std::string(given.axis->flag) + " takes one value here";
       const std::string problem = apply(given, &chosen.points);
@@ -266,8 +267,8 @@ std::string parse_lab_request(const std::vector<std::string>& words, LabRequest*
       (given.flag == "--json" ? request->json_path : request->page_path) = value;
     }
   }
-  const std::string problem = choose(/*names=*/parsed_words.files(), axes, request);
-  return problem.empty() ? check(request) : problem;
+  const std::string problem = choose_sweeps(/*names=*/parsed_words.files(), axes, request);
+  return problem.empty() ? check_points_and_limit_threads(request) : problem;
 }
 
 int lab(const std::vector<std::string>& words) {

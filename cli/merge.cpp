@@ -92,7 +92,7 @@ class Merge {
   TensorMerger merger_;
   bool has_histograms_ = false;
   uint64_t lines_read_ = 0;  // lines of the records that write() has processed
-  // Snapshots of tensors: written, not written, and written ones with replicas that differ between nodes.
+  // Snapshots (a tensor at one step): written, left out, and written with replicas that differ on two nodes.
   uint64_t tensors_ = 0, left_out_ = 0, mismatches_ = 0;
 };
 
@@ -113,8 +113,8 @@ std::string Merge::read(const std::vector<std::string>& paths) {
 std::string Merge::write_tensor(Lines::const_iterator begin, Lines::const_iterator end, Output* output) {
   std::vector<TensorMerger::NodeLine> nodes;
   for (auto at = begin; at != end; ++at) {
-    std::string why;
-    const std::optional<RecordLine> line = parse_record_line(index_.text(*at), &why);
+    std::string ignored_reason;
+    const std::optional<RecordLine> line = parse_record_line(index_.text(*at), &ignored_reason);
     const auto* tensor = line ? std::get_if<TensorLine>(&*line) : nullptr;
     if (tensor == nullptr) return index_.path(at->record) + kHasChanged;
     // In each record, read() has checked the parts in the tensor's last line; lines with other parts are left
@@ -124,8 +124,8 @@ std::string Merge::write_tensor(Lines::const_iterator begin, Lines::const_iterat
   }
   const bool is_complete = shares_.is_complete(begin->generation, begin->subject);
   if (is_complete)
-    if (std::string problem = merger_.take(nodes); !problem.empty()) return problem;
-  if (!is_complete || !merger_.tensor()) {
+    if (std::string problem = merger_.merge_lines(nodes); !problem.empty()) return problem;
+  if (!is_complete || !merger_.tensor()) {  // tensor() is empty if a part is missing at this step
     ++left_out_;
     return "";
   }
@@ -152,8 +152,8 @@ void Merge::write_model(Lines::const_iterator begin, Lines::const_iterator end, 
   if (has_histograms_ || static_cast<size_t>(end - begin) != index_.records()) return;
   std::optional<ModelLine> common;
   for (auto at = begin; at != end; ++at) {
-    std::string why;
-    const std::optional<RecordLine> line = parse_record_line(index_.text(*at), &why);
+    std::string ignored_reason;
+    const std::optional<RecordLine> line = parse_record_line(index_.text(*at), &ignored_reason);
     const auto* model = line ? std::get_if<ModelLine>(&*line) : nullptr;
     if (model == nullptr || (common && common->histogram_hash != model->histogram_hash)) return;
     common = *model;
@@ -173,11 +173,12 @@ std::string Merge::write(Output* output) {
     if (line.generation != generation) merger_.begin_generation();
     generation = line.generation;
     group.assign(1, line);
-    const auto belongs = [&] {
+    const auto belongs_to_group = [&] {
       return line.generation == group[0].generation && line.step == group[0].step &&
              line.kind == group[0].kind && line.subject == group[0].subject;
     };
-    while ((has_line = index_.next(&line)) && belongs()) group.push_back(line);
+    // Stops at the first line of the next group, or at the end of the index.
+    while ((has_line = index_.next(&line)) && belongs_to_group()) group.push_back(line);
     std::string problem;
     if (group[0].kind == IndexedLine::Kind::kTensor)
       problem = write_tensor(group.begin(), group.end(), output);
@@ -216,7 +217,8 @@ void Merge::print_totals(const Output& output) const {
 constexpr const char* kJob = "job";
 constexpr size_t kDims = 4;  // a part has this many numbers in part_offsets, and as many in part_shapes
 
-// Sets the members of `snapshot` that all parts of the tensor have in common, from the line of one part.
+// Sets the members of `snapshot` that all parts of the tensor have in common, from the line of one part. -1
+// stands for a number that the line lacks.
 void set_common(const TensorLine& line, TensorSnapshot* snapshot) {
   snapshot->key.name = line.tensor;
   snapshot->key.tensor_parallel = static_cast<int32_t>(line.tensor_parallel.value_or(-1));
@@ -350,9 +352,9 @@ std::string TensorMerger::combine(const std::vector<const NodeLine*>& parts, Ten
 }
 
 // Sets the distances from the previous and the first snapshot of the tensor, and the lines in models_.
-// `initial_step`: the step of the first snapshot according to the agents. If the first one that series_ keeps
-// is of another step, drops it, and the distance from the first snapshot stays unknown.
-void TensorMerger::follow(std::optional<int64_t> initial_step, TensorSnapshot* snapshot) {
+// `initial_step`: the step of the first snapshot according to the agents. If the first snapshot in series_
+// has another step, drops that snapshot, so that the distance from the first one stays unknown.
+void TensorMerger::set_distances(std::optional<int64_t> initial_step, TensorSnapshot* snapshot) {
   if (generation_begins_) {
     // A generation that starts with the run has its first snapshot within the first interval of steps.
     continues_run_ = snapshot->step > static_cast<int64_t>(snapshot->interval);
@@ -360,15 +362,15 @@ void TensorMerger::follow(std::optional<int64_t> initial_step, TensorSnapshot* s
     generation_begins_ = false;
   }
   if (initial_step.value_or(-1) != series_.initial_step(snapshot->key)) series_.forget_initial(snapshot->key);
-  series_.take(/*is_first=*/!continues_run_, snapshot);
-  series_.expect_none_before(snapshot->step);
+  series_.add(/*is_first=*/!continues_run_, snapshot);
+  series_.expect_none_before(snapshot->step);  // lines come in the order of steps
   for (const PoolSnapshot& pool : series_.completed()) {
     models_.push_back(model_line(tensor_->run, pool));
     models_.back().scope = kJob;
   }
 }
 
-std::string TensorMerger::take(const std::vector<NodeLine>& nodes) {
+std::string TensorMerger::merge_lines(const std::vector<NodeLine>& nodes) {
   tensor_.reset();
   models_.clear();
   event_.reset();
@@ -392,8 +394,8 @@ std::string TensorMerger::take(const std::vector<NodeLine>& nodes) {
     TensorSnapshot snapshot;
     if (const std::string problem = combine(parts, &snapshot); !problem.empty()) return problem;
     tensor_ = parts[0]->line;
-    const std::string dtype = tensor_->dtype;        // which the snapshot does not have
-    follow(parts[0]->line.initial_step, &snapshot);  // also needed for models_ and later snapshots
+    const std::string dtype = tensor_->dtype;               // the snapshot does not have it
+    set_distances(parts[0]->line.initial_step, &snapshot);  // also needed for models_ and later snapshots
     if (!is_whole(*tensor_)) tensor_ = tensor_line(tensor_->run, snapshot, /*with_histogram=*/false);
     tensor_->dtype = dtype;
   }
@@ -411,11 +413,12 @@ void TensorShares::add(const TensorLine& line, const IndexedLine& at) {
   if (!line.elements || !line.whole_elements) return;  // a replica that was reported late
   Tensor& tensor = tensors_[{at.subject, at.generation}];
   tensor.name = line.tensor;
-  tensor.whole = *line.whole_elements;
-  tensor.of_record[at.record] = share_of(line);
-  // Only lines of the first record with this tensor can clear has_histograms. Any histogram sets it.
+  tensor.whole_elements = *line.whole_elements;
+  tensor.share_by_record[at.record] = share_of(line);
+  // has_histograms becomes false if no record has histograms of the parts. Only lines of the first record can
+  // clear it; any histogram sets it.
   const bool is_part = *line.elements < *line.whole_elements;
-  if (tensor.of_record.size() == 1 && is_part && line.histogram.empty()) tensor.has_histograms = false;
+  if (tensor.share_by_record.size() == 1 && is_part && line.histogram.empty()) tensor.has_histograms = false;
   if (!line.histogram.empty()) tensor.has_histograms = true;
 }
 
@@ -437,8 +440,8 @@ std::string TensorShares::check_tensor(const RecordIndex& index, Tensor* tensor)
   // Records with distinct shares. Of several replicas only the first is kept.
   std::vector<std::pair<uint32_t, const Share*>> distinct;
   uint64_t elements = 0;
-  for (const auto& [record, share] : tensor->of_record) {
-    if (share.elements == tensor->whole) {
+  for (const auto& [record, share] : tensor->share_by_record) {
+    if (share.elements == tensor->whole_elements) {
       tensor->is_complete = true;
       return "";
     }
@@ -455,11 +458,12 @@ std::string TensorShares::check_tensor(const RecordIndex& index, Tensor* tensor)
     distinct.emplace_back(record, &share);
     elements += share.elements;
   }
-  if (elements != tensor->whole)
-    return tensor->name + ": " + std::to_string(elements) + " of its " + std::to_string(tensor->whole) +
+  if (elements != tensor->whole_elements)
+    return tensor->name + ": " + std::to_string(elements) + " of its " +
+           std::to_string(tensor->whole_elements) +
            " values are in these records; name the record of every node";
   if (!tensor->has_histograms)
-    return index.path(tensor->of_record.begin()->first) + " has no histograms to put " + tensor->name +
+    return index.path(tensor->share_by_record.begin()->first) + " has no histograms to put " + tensor->name +
            " together by: run with --record-histograms 1GiB";
   tensor->is_complete = true;
   return "";
@@ -489,8 +493,8 @@ bool TensorShares::is_complete(uint32_t generation, uint32_t tensor) const {
 bool TensorShares::has_checked_parts(const TensorLine& line, const IndexedLine& at) const {
   const auto found = tensors_.find({at.subject, at.generation});
   if (found == tensors_.end()) return false;
-  const auto share = found->second.of_record.find(at.record);
-  return share != found->second.of_record.end() && share->second == share_of(line);
+  const auto share = found->second.share_by_record.find(at.record);
+  return share != found->second.share_by_record.end() && share->second == share_of(line);
 }
 
 }  // namespace foreshock::cli

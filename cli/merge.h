@@ -29,7 +29,7 @@ class TensorMerger {
 
   // Merges the lines of all nodes for one tensor and step. Returns "" or one line that says what cannot be
   // merged. Until the next call, the resulting lines are in tensor(), models() and event().
-  std::string take(const std::vector<NodeLine>& nodes);
+  std::string merge_lines(const std::vector<NodeLine>& nodes);
 
   // The merged tensor line. nullopt: a part of the tensor or the histogram of a part is missing.
   const std::optional<TensorLine>& tensor() const { return tensor_; }
@@ -47,7 +47,7 @@ class TensorMerger {
 
   std::string combine(const std::vector<const NodeLine*>& parts, TensorSnapshot* snapshot) const;
   std::vector<const NodeLine*> distinct_parts(const std::vector<NodeLine>& nodes);
-  void follow(std::optional<int64_t> initial_step, TensorSnapshot* snapshot);
+  void set_distances(std::optional<int64_t> initial_step, TensorSnapshot* snapshot);
 
   WeightSeries series_{kMostBytes};  // computes distances to the previous and to the first snapshot
   bool generation_begins_ = false;   // the next line is the first of its generation
@@ -83,8 +83,8 @@ class TensorShares {
   };
   struct Tensor {  // a tensor in one generation
     std::string name;
-    uint64_t whole = 0;                   // number of values of the whole tensor
-    std::map<uint32_t, Share> of_record;  // by number of the record: the share in the record's last line
+    uint64_t whole_elements = 0;                // number of values of the whole tensor
+    std::map<uint32_t, Share> share_by_record;  // by record number: the share in the record's last line
     bool is_complete = false;
     bool has_histograms = true;  // false: parts without the histograms by which they would be merged
   };

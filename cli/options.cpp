@@ -38,7 +38,8 @@ bool is_listening_address(const std::string& address) {
          inet_pton(AF_INET, address.c_str(), bytes) == 1 || inet_pton(AF_INET6, address.c_str(), bytes) == 1;
 }
 
-// Whether `url` is http or https with a host, and has only characters of a URL, without '@', '?' and '#'.
+// Whether `url` is http or https with a host, has at most 1024 characters, and only those of a URL without
+// '@', '?' and '#'.
 bool is_web_address(std::string_view url) {
   constexpr std::string_view kOthers = "-._~:/[]%!$&'()*+,;=";
   const size_t scheme_length = url.starts_with("http://") ? 7 : url.starts_with("https://") ? 8 : 0;
@@ -59,7 +60,7 @@ std::vector<std::string> flags_of(uint32_t reader) {
 std::string or_empty(const char* text) { return text == nullptr ? "" : text; }
 
 // Returns `text` as code in a Markdown table. Escapes '|', which would end the cell.
-std::string code(const std::string& text) {
+std::string markdown_code(const std::string& text) {
   if (text.empty()) return "";
   std::string quoted(1, '`');
   for (char c : text) {
@@ -71,7 +72,7 @@ std::string code(const std::string& text) {
 
 std::string flag_with_value(const Option& row) {
   std::string text = or_empty(row.flag);
-  if (!text.empty() && row.value != nullptr) (text += ' ') += row.value;
+  if (!text.empty() && row.value != nullptr) text += std::string(" ") + row.value;
   return text;
 }
 
@@ -98,7 +99,7 @@ std::string help_text(const Option& row) {
   return bounds.empty() ? row.help : row.help + (" (" + bounds + ")");
 }
 
-constexpr size_t kLongestRunId = 63;  // the segment stores the run id in 64 bytes
+constexpr size_t kLongestRunId = 63;  // the trainer's shared file stores the run id in 64 bytes
 
 bool is_run_id_character(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
@@ -140,7 +141,8 @@ std::string output_problem(const Arguments& arguments, OptionId id) {
   const std::string path = absolute(given);
   const std::string folder = fs::path(path).parent_path();
   const bool exists = access(path.c_str(), F_OK) == 0;
-  // With another errno, the name is too long, a file is used as a folder, or links form a cycle.
+  // ENOENT: only the file is missing. With another errno, the name is too long, a file is used as a folder,
+  // or links form a cycle.
   const bool has_bad_name = !exists && errno != ENOENT;
   std::error_code error;
   const bool is_directory = fs::is_directory(path, error);
@@ -213,6 +215,7 @@ bool parse_ports(const std::string& text, int* port, int* last_port) {
   const size_t dash = text.find('-');
   uint64_t first = 0, last = 0;
   if (!parse_number(OptionId::kPort, text.substr(0, dash).c_str(), &first)) return false;
+  // 0 (any free port) cannot begin a range.
   if (dash != std::string::npos &&
       (!parse_number(OptionId::kPort, text.substr(dash + 1).c_str(), &last) || first == 0 || last < first))
     return false;
@@ -290,6 +293,7 @@ std::string Arguments::parse(const std::vector<std::string>& words, uint32_t rea
       wants_help_ = true;
       return "";
     }
+    // "-" alone is a file name, and "--" ends the options.
     const bool is_option = word.size() > 1 && word[0] == '-' && word != "--";
     if (!is_option) {
       if (!takes_command)
@@ -316,7 +320,8 @@ std::string Arguments::take_flag(const std::vector<std::string>& words, size_t* 
   } else if (equals != std::string::npos) {
     stored_value = word.substr(equals + 1);
   } else if (*index + 1 < words.size() && !words[*index + 1].starts_with("--")) {  // an option is not a value
-    stored_value = words[++*index];
+    ++*index;
+    stored_value = words[*index];
   } else {
     stored_value.reset();  // a value from an earlier use of the option does not count
   }
@@ -371,7 +376,7 @@ std::string options_help(uint32_t reader, size_t columns) {
       }
       left.resize(kHelpColumn, ' ');
       std::string help = help_text(row);
-      if (*row.fallback != '\0') ((help += " [") += row.fallback) += "]";
+      if (*row.fallback != '\0') help += std::string(" [") + row.fallback + "]";
       section += left + wrapped(help, kHelpColumn, columns) + "\n";
     }
     if (!section.empty()) text += (text.empty() ? "" : "\n") + std::string(kTitles[group]) + "\n" + section;
@@ -399,9 +404,9 @@ std::string options_markdown() {
       if (!readers.empty()) readers += ", ";
       readers += name;
     }
-    text += "| " + code(flag_with_value(row)) + " | " + code(or_empty(row.variable)) + " | " +
-            code(row.fallback) + " | " + help_text(row) + (*row.details != '\0' ? ". " : "") + row.details +
-            " | " + readers + " |\n";
+    text += "| " + markdown_code(flag_with_value(row)) + " | " + markdown_code(or_empty(row.variable)) +
+            " | " + markdown_code(row.fallback) + " | " + help_text(row) +
+            (*row.details != '\0' ? ". " : "") + row.details + " | " + readers + " |\n";
   }
   return text;
 }

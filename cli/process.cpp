@@ -61,12 +61,13 @@ struct Pipe {
   }
 };
 
-constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};  // to the command
+// SignalPasser passes these signals on to the command.
+constexpr int kForwardedSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 constexpr int kTickMs = 200;  // without a signal, SignalPasser::wait_for() calls `tick` once in this time
 
 bool is_ignored(int signal) {
-  struct sigaction now = {};
-  return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+  struct sigaction action = {};
+  return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
 // Whether the terminal sent the signal (Ctrl-C) to the process group, so that the command `pid` has it too.
@@ -125,6 +126,7 @@ std::optional<ExitStatus> poll_exit(pid_t pid) {
   return decode(status);
 }
 
+// Ends this process as the command ended: by the same signal, else with the same exit code.
 void end_like(const ExitStatus& status) {
   if (status.signal != 0) {
     const rlimit no_core = {0, 0};  // the command may have written one; this process must not
@@ -213,7 +215,7 @@ void set_environment(std::vector<std::string>* environment, const std::string& n
 SignalPasser::SignalPasser() {
   sigemptyset(&waited_);  // the signals that next_signal() takes
   sigaddset(&waited_, SIGCHLD);
-  for (int signal : kPassedOn) sigaddset(&waited_, signal);
+  for (int signal : kForwardedSignals) sigaddset(&waited_, signal);
   sigemptyset(&stop_signals_);
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
     // A blocked signal becomes pending even if it is ignored (as SIGHUP under nohup), and would stop the run.
@@ -246,6 +248,7 @@ ExitStatus SignalPasser::wait_for(pid_t pid, const std::function<void()>& tick) 
     siginfo_t info = {};
     const int signal = next_signal(kTickMs, &info);
     if (signal <= 0) tick();
+    // SIGCHLD is not for the command: it makes poll_exit() look again.
     if (signal > 0 && signal != SIGCHLD && !came_from_terminal(info, pid)) kill(pid, signal);
   }
 }

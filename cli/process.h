@@ -35,10 +35,11 @@ std::optional<ExitStatus> poll_exit(pid_t pid);
 // Ends this process with the same exit status, or by the same signal, as `status`. Writes no core file.
 [[noreturn]] void end_like(const ExitStatus& status);
 
-// Returns a shell's exit status for a command that could not be started: 127 if it is missing, else 126.
+// Returns the exit status of a shell for a command whose start failed with errno `error`: 127 if the command
+// is missing, else 126.
 int status_of_failed_start(int error);
 
-struct Captured {
+struct Captured {       // the result of run_and_capture()
   int start_error = 0;  // errno if the command could not be started (other members are unset); 0: it started
   bool timed_out = false;
   ExitStatus status;
@@ -53,16 +54,17 @@ Captured run_and_capture(const std::vector<std::string>& command, const std::vec
 // Returns the environment of this process, as strings "NAME=value".
 std::vector<std::string> own_environment();
 
-// Returns the value of `name` in an environment of such strings, or "".
+// Returns the value of `name` in `environment`, a list of strings "NAME=value"; "" if it is missing.
 std::string environment_value(const std::vector<std::string>& environment, const std::string& name);
 
-// Adds `name` to an environment of such strings, or replaces its value.
+// Sets the value of `name` in `environment`, a list of strings "NAME=value".
 void set_environment(std::vector<std::string>* environment, const std::string& name,
                      const std::string& value);
 
 // Waits for the user's command and passes SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 on to it. The
 // first three are "stop signals", unless this process ignored them before the construction (nohup, background
-// job). The constructor blocks all six, so that they stay pending until a member function takes them.
+// job). The constructor blocks all six, so that they stay pending until a member function takes them. It also
+// blocks SIGPIPE and SIGXFSZ, because a failed write must not end this process.
 class SignalPasser {
  public:
   SignalPasser();
@@ -78,14 +80,15 @@ class SignalPasser {
   // as Ctrl-C) that the terminal has already sent to `pid` too, because both are in one process group.
   ExitStatus wait_for(pid_t pid, const std::function<void()>& tick);
 
-  // Waits up to `period_ms`. Returns true as soon as a stop signal arrives.
+  // Waits up to `period_ms` for one of the six signals or SIGCHLD. Returns whether it is a stop signal.
   bool interrupted_within(int period_ms);
 
   // The first stop signal that wait_for() or interrupted_within() has taken; 0: none.
   int stop_signal() const { return stop_signal_; }
 
  private:
-  int next_signal(int period_ms, siginfo_t* info);  // takes a signal of `waited_`; waits up to `period_ms`
+  // Takes a signal of `waited_`; -1: none came in `period_ms`, or the handler of another signal ran.
+  int next_signal(int period_ms, siginfo_t* info);
   bool is_stop_signal(int signal) const { return sigismember(&stop_signals_, signal) == 1; }
 
   // In this order: the mask before the construction; the six signals and SIGCHLD; the stop signals.

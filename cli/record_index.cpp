@@ -1,5 +1,6 @@
-// The index by which `foreshock merge` sorts the lines of several records (record_index.h). A large index is
-// written to a temporary file in sorted parts ("pieces"), which next() merges with a heap.
+// Sorts the lines of several records, which are files of JSON lines, by an index, for `foreshock merge`
+// (record_index.h). A large index is written to a temporary file in sorted parts ("pieces"), which next()
+// merges with a heap.
 #include "cli/record_index.h"
 
 #include <unistd.h>
@@ -47,9 +48,11 @@ std::optional<int64_t> step_of(const RecordLine& line) {
       line);
 }
 
-// Returns a key that is equal for all lines about one tensor or one model; "" for lines about neither.
+// Returns a key that is equal for all lines about one tensor, about one layer, or about the whole model; ""
+// for lines of types other than tensor and model.
 std::string key_of(const RecordLine& line) {
   if (const auto* tensor = std::get_if<TensorLine>(&line)) {
+    // Ranks with other coordinates may hold another tensor with the same name.
     std::string key = "t" + tensor->tensor;
     for (const auto& coordinate :
          {tensor->tensor_parallel, tensor->pipeline_parallel, tensor->expert_parallel, tensor->of_rank})
@@ -71,7 +74,7 @@ bool is_merged(const RecordLine& line) {
 
 // Notes that `record` has lines of this rank. Returns an error if another record has them too, since a rank
 // belongs to one node.
-std::string RecordIndex::take_rank(int64_t rank, uint32_t record) {
+std::string RecordIndex::note_rank(int64_t rank, uint32_t record) {
   const auto [known, is_new] = record_of_rank_.emplace(rank, record);
   if (is_new || known->second == record) return "";
   return "rank " + std::to_string(rank) + " is in both " + paths_[known->second] + " and " + paths_[record] +
@@ -79,10 +82,10 @@ std::string RecordIndex::take_rank(int64_t rank, uint32_t record) {
 }
 
 // Fills in what the entry is sorted by. `generation` is how often the training had gone back to an earlier
-// step; `subject` is the rank, or a number of the tensor or model. Returns "" or an error.
+// step; `subject` is the rank, or a number for a tensor, a layer or the whole model. Returns "" or an error.
 std::string RecordIndex::fill_entry(const RecordLine& line, ReadingState* state, IndexedLine* entry) {
   const std::string& run = std::visit([](const auto& each) -> const std::string& { return each.run; }, line);
-  if (count_ == 0 && run_.empty()) run_ = run;
+  if (count_ == 0 && run_.empty()) run_ = run;  // the first line of all records
   if (run != run_)
     return paths_[0] + " is of run " + run_ + ", " + paths_[entry->record] + " of run " + run +
            ": only records of one run can be merged";
@@ -90,21 +93,21 @@ std::string RecordIndex::fill_entry(const RecordLine& line, ReadingState* state,
   entry->kind = kind_of(line);
   const std::optional<int64_t> rank = rank_of(line);
   if (rank) {
-    if (const std::string problem = take_rank(*rank, entry->record); !problem.empty()) return problem;
+    if (const std::string problem = note_rank(*rank, entry->record); !problem.empty()) return problem;
     entry->subject = static_cast<uint32_t>(*rank);
   }
   entry->step = step_of(line).value_or(-1);
   if (entry->kind == Kind::kStep && rank) {
-    const auto [last, is_new] = state->last_step.emplace(*rank, entry->step);
-    if (!is_new && entry->step <= last->second) {  // the training has gone back, e.g. to a checkpoint
-      ++state->generation;  // once for all ranks: the other ranks have no last step in this generation
-      state->last_step.clear();
+    const auto [previous, is_new] = state->last_step.emplace(*rank, entry->step);
+    if (!is_new && entry->step <= previous->second) {  // the training has gone back, e.g. to a checkpoint
+      ++state->generation;
+      state->last_step.clear();  // the other ranks go back too, which must not be counted again
     }
     state->last_step[*rank] = entry->step;
   }
   const auto last = rank ? state->last_step.find(*rank) : state->last_step.end();
   const int64_t last_step = last != state->last_step.end() ? last->second : -1;
-  bool is_first_start = false;  // the first "started" line of its rank
+  bool is_first_start = false;  // whether `line` is the first "started" line of its rank
   if (const auto* run_line = std::get_if<RunLine>(&line)) {
     world_size_ = std::max(world_size_, run_line->world_size.value_or(0));
     is_first_start = entry->kind == Kind::kStarted && (!rank || state->started.insert(*rank).second);
@@ -115,6 +118,7 @@ std::string RecordIndex::fill_entry(const RecordLine& line, ReadingState* state,
       entry->kind = Kind::kEnded;
     }
   }
+  // An event may be written later than its step: the step of a loss event is its onset.
   if (entry->kind == Kind::kEvent) entry->step = std::max(entry->step, last_step);
   entry->generation = is_first_start ? 0 : state->generation;  // first starts are sorted before all else
   if (const std::string key = key_of(line); !key.empty())
@@ -132,14 +136,14 @@ std::string RecordIndex::add(const std::string& path, const Visitor& visit) {
   if (reader == nullptr) return problem;
   const auto record = static_cast<uint32_t>(paths_.size());
   paths_.push_back(path);
-  std::vector<Part>& parts = parts_.emplace_back();
+  std::vector<SourceFile>& files = files_.emplace_back();
   uint64_t begin = 0;
   if (has_older_part(path)) {  // with --record-size, a record has two files; offsets count through both
     begin = std::filesystem::file_size(older_part(path), ignored);
-    parts.push_back({std::ifstream(older_part(path), std::ios::binary), 0, 0});
+    files.push_back({std::ifstream(older_part(path), std::ios::binary), 0, 0});
   }
-  parts.push_back({std::ifstream(path, std::ios::binary), begin, begin});
-  const uint64_t before = count_;
+  files.push_back({std::ifstream(path, std::ios::binary), begin, begin});
+  const uint64_t count_before = count_;
   ReadingState state;
   while (const std::optional<RecordLine> line = reader->next()) {
     IndexedLine entry;
@@ -153,7 +157,7 @@ std::string RecordIndex::add(const std::string& path, const Visitor& visit) {
     if (lines_.size() >= most_in_memory_)
       if (problem = write_piece(); !problem.empty()) return problem;
   }
-  if (count_ == before) return reader->no_valid_line_error(path);
+  if (count_ == count_before) return reader->no_valid_line_error(path);
   if (reader->ends_torn()) torn_ += (torn_.empty() ? "" : ", ") + path;
   if (reader->bad_lines() > 0 && bad_lines_ == 0) first_problem_ = path + ", " + reader->first_problem();
   bad_lines_ += reader->bad_lines();
@@ -184,11 +188,11 @@ std::string RecordIndex::write_piece() {
 }
 
 std::string RecordIndex::sort() {
-  if (pieces_.empty()) {
+  if (pieces_.empty()) {  // all lines are in memory
     std::sort(lines_.begin(), lines_.end());
     return "";
   }
-  if (std::string problem = write_piece(); !problem.empty()) return problem;
+  if (std::string problem = write_piece(); !problem.empty()) return problem;  // the lines that are left
   for (size_t n = 0; n < pieces_.size(); ++n)
     if (fill_block(&pieces_[n])) heap_.push_back(n);
   std::make_heap(heap_.begin(), heap_.end(), Later{&pieces_});
@@ -200,15 +204,15 @@ std::string RecordIndex::sort() {
 bool RecordIndex::fill_block(Piece* piece) {
   if (piece->next < piece->block.size()) return true;
   // All pieces share the memory for lines.
-  const size_t most = std::max<size_t>(most_in_memory_ / pieces_.size(), 1);
-  piece->block.resize(std::min<uint64_t>(piece->end - piece->at, most));
+  const size_t most_in_block = std::max<size_t>(most_in_memory_ / pieces_.size(), 1);
+  piece->block.resize(std::min<uint64_t>(piece->end - piece->unread, most_in_block));
   piece->next = 0;
   if (piece->block.empty()) return false;
   const bool is_read =
-      std::fseek(temporary_.get(), static_cast<long>(piece->at * sizeof(IndexedLine)), SEEK_SET) == 0 &&
+      std::fseek(temporary_.get(), static_cast<long>(piece->unread * sizeof(IndexedLine)), SEEK_SET) == 0 &&
       std::fread(piece->block.data(), sizeof(IndexedLine), piece->block.size(), temporary_.get()) ==
           piece->block.size();
-  piece->at += piece->block.size();
+  piece->unread += piece->block.size();
   if (!is_read) piece->block.clear();
   return is_read;
 }
@@ -221,7 +225,7 @@ bool RecordIndex::next(IndexedLine* line) {
   }
   if (heap_.empty()) return false;
   const Later later = {&pieces_};
-  std::pop_heap(heap_.begin(), heap_.end(), later);
+  std::pop_heap(heap_.begin(), heap_.end(), later);  // moves the piece with the next line to the back
   Piece& piece = pieces_[heap_.back()];
   *line = piece.block[piece.next++];
   if (fill_block(&piece))
@@ -232,10 +236,11 @@ bool RecordIndex::next(IndexedLine* line) {
 }
 
 std::string RecordIndex::text(const IndexedLine& line) {
-  std::vector<Part>& parts = parts_[line.record];
-  Part& part = line.offset >= parts.back().begin ? parts.back() : parts.front();
-  std::ifstream& file = part.file;
-  uint64_t& position = part.position;
+  std::vector<SourceFile>& files = files_[line.record];
+  // A record has one file, or an older and a newer one.
+  SourceFile& source = line.offset >= files.back().begin ? files.back() : files.front();
+  std::ifstream& file = source.file;
+  uint64_t& position = source.position;
   std::string text(line.bytes, '\0');
   // Bytes up to a line that begins nearby are read, since a seek would discard the read-ahead buffer.
   constexpr uint64_t kNear = 4096;
@@ -243,7 +248,7 @@ std::string RecordIndex::text(const IndexedLine& line) {
     file.ignore(static_cast<std::streamsize>(line.offset - position));
   } else {
     file.clear();
-    file.seekg(static_cast<std::streamoff>(line.offset - part.begin));
+    file.seekg(static_cast<std::streamoff>(line.offset - source.begin));
   }
   position = line.offset + line.bytes;
   if (!file.read(text.data(), static_cast<std::streamsize>(text.size()))) return "";

@@ -33,8 +33,9 @@ struct IndexedLine {
   // (for a loss event, its onset), and the last step that the rank had ended before the event was written.
   int64_t step = -1;
   Kind kind = Kind::kOther;
-  uint32_t subject = 0;  // the rank; for lines on tensors and models, a number of the tensor or model
-  uint32_t record = 0;   // index of the record, in the order of add()
+  // The rank. For lines of the types tensor and model: a number for the tensor, the layer or the whole model.
+  uint32_t subject = 0;
+  uint32_t record = 0;             // index of the record, in the order of add()
   uint64_t offset = 0, bytes = 0;  // position and length of the line in its record, without the newline
   auto operator<=>(const IndexedLine&) const = default;
 };
@@ -85,7 +86,7 @@ class RecordIndex {
   };
   // A sorted part of the temporary file, which is read in blocks.
   struct Piece {
-    uint64_t at = 0, end = 0;  // entries at .. end - 1 of the file are the piece's that are not read yet
+    uint64_t unread = 0, end = 0;    // the piece's entries unread to end - 1 have not been read from the file
     std::vector<IndexedLine> block;  // the entries that were read last
     size_t next = 0;                 // index in `block` of the piece's next line
   };
@@ -109,24 +110,24 @@ class RecordIndex {
   // Reads the piece's next block if the last one is used up. False: at its end, or it cannot be read.
   bool fill_block(Piece* piece);
   // Notes that `record` has this rank. Returns "" or an error: another record has the rank too.
-  std::string take_rank(int64_t rank, uint32_t record);
+  std::string note_rank(int64_t rank, uint32_t record);
 
   std::vector<std::string> paths_;
   // One file of a record. If a record has two, offsets in the newer file continue those of the older one.
-  struct Part {
+  struct SourceFile {
     std::ifstream file;
     uint64_t begin = 0, position = 0;  // offsets in the record: of the first byte, and of the next to read
   };
-  std::vector<std::vector<Part>> parts_;  // by record
-  const size_t most_in_memory_;           // most lines that are kept in memory
-  std::vector<IndexedLine> lines_;        // lines that are not in the temporary file
-  size_t next_ = 0;                       // index in lines_; used if there is no temporary file
+  std::vector<std::vector<SourceFile>> files_;  // by record
+  const size_t most_in_memory_;                 // most lines that are kept in memory
+  std::vector<IndexedLine> lines_;              // lines that are not in the temporary file
+  size_t next_ = 0;                             // index in lines_; used if there is no temporary file
   uint64_t count_ = 0;
   std::unique_ptr<std::FILE, CloseFile> temporary_;
   std::vector<Piece> pieces_;
   std::vector<size_t> heap_;  // heap of indexes into pieces_, ordered by Later
   std::map<int64_t, uint32_t> record_of_rank_;
-  std::map<std::string, uint32_t> subjects_;  // IndexedLine::subject of tensors and models, by key_of()
+  std::map<std::string, uint32_t> subjects_;  // IndexedLine::subject of tensor and model lines, by key_of()
   std::string run_, first_problem_, torn_;
   int64_t world_size_ = 0;
   uint64_t bad_lines_ = 0;

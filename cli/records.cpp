@@ -1,5 +1,6 @@
-// foreshock export and foreshock detect. export converts a record, the JSON lines that the agent has written,
-// into files for other tools. detect runs the agent's detectors over a record. say() prints a line to stderr.
+// Implements foreshock export and foreshock detect. export converts a record, the JSON lines that the agent
+// has written, into files for other tools. detect runs the agent's detectors over a record. say() prints a
+// line to stderr.
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -19,8 +20,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Returns a file name for a text from a record, which may contain any characters: its first 64 bytes, with
-// '_' for all but letters, digits, '_', '-' and '.', and before an empty name or a dot at the start.
+// Returns a file name made of the first 64 bytes of a text from a record, which may contain any characters.
+// Replaces all but letters, digits, '_', '-' and '.' by '_'. If the name is empty or begins with a dot, puts
+// '_' before it.
 std::string file_name_of(const std::string& text) {
   std::string name = text.substr(0, 64);
   for (char& c : name)
@@ -46,7 +48,8 @@ class CsvFolder {
   NewFiles files_;
 };
 
-// Writes an event file in one folder per run and rank, because TensorBoard shows one curve per folder.
+// Writes an event file in one folder per run and rank, because TensorBoard shows one curve per folder. It
+// recognizes event files by "tfevents" in their name.
 class TensorBoardFolder {
  public:
   explicit TensorBoardFolder(const fs::path& folder) : files_(folder) {}
@@ -64,6 +67,7 @@ class TensorBoardFolder {
     for (const Scalar& scalar : scalars) {
       const std::string name = file_name_of(scalar.run) + "/rank_" + std::to_string(scalar.rank) +
                                "/events.out.tfevents.0.foreshock";
+      // An event file begins with the version of its format.
       std::string bytes = files_.has(name) ? "" : framed_record(version_event(scalar.time));
       bytes +=
           framed_record(scalar_event(scalar.time, scalar.step, scalar.tag, static_cast<float>(scalar.value)));
@@ -73,7 +77,7 @@ class TensorBoardFolder {
   }
 
   NewFiles files_;
-  RecordScalars scalars_;
+  RecordScalars scalars_;  // makes the scalars of a step; finish() returns those of the last step
 };
 
 void print_exported(const RecordReader& reader, uint64_t exported) {
@@ -84,9 +88,10 @@ void print_exported(const RecordReader& reader, uint64_t exported) {
   say(text);
 }
 
-// Converts a record into files below `folder`. `Folder`: one of the classes above. Returns the exit status.
+// Converts a record into files below `folder`. `Folder`: CsvFolder or TensorBoardFolder. Returns the exit
+// status.
 template <class Folder>
-int copy_record(const std::string& record, const std::string& folder) {
+int convert_record(const std::string& record, const std::string& folder) {
   std::string problem;  // "": no error so far
   const std::unique_ptr<RecordReader> reader = RecordReader::open(record, &problem);
   Folder files(folder);
@@ -99,7 +104,7 @@ int copy_record(const std::string& record, const std::string& folder) {
   }
   if (problem.empty() && exported == 0) problem = reader->no_valid_line_error(record);
   if (problem.empty()) problem = files.finish();
-  if (problem.empty() && files.empty())
+  if (problem.empty() && files.empty())  // TensorBoard only: CSV files have every line
     problem = record + ": no line has a value of a step to draw; --csv takes every line";
   if (!problem.empty()) {
     say(problem);
@@ -111,7 +116,7 @@ int copy_record(const std::string& record, const std::string& folder) {
 
 using Json = nlohmann::json;
 
-struct Detected {
+struct Detected {                 // what detect_in() reads and finds
   Watches watches;                // the detectors of all ranks
   std::vector<EventLine> events;  // events of these detectors
   uint64_t lines = 0;             // lines of the record
@@ -152,6 +157,7 @@ void detect_in(RecordReader& reader, ScoreTable* scores, Detected* detected) {
     std::visit(
         [&](const auto& each) {
           for (const EventLine& event : detected->watches.observe(each)) detected->events.push_back(event);
+          // last_rank(): the rank whose detectors took this line; lines on tensors have no rank of their own
           if (scores != nullptr) scores->add(each.run, detected->watches.last_rank(), readings);
         },
         *line);
@@ -186,6 +192,7 @@ Json detect_json(const Detected& detected) {
 void print_events(const Detected& detected) {
   std::printf("%10s %5s  %-24s %-8s %-6s %7s\n", "step", "rank", "event", "layer", "level", "score");
   for (const EventLine& event : detected.events) {
+    // An event of a detector is shown by the detector's name.
     const std::string& what = event.detector.empty() ? event.event : event.detector;
     std::printf("%10lld %5lld  %-24s %-8s %-6s", static_cast<long long>(*event.step),
                 static_cast<long long>(*event.rank), printable(what).c_str(), printable(event.layer).c_str(),
@@ -207,7 +214,7 @@ void print_loss_events(const Detected& detected) {
     }
 }
 
-void print_left_out(const RecordReader& reader) {
+void print_bad_lines(const RecordReader& reader) {
   if (reader.bad_lines() > 0)
     say(std::to_string(reader.bad_lines()) + " lines left out (" + reader.first_problem() + ")");
   if (reader.ends_torn()) say("the last line was cut off when its writer ended");
@@ -221,27 +228,27 @@ int export_record(const Arguments& arguments) {
   const bool has_one_folder = csv_folder.empty() != board_folder.empty();
   if (arguments.command().size() != 1 || !has_one_folder)
     return wrong_use("type: foreshock export --tensorboard DIR|--csv DIR RECORD.jsonl");
-  allow_many_files();                                  // raises the limit: one open file for each rank
+  allow_many_files();                                  // TensorBoard: one open file for each rank
   const std::string& record = arguments.command()[0];  // the word after the options
-  return csv_folder.empty() ? copy_record<TensorBoardFolder>(record, board_folder)
-                            : copy_record<CsvFolder>(record, csv_folder);
+  return csv_folder.empty() ? convert_record<TensorBoardFolder>(record, board_folder)
+                            : convert_record<CsvFolder>(record, csv_folder);
 }
 
 int detect(const Arguments& arguments) {
   if (arguments.command().size() != 1)
     return wrong_use("type: foreshock detect [--json] [--scores FILE.csv] RECORD.jsonl");
-  const std::string& record = arguments.command()[0];  // the word after the options
-  const std::string table = arguments.text(OptionId::kScores);
+  const std::string& record = arguments.command()[0];                 // the word after the options
+  const std::string scores_path = arguments.text(OptionId::kScores);  // "": no table is wanted
   ScoreTable scores;
   Detected detected;
   std::string problem;
   const std::unique_ptr<RecordReader> reader = RecordReader::open(record, &problem);
-  if (problem.empty() && !table.empty()) problem = scores.open(table);
+  if (problem.empty() && !scores_path.empty()) problem = scores.open(scores_path);
   if (problem.empty()) {
-    detect_in(*reader, table.empty() ? nullptr : &scores, &detected);
+    detect_in(*reader, scores_path.empty() ? nullptr : &scores, &detected);
     if (detected.lines == 0) problem = reader->no_valid_line_error(record);
   }
-  if (problem.empty() && !table.empty()) problem = scores.finish();
+  if (problem.empty() && !scores_path.empty()) problem = scores.finish();
   if (!problem.empty()) {
     say(problem);
     return 1;
@@ -253,7 +260,7 @@ int detect(const Arguments& arguments) {
     print_events(detected);
     print_loss_events(detected);
   }
-  print_left_out(*reader);
+  print_bad_lines(*reader);
   for (const std::string& text : left_out(detected.watches)) say(text);  // series and ranks beyond the limits
   return 0;
 }

@@ -1,7 +1,8 @@
-// foreshock report: reads records and writes the report as JSON, Markdown or an HTML page. ReportBuilder
-// makes a Report from the lines of records; this file writes it in these three formats (the page contains the
-// JSON). An episode is a period in which a detector's level was above quiet. A sign is an episode before a
-// loss event. An attempt is a series of steps that ends when the run goes back to a checkpoint.
+// Implements foreshock report: reads records and writes the report as JSON, Markdown or an HTML page.
+// ReportBuilder makes a Report from the lines of records; this file writes the Report in these three formats
+// (the page contains the JSON). An episode is a period in which a detector's level was above quiet. A sign is
+// an episode before a loss event. An attempt is a series of steps that ends when the run goes back to a
+// checkpoint.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -79,7 +80,7 @@ Json points_json(const std::vector<SignalPoint>& points) {
 Json curve_json(const std::vector<TrailStep>& steps, std::optional<double> TrailStep::*member) {
   std::vector<SignalPoint> points;
   for (const TrailStep& step : steps)
-    if (step.*member) points.push_back({step.step, *(step.*member), 0});
+    if (step.*member) points.push_back({step.step, *(step.*member), /*score=*/0});
   const bool finite = std::all_of(points.begin(), points.end(),
                                   [](const SignalPoint& each) { return std::isfinite(each.value); });
   if (finite) return points_json(points);
@@ -104,13 +105,13 @@ Json facts_json(const std::vector<ReportFact>& facts) {
 
 // Returns how many steps before `since_step` the sign may have started without being seen: the steps since
 // the detector's previous value; -1 without one. But a detector may react only after several values. So if
-// one of its last kValues values is followed by a gap of more than kLongUnseen steps, the result is the
-// number of steps since the start of the latest such gap.
+// one of the last kMostValues values before `since_step` is followed by a gap of more than kLongUnseen steps,
+// the result is the number of steps since the start of the latest such gap.
 int64_t unseen_before(const ReportSign& sign) {
-  constexpr int kValues = 4;
+  constexpr int kMostValues = 4;
   int64_t next = sign.since_step, unseen = -1;
   int values = 0;
-  for (auto point = sign.points.rbegin(); point != sign.points.rend() && values < kValues; ++point) {
+  for (auto point = sign.points.rbegin(); point != sign.points.rend() && values < kMostValues; ++point) {
     if (point->step >= sign.since_step) continue;
     const bool is_long = next - point->step - 1 > ReportSign::kLongUnseen;
     if (values == 0 || is_long) unseen = sign.since_step - point->step - 1;  // up to the start of this gap
@@ -247,7 +248,12 @@ std::string policy() {
 std::string escape_for_script(const std::string& json) {
   std::string text;
   text.reserve(json.size());
-  for (const char c : json) c == '<' ? text += "\\u003c" : text += c;
+  for (const char c : json) {
+    if (c == '<')
+      text += "\\u003c";
+    else
+      text += c;
+  }
   return text;
 }
 
@@ -309,15 +315,15 @@ constexpr WordsHelp kHelp = {"report RECORD.jsonl [RECORD.jsonl ...] [-o OUT.htm
                              "resources."};
 
 struct Request {
-  std::vector<std::string> records;
-  std::string out;
+  std::vector<std::string> records;  // paths
+  std::string out;                   // path of the page; "-": standard output; "": no page
   bool wants_json = false, wants_markdown = false;
 };
 
 // Whether the file is an HTML page that `foreshock report` has written.
 bool is_report(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
-  std::string begin(1024, '\0');
+  std::string begin(1024, '\0');  // every page has kReportMark in its first 1024 bytes
   file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
   return begin.find(kReportMark) != std::string::npos;
 }
@@ -326,6 +332,7 @@ bool is_report(const fs::path& path) {
 // named that file, it is only overwritten if it is a report.
 std::string choose_page(Request* request) {
   std::error_code ignored;
+  // is_other(): for example a pipe, as in `foreshock report <(zcat run.jsonl.gz)`.
   if (fs::exists(request->records[0], ignored) && fs::is_other(request->records[0], ignored))
     return request->records[0] + " is not a file; name the page with -o OUT.html";
   request->out = fs::path(request->records[0]).replace_extension(".html").string();
@@ -335,7 +342,7 @@ std::string choose_page(Request* request) {
 }
 
 // Fills and checks the request. Returns "" or an error.
-std::string parse(const Words& words, Request* request) {
+std::string fill_request(const Words& words, Request* request) {
   request->records = words.files();
   request->out = words.value("-o");
   request->wants_json = words.has("--json");
@@ -355,7 +362,7 @@ std::string parse(const Words& words, Request* request) {
 
 // Passes the lines of a record to the builder. Returns "" or one line that says why there can be no report.
 // Appends defects of the record that do not prevent a report to `*notes`.
-std::string read(const std::string& path, ReportBuilder* builder, std::vector<std::string>* notes) {
+std::string add_record(const std::string& path, ReportBuilder* builder, std::vector<std::string>* notes) {
   std::string problem;
   const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &problem);
   if (reader == nullptr) return problem;
@@ -406,7 +413,7 @@ std::string report_page(const std::string& json) {
   std::string page;
   const std::string data = escape_for_script(json), rules = policy();
   // In the order of the placeholders in page.html. Each placeholder is searched for in kReportHtml behind the
-  // previous one, and not in the inserted parts: they contain text from a trainer, which may look like one.
+  // previous one, and not in the inserted parts: their text from a trainer may look like a placeholder.
   const std::pair<std::string_view, std::string_view> parts[] = {{"/*POLICY*/", rules},
                                                                  {"/*STYLE*/", kReportCss},
                                                                  {"/*DATA*/", data},
@@ -453,12 +460,13 @@ int report(const std::vector<std::string>& words) {
     return wrong_use(problem);
   if (parsed_words.wants_help()) return print_help(kHelp), 0;
   Request request;
-  if (const std::string problem = parse(parsed_words, &request); !problem.empty()) return wrong_use(problem);
+  if (const std::string problem = fill_request(parsed_words, &request); !problem.empty())
+    return wrong_use(problem);
   ReportBuilder builder;
   std::vector<std::string> notes;
   for (size_t n = 0; n < request.records.size(); ++n) {
     if (n > 0) builder.begin_record();
-    if (const std::string problem = read(request.records[n], &builder, &notes); !problem.empty())
+    if (const std::string problem = add_record(request.records[n], &builder, &notes); !problem.empty())
       return wrong_use(problem);
   }
   Report report = builder.finish();

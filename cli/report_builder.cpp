@@ -29,7 +29,7 @@ constexpr size_t kMostDetectors = 4;  // most detectors that are explained for a
 constexpr size_t kMostNamed = 8;      // most layers or ranks in a list
 
 template <class Integer>
-std::string counted(Integer number) {  // "1 234 567", for example
+std::string grouped(Integer number) {  // "1 234 567", for example
   return grouped_digits(static_cast<double>(number));
 }
 
@@ -61,8 +61,9 @@ std::string where_nonfinite(const FaultEvent& fault) {
   return what + (fault.layer.empty() ? "" : " of layer " + fault.layer);
 }
 
-// Sets fact->lead, the number of steps from `step` to the onset (negative: `step` is later). If it is from 0
-// to kRecent, sets fact->suspect, a text that names `what`, which happened at `step`, as a possible cause.
+// Sets fact->lead, the number of steps from `step` to the onset (negative: `step` is later). If the lead is
+// from 0 to kRecent, sets fact->suspect, a text that names `what`, which happened at `step`, as a possible
+// cause.
 void set_suspect(const ReportEvent& event, int64_t step, const std::string& what, ReportFact* fact) {
   fact->lead = steps_between(step, event.onset_step);
   if (fact->lead < 0 || fact->lead > kRecent) return;
@@ -111,6 +112,7 @@ ReportFact layers(const ReportEvent& event, const RunSeen& run) {
   for (const ReportSign& sign : event.signs)
     if (!sign.layer.empty()) moved.insert(sign.layer);
   if (watched.empty()) return {"layers", "no layer was watched", Mark::kUnknown};
+  // The agent's signs may be in layers for which this record has no values, so `moved` may be the larger set.
   const size_t quiet = watched.size() > moved.size() ? watched.size() - moved.size() : 0;
   if (moved.empty())
     return {"layers", "all " + std::to_string(watched.size()) + " that were watched stayed quiet",
@@ -122,13 +124,13 @@ ReportFact layers(const ReportEvent& event, const RunSeen& run) {
 }
 
 ReportFact ranks(const ReportEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
-  const size_t all = run.trails.size();  // ranks in the records
-  if (all < 2) return {"ranks", "there is one rank in the record", Mark::kUnknown};
-  if (event.ranks.size() >= all)
-    return {"ranks", "seen on all " + std::to_string(all) + " in the record", Mark::kQuiet};
+  const size_t rank_count = run.trails.size();  // in the records
+  if (rank_count < 2) return {"ranks", "there is one rank in the record", Mark::kUnknown};
+  if (event.ranks.size() >= rank_count)
+    return {"ranks", "seen on all " + std::to_string(rank_count) + " in the record", Mark::kQuiet};
   clues->push_back(Clue::kOneRank);
   return {"ranks",
-          "seen on " + std::to_string(event.ranks.size()) + " of " + std::to_string(all) + ": rank " +
+          "seen on " + std::to_string(event.ranks.size()) + " of " + std::to_string(rank_count) + ": rank " +
               listed(event.ranks),
           Mark::kNotable};
 }
@@ -177,7 +179,7 @@ std::optional<RateJump> rate_jump(const ReportEvent& event, int64_t since) {
     if (!each.learning_rate) continue;
     const double rate = *each.learning_rate;
     if (last && each.step > since && std::max(*last, rate) >= kRateFactor * std::min(*last, rate) &&
-        *last != rate)  // both may be 0
+        *last != rate)  // false if both are 0
       jump = {*last, rate, each.step};
     last = rate;
   }
@@ -199,7 +201,7 @@ ReportFact learning_rate(const ReportEvent& event, std::vector<Clue>* clues) {
   if (const std::optional<RateJump> jump = rate_jump(event, before->step)) {
     const std::string went = change(jump->from, jump->to);
     clues->push_back(Clue::kLearningRate);
-    fact = {fact.name, went + " at step " + counted(jump->step) + ", " + relative_to_onset(event, jump->step),
+    fact = {fact.name, went + " at step " + grouped(jump->step) + ", " + relative_to_onset(event, jump->step),
             Mark::kNotable};
     if (jump->to > jump->from) set_suspect(event, jump->step, "the learning rate " + went, &fact);
     return fact;
@@ -207,7 +209,7 @@ ReportFact learning_rate(const ReportEvent& event, std::vector<Clue>* clues) {
   if (from == to) return {fact.name, number(to) + ", as " + ago, Mark::kQuiet};
   fact = {fact.name, number(to) + "; " + number(from) + " " + ago, Mark::kQuiet};
   const double low = std::min(from, to), high = std::max(from, to);
-  if (!(high >= kRateFactor * low)) return fact;  // also if one is NaN
+  if (!(high >= kRateFactor * low)) return fact;  // also if a rate is NaN
   fact.mark = Mark::kNotable;
   clues->push_back(Clue::kLearningRate);
   if (to > from) {
@@ -224,7 +226,8 @@ ReportFact batch(const ReportEvent& event) {
   return {"batch", "batch_id " + std::to_string(*onset->batch_id) + " at the onset", Mark::kQuiet};
 }
 
-// Reports how many steps the gradient scaler skipped. A step has the total of its process up to this step.
+// Reports how many steps the gradient scaler skipped. A step has the total of its process up to this step. In
+// a restarted process the total begins at 0, so it may be lower at the onset than before.
 ReportFact skipped_by_scaler(const ReportEvent& event, std::vector<Clue>* clues) {
   const TrailStep* onset = first_step_from(event, event.onset_step);  // null if the event has no steps
   const TrailStep* before = event.steps.empty() ? nullptr : &event.steps.front();
@@ -235,7 +238,7 @@ ReportFact skipped_by_scaler(const ReportEvent& event, std::vector<Clue>* clues)
   if (skipped == 0) return {"steps left out", "none before it", Mark::kQuiet};
   clues->push_back(Clue::kSkippedSteps);
   return {"steps left out",
-          counted(skipped) + " in the " + steps_text(steps_between(before->step, event.onset_step)) +
+          grouped(skipped) + " in the " + steps_text(steps_between(before->step, event.onset_step)) +
               " before, by the gradient scaler",
           Mark::kNotable};
 }
@@ -272,6 +275,7 @@ ReportFact run_again(const ReportEvent& event, const std::vector<ReportEvent>& e
   size_t tries = 0, again = 0;
   for (size_t n = 0; trail != run.trails.end() && n < trail->second.attempts().size(); ++n) {
     const Trail::Attempt& attempt = trail->second.attempts()[n];
+    // Leaves out attempts that did not make all steps from the onset to the declaration.
     if (n == event.attempt || attempt.first >= event.onset_step || attempt.last < event.declared_step)
       continue;
     ++tries;
@@ -295,6 +299,7 @@ ReportFact gaps(const ReportEvent& event, std::vector<Clue>* clues) {
   std::optional<uint64_t> interval;
   for (const TrailStep& each : event.steps) {
     if (each.step > event.onset_step) break;
+    // At least 1: a step may be recorded twice.
     if (last != nullptr) missing += std::max<int64_t>(steps_between(last->step, each.step), 1) - 1;
     if (each.interval) interval = each.interval;
     last = &each;
@@ -337,7 +342,8 @@ void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<R
     return each.end_step < 0 || steps_between(each.end_step, onset) <= ReportSign::kNear;
   };
   if (!is_near(*known) || !is_near(sign)) {
-    // If only one is near the onset, that one is kept. If neither is near, the later one is kept.
+    // If only one of the two episodes is near the onset, that one is kept. If neither is near, the later is
+    // kept.
     const bool replaces =
         is_near(sign) == is_near(*known) ? sign.since_step > known->since_step : is_near(sign);
     if (replaces) *known = sign;
@@ -371,8 +377,8 @@ bool is_loss_event(WatchEventKind kind) {
 }
 
 constexpr size_t kMostFaultEvents = 4096;  // further ones are ignored
-constexpr size_t kMostRanks = 4096;
-constexpr size_t kTimelinePoints = 1024;  // of the loss curve; History merges neighbours beyond this
+constexpr size_t kMostRanks = 4096;        // records with more ranks are an error
+constexpr size_t kTimelinePoints = 1024;   // of the loss curve; History merges neighbours beyond this
 constexpr History::Column kTimeline[] = {{"loss", History::Keep::kMean}, {"loss_max", History::Keep::kMax}};
 
 // Returns the layer of a line; "" for kinds of lines without a layer, such as steps.
@@ -387,16 +393,17 @@ std::optional<double> time_of(const RecordLine& line) {
 }
 
 std::string time_text(double seconds) {  // since 1970
+  constexpr double kLatest = 1e11;       // the year 5138; a record may contain any number as a time
   const auto whole = static_cast<time_t>(seconds);
   std::tm parts = {};
   char text[64] = "";
-  if (!(std::abs(seconds) < 1e11) || gmtime_r(&whole, &parts) == nullptr) return "not known";
+  if (!(std::abs(seconds) < kLatest) || gmtime_r(&whole, &parts) == nullptr) return "not known";
   std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts);
   return text;
 }
 
 std::string duration_text(double seconds) {
-  if (!(seconds >= 0) || seconds > 1e10) return "not known";
+  if (!(seconds >= 0) || seconds > 1e10) return "not known";  // 1e10 s: 317 years
   if (seconds < 120) return formatted("%.0f s", seconds);
   return seconds < 7200 ? formatted("%.0f min", seconds / 60) : formatted("%.1f h", seconds / 3600);
 }
@@ -448,7 +455,7 @@ void EventCollector::take(const EventLine& event, size_t attempt, int64_t declar
   ++taken_;
   if (*kind == WatchEventKind::kPrecursor) take_level(event);
   if (*kind == WatchEventKind::kResumed)
-    precursors_[*event.rank].clear();  // its episodes: the attempt has ended
+    precursors_[*event.rank].clear();  // the rank's episodes belong to the attempt that has ended
   if (is_loss_event(*kind)) take_loss_event(*kind, event, attempt, declared);
 }
 
@@ -470,12 +477,13 @@ void EventCollector::take_level(const EventLine& event) {
     if (open_episode != episodes_.rend()) open_episode->end_step = *event.step;
     return;
   }
-  const int64_t warned = level == Level::kWarn ? *event.step : -1;
+  const int64_t warn_step = level == Level::kWarn ? *event.step : -1;
   if (open_episode != episodes_.rend()) {
     open_episode->highest_level = std::max(open_episode->highest_level, level);
-    open_episode->warn_step = earlier(open_episode->warn_step, warned);
+    open_episode->warn_step = earlier(open_episode->warn_step, warn_step);
   } else if (episodes_.size() < kMostEpisodes) {
-    episodes_.push_back({*detector, event.layer, *event.rank, level, *event.step, warned, -1});
+    episodes_.push_back(
+        {*detector, event.layer, *event.rank, level, *event.step, warn_step, /*end_step=*/-1});
   }
 }
 
@@ -504,14 +512,16 @@ void EventCollector::take_loss_event(WatchEventKind kind, const EventLine& event
     joined.onset_step = *event.step;
     joined.declared_step = declared;
     joined.attempt = attempt;
-    if (detailed_ < kMostDetailed) open_.push_back(events_.size() - 1);  // close() adds its steps and curves
-    detailed_ += detailed_ < kMostDetailed;
+    if (detailed_ < kMostDetailed) {
+      open_.push_back(events_.size() - 1);  // close() adds the event's steps and curves
+      ++detailed_;
+    }
   }
   if (is_divergence) {
     joined.kind = kind;
     joined.diverged.insert(rank);
   }
-  if (has_rank(joined, rank)) return;
+  if (has_rank(joined, rank)) return;  // the signs of this rank were added before
   joined.ranks.push_back(rank);
   for (const Episode& episode : precursors_[rank].before(*event.step))
     add_sign(episode, rank, joined.onset_step, &joined.signs);
@@ -533,7 +543,7 @@ void EventCollector::close(int64_t rank, const Trail& trail, const std::map<int6
       const int64_t since = steps_between(event.onset_step, step.step);
       if (since >= -ReportEvent::kBefore && since <= ReportEvent::kAfter) event.steps.push_back(step);
     }
-    if (event.steps.empty()) return true;
+    if (event.steps.empty()) return true;  // trail.recent() lacks the steps around the onset
     for (ReportSign& sign : event.signs)
       if (const auto found = signals.find(sign.rank); found != signals.end())
         sign.points = found->second.around(sign.detector, sign.layer, event.steps.front().step,
@@ -548,7 +558,8 @@ ReportBuilder::ReportBuilder() : timeline_(kTimeline, kTimelinePoints) { begin_r
 // with the number of records. Each watches_->observe() stores the input values of the detectors in readings_.
 void ReportBuilder::begin_record() {
   if (watches_ != nullptr) end_record();
-  run_.records = ++records_;
+  ++records_;
+  run_.records = records_;
   watches_ = std::make_unique<Watches>();
   watches_->collect(&readings_);
 }
@@ -663,7 +674,8 @@ void ReportBuilder::observe(const EventLine& line) {
   }
   const bool is_fault = line.event.starts_with("nonfinite") || line.event == "weight_mismatch";
   if (!is_fault || !line.step || run_.fault_events.size() >= kMostFaultEvents) return;
-  // Only a mismatch between nodes may lack a rank (-1 below). It gets the attempt of the lowest rank.
+  // Only a mismatch between nodes may lack a rank (-1 below). Such an event gets the attempt of the lowest
+  // rank.
   if (!line.rank && (line.event != "weight_mismatch" || run_.trails.empty())) return;
   const auto trail = line.rank ? run_.trails.find(*line.rank) : run_.trails.begin();
   const size_t attempts = trail != run_.trails.end() ? trail->second.attempts().size() : 0;
@@ -675,6 +687,7 @@ template <class Line>
 void ReportBuilder::detect(const Line& line) {
   readings_.clear();
   const std::vector<EventLine>& events = watches_->observe(line);
+  // last_rank(): the rank whose detectors took this line; lines on tensors have no rank of their own.
   if (!readings_.empty()) run_.signals[watches_->last_rank()].take(layer_of(line), readings_);
   for (const EventLine& event : events) take_event(event, &found_);
 }
@@ -682,6 +695,7 @@ void ReportBuilder::detect(const Line& line) {
 void ReportBuilder::take_event(const EventLine& event, EventCollector* collector) {
   if (!event.rank) return;
   const auto trail = run_.trails.find(*event.rank);
+  // The rank has no step yet: attempt 0, declared at step 0.
   if (trail == run_.trails.end() || trail->second.attempts().empty()) return collector->take(event, 0, 0);
   const auto& attempts = trail->second.attempts();
   collector->take(event, attempts.size() - 1, attempts.back().last);  // declared at the rank's last step
@@ -734,10 +748,10 @@ Report ReportBuilder::finish() {
     for (const Trail::Attempt& each : trail->second.attempts())
       report.timeline_last_step = std::max(report.timeline_last_step, each.last);
   if (chosen.left_out() > 0)
-    report.notes.push_back(counted(chosen.left_out()) + " more loss events are not listed.");
+    report.notes.push_back(grouped(chosen.left_out()) + " more loss events are not listed.");
   report.notes.insert(report.notes.end(), not_watched_.begin(), not_watched_.end());
   if (other_runs_ > 0)
-    report.notes.push_back(counted(other_runs_) +
+    report.notes.push_back(grouped(other_runs_) +
                            " lines of other runs were left out: each run has a report of its own.");
   report.limits = limits();
   return report;
@@ -762,7 +776,7 @@ std::vector<ReportFact> ReportBuilder::facts() const {
   facts.push_back({"state", ended ? "ended" : "no end in the record: it goes on, or its agent was stopped",
                    ended ? Mark::kQuiet : Mark::kNotable});
   if (has_steps)
-    facts.push_back({"steps", counted(first) + " to " + counted(last) + in_brackets(step_source_)});
+    facts.push_back({"steps", grouped(first) + " to " + grouped(last) + in_brackets(step_source_)});
   if (first_time_ > 0)
     facts.push_back({"time", time_text(first_time_) + " to " + time_text(last_time_) + " (" +
                                  duration_text(last_time_ - first_time_) + ")"});
@@ -789,29 +803,29 @@ std::vector<ReportFact> ReportBuilder::coverage() const {
   for (const auto& [rank, signals] : run_.signals) layers = std::max(layers, signals.layers().size());
   std::vector<ReportFact> facts;
   facts.push_back(
-      {"steps", counted(steps) + " seen" + (missed > 0 ? ", " + counted(missed) + " not" : ", none missed"),
+      {"steps", grouped(steps) + " seen" + (missed > 0 ? ", " + grouped(missed) + " not" : ", none missed"),
        missed > 0 ? Mark::kNotable : Mark::kQuiet});
   facts.push_back({"loss",
                    losses_ == 0 ? "not known at any step"
                    : losses_ <= kLossWindow
-                       ? "known at " + counted(losses_) + " steps, too few to detect a spike, which needs " +
-                             counted(kLossWindow) + " before it"
-                       : "known at " + counted(losses_) + " steps",
+                       ? "known at " + grouped(losses_) + " steps, too few to detect a spike, which needs " +
+                             grouped(kLossWindow) + " before it"
+                       : "known at " + grouped(losses_) + " steps",
                    losses_ <= kLossWindow ? Mark::kUnknown : Mark::kQuiet});
   const uint64_t slices = run_.slices[0] + run_.slices[1];
   facts.push_back({"attention",
                    run_.attention_calls == 0 && slices == 0
                        ? "no call was seen"
-                       : counted(run_.attention_calls) + " calls counted; " + counted(run_.slices[0]) +
-                             " slices forward and " + counted(run_.slices[1]) +
+                       : grouped(run_.attention_calls) + " calls counted; " + grouped(run_.slices[0]) +
+                             " slices forward and " + grouped(run_.slices[1]) +
                              " backward recomputed in fp64",
                    slices == 0 ? Mark::kUnknown : Mark::kQuiet});
-  facts.push_back({"layers", layers == 0 ? "none is known by name" : counted(layers) + " were watched",
+  facts.push_back({"layers", layers == 0 ? "none is known by name" : grouped(layers) + " were watched",
                    layers == 0 ? Mark::kUnknown : Mark::kQuiet});
   facts.push_back({"weights",
                    run_.tensors == 0 ? "not followed"
-                                     : counted(run_.tensors) + " snapshots of tensors; " +
-                                           (run_.replicas_compared > 0 ? counted(run_.replicas_compared) +
+                                     : grouped(run_.tensors) + " snapshots of tensors; " +
+                                           (run_.replicas_compared > 0 ? grouped(run_.replicas_compared) +
                                                                              " compared between replicas"
                                                                        : "no replicas to compare"),
                    run_.tensors == 0 ? Mark::kUnknown : Mark::kQuiet});
@@ -840,9 +854,9 @@ std::string ReportBuilder::events_note(const EventCollector& chosen) const {
     return "The events are those that the agent wrote while the run went on; run over the record now, the "
            "detectors give as many.";
   return "The events are those that the agent wrote while the run went on: " +
-         counted(recorded_.loss_events()) + " loss events and " + counted(recorded_.warnings()) +
+         grouped(recorded_.loss_events()) + " loss events and " + grouped(recorded_.warnings()) +
          " warnings. Run over the record now, the detectors of this version give " +
-         counted(found_.loss_events()) + " and " + counted(found_.warnings()) + ".";
+         grouped(found_.loss_events()) + " and " + grouped(found_.warnings()) + ".";
 }
 
 }  // namespace foreshock::cli

@@ -1,7 +1,7 @@
 // Builds the data of `foreshock report` (Report, report_model.h) from the records of a run: the JSON lines
 // that its agents have written, one record per node. A detector's level is quiet, watch or warn; an episode
-// is a period above quiet. A loss event is a spike or divergence of the loss; its signs are the episodes
-// before it. An attempt is a series of steps that ends when the run goes back to a checkpoint.
+// is a period above quiet. A loss event is a spike, a divergence or a slow rise of the loss; its signs are
+// the episodes before it. An attempt is a series of steps that ends when the run goes back to a checkpoint.
 #ifndef FORESHOCK_CLI_REPORT_BUILDER_H_
 #define FORESHOCK_CLI_REPORT_BUILDER_H_
 
@@ -27,7 +27,7 @@ namespace foreshock::cli {
 struct FaultEvent {
   std::string name, layer;     // one of these names; layer "": unknown
   int64_t rank = 0, step = 0;  // rank -1: weights that differ between nodes, which have no single rank
-  size_t attempt = 0;          // index in Trail::attempts() of the rank
+  size_t attempt = 0;          // index in Trail::attempts() of the rank; of the lowest rank, if `rank` is -1
 };
 
 // The data of a run from which the circumstances of its loss events are derived.
@@ -142,9 +142,10 @@ class ReportBuilder {
   std::string run_id_, version_, framework_, executable_, loss_source_, step_source_;
   std::map<int64_t, RunLine> last_run_line_;  // by rank: its last run line, "started" or "ended"
   int64_t world_size_ = 0;
-  double first_time_ = 0, last_time_ = 0;  // of the first line; the latest; seconds since 1970, 0: unknown
-  uint64_t losses_ = 0, other_runs_ = 0;   // steps with a known loss; lines of other runs, which are skipped
-  std::vector<std::string> not_watched_;   // notes on layers, tensors and ranks for which there was no room
+  double first_time_ = 0;                 // time of the first line, in seconds since 1970; 0: unknown
+  double last_time_ = 0;                  // latest time of any line; 0: unknown
+  uint64_t losses_ = 0, other_runs_ = 0;  // steps with a known loss; lines of other runs, which are skipped
+  std::vector<std::string> not_watched_;  // notes on layers, tensors and ranks for which there was no room
 };
 
 }  // namespace foreshock::cli

@@ -43,6 +43,7 @@ AttentionErrors::AttentionErrors() : curve_(kCurves, kPoints) {}
 
 void AttentionErrors::take(const SampleLine& line) {
   if (!line.step) return;
+  // A line without a tensor is on the output, or on dQ in the backward pass.
   const std::string tensor = !line.tensor.empty()      ? line.tensor
                              : line.pass == "backward" ? "grad_query"
                                                        : "out";
@@ -117,9 +118,10 @@ void Signals::take(const std::string& layer, const std::vector<WatchReading>& re
     if (!layer.empty() && layers.size() < kMostSeries) layers.insert(layer);
     const std::pair key(static_cast<int>(reading.detector), reading.place);
     const auto found = series_.find(key);
-    size_t& count = is_per_tensor(reading.detector) ? tensors_ : others_;  // numbers of series
+    // The number of series of tensors, or of other series. Each kind has its own limit.
+    size_t& count = is_per_tensor(reading.detector) ? tensors_ : others_;
     if (found == series_.end() && count >= kMostSeries) continue;
-    count += found == series_.end();
+    count += found == series_.end();  // 1 for a new series
     Series& series = found != series_.end() ? found->second : series_[key];
     series.layer = layer;
     series.points.push_back({reading.step, reading.value, reading.reading.score});
@@ -127,7 +129,8 @@ void Signals::take(const std::string& layer, const std::vector<WatchReading>& re
   }
 }
 
-// Returns the points of the layer's series (of one tensor) with the highest score from `first` to `onset`.
+// A layer may have several series of a detector, one per tensor. Selects the one that has the highest score
+// from `first` to `onset`, and returns its finite points from `first` to `last`.
 std::vector<SignalPoint> Signals::around(DetectorId detector, const std::string& layer, int64_t first,
                                          int64_t onset, int64_t last) const {
   const Series* selected = nullptr;
@@ -170,7 +173,8 @@ bool Trail::goes_back(const StepLine& line) const {
 
 void Trail::add(const StepLine& line) {
   if (!line.step) return;
-  const bool is_other_process = std::exchange(process_begins_, false) && !attempts_.empty();
+  const bool is_other_process = process_begins_ && !attempts_.empty();
+  process_begins_ = false;
   // A process that goes back begins a new attempt below. Any other one continues the last attempt.
   if (is_other_process && !goes_back(line) && continued_at_.size() < kMostAttempts)
     continued_at_.push_back(*line.step);
@@ -183,7 +187,7 @@ void Trail::add(const StepLine& line) {
   ++steps_;
   Attempt& attempt = attempts_.back();
   if (const int64_t gap = steps_between(attempt.last, *line.step); gap > 1)
-    missed_ += static_cast<uint64_t>(gap) - 1;
+    missed_ += static_cast<uint64_t>(gap) - 1;  // the steps in between are not in the record
   attempt.last = *line.step;
   recent_.push_back({*line.step, line.loss, line.gradient_norm, line.learning_rate, line.batch_id,
                      line.skipped_steps, line.sample_interval_steps});

@@ -33,8 +33,8 @@ struct SignalPoint {
 class Signals {
  public:
   static constexpr size_t kMostPoints = 512;  // newest points that are kept per series
-  // At most so many series have a tensor as their place, and at most so many a layer or the whole rank.
-  // Others are ignored.
+  // At most this many series of tensors are kept, and at most this many other series. Further series are
+  // ignored.
   static constexpr size_t kMostSeries = 8192;
 
   // Adds the values that detectors computed from one line of the record. `layer`: the line's layer; "": none.
@@ -149,7 +149,7 @@ class Trail {
 // a layer, those that ended after the onset or at most kNear steps before it are joined into one sign. If all
 // periods ended earlier, only the last one is a sign.
 struct ReportSign {
-  static constexpr int64_t kNear = 64;  // steps, HORIZON of bench/precursors/scoring.py
+  static constexpr int64_t kNear = 64;  // steps; the same as HORIZON of bench/precursors/scoring.py
   // If a detector had no value for more than this many steps, its sign may have started in the gap.
   static constexpr int64_t kLongUnseen = 8;
 
@@ -211,13 +211,13 @@ struct ReportDetector {  // totals of one detector over the whole run and all ra
 // Everything that the page, the Markdown text and the JSON of a report are made from.
 struct Report {
   std::string run, version;       // run id and version of foreshock in the record
-  std::string headline, verdict;  // one sentence each
+  std::string headline, verdict;  // "Run <id>"; a few sentences
   std::vector<ReportFact> facts;  // facts of the whole run
   bool from_record = false;  // true: the agent wrote the events; false: the report's detectors found them
   std::string events_note;   // one or two sentences on the source of the events
   HistoryTable timeline;     // columns loss and loss_max of one rank, by step
   int64_t timeline_last_step = 0;  // last step of that rank, with or without a loss
-  std::string attention_text;      // one or two sentences
+  std::string attention_text;      // a few sentences
   HistoryTable attention;          // as AttentionErrors::curve()
   std::vector<HistoryTable> attention_layers;
   std::vector<AttentionFault> attention_faults;

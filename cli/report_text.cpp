@@ -1,6 +1,7 @@
-// The texts of `foreshock report`. An "episode" is a period of a detector above level quiet, anywhere in the
-// run, a "sign" one before a loss event, a "clue" a circumstance of the event, the "onset" its first step.
-// "Proven": the benchmark of detectors shows that the detector is reliable. Others are experimental.
+// Makes the texts of `foreshock report`. An "episode" is a period of a detector above level quiet. A "sign"
+// is an episode before a loss event. A "clue" is a circumstance of the event. The "onset" is the event's
+// first step. A detector is "proven" if the benchmark of detectors shows that it is reliable, else
+// experimental.
 #include "cli/report_text.h"
 
 #include <algorithm>
@@ -206,7 +207,7 @@ constexpr ClueText kClueTexts[] = {
 static_assert(std::size(kClueTexts) == kClues, "a clue needs a row here");
 
 constexpr int kLossesOfRecovery = 3;       // a loss has recovered after so many consecutive low losses
-constexpr double kUnrecoveredShare = 0.1;  // a slow rise has recovered if at most this share remains
+constexpr double kUnrecoveredShare = 0.1;  // a slow rise has recovered if at most this share of it remains
 constexpr int kUsualSteps = 32;  // losses that show what is usual; few, because older losses are higher
 
 std::string number(double value) { return formatted("%.4g", value); }
@@ -247,7 +248,8 @@ int64_t recovered_at(const ReportEvent& event, int64_t peak_at, double highest) 
       consecutive = 0;
       continue;
     }
-    if (consecutive++ == 0) first = step.step;
+    if (consecutive == 0) first = step.step;
+    ++consecutive;
     if (consecutive == kLossesOfRecovery) return first;
   }
   return -1;

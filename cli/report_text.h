@@ -16,7 +16,7 @@
 
 namespace foreshock::cli {
 
-// Explains an observation: a rise of a detector's level, a kind of loss event, or a Clue. For readers who are
+// Explains an observation: a rise of a detector's level, a kind of loss event, or a Clue. Its readers are
 // familiar with trainings but not with foreshock. Members except `plain` are sentences. No member is empty.
 struct ReportText {
   const char* plain;            // the observation as a short clause: "the gradient norm grew steadily"
@@ -46,7 +46,8 @@ const ReportText& text_of(DetectorId detector);
 const ReportText& text_of(WatchEventKind kind);
 const ReportText& text_of(Clue clue);
 
-const char* why_without_values(DetectorId detector);  // a sentence: why it may have had no value in a run
+// Returns a sentence that says why the detector may have had no value in a run.
+const char* why_without_values(DetectorId detector);
 
 std::optional<DetectorId> detector_of(std::string_view name);  // nullopt: unknown name
 
@@ -75,8 +76,8 @@ struct RunCounts {
 // Returns a few sentences on the attention errors. `largest`: the largest error, perhaps not a fault.
 std::string attention_text(const std::vector<AttentionFault>& faults, const AttentionFault& largest);
 
-// Returns the verdict on the run in a few sentences: its loss events and attention faults. The members of
-// `report` that describe loss events and attention faults must have been set.
+// Returns the verdict on the run in a few sentences: its loss events and attention faults. `events`,
+// `episodes` and `attention_faults` of `report` must have been set.
 std::string verdict_of(const Report& report, const RunCounts& counts);
 
 // Returns the report as JSON in one line of valid UTF-8. So that the page stays below 2 MB, long curves are
@@ -91,7 +92,8 @@ extern const std::string_view kReportCssHash, kReportJsHash, kReportChartHash;
 // commands that show more. Replaces control characters. `records`: file names as given on the command line.
 std::string report_markdown(const Report& report, const std::vector<std::string>& records);
 
-// Every page has this mark in its first 1024 bytes. `foreshock report` overwrites only files that have it.
+// Every page has this mark in its first 1024 bytes. Without -o, `foreshock report` overwrites only such
+// files.
 inline constexpr std::string_view kReportMark = "<meta name=\"generator\" content=\"foreshock report\">";
 
 // Returns the HTML page. `json`: from report_json(). Its texts come from a trainer and are not trusted: the

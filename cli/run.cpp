@@ -81,7 +81,8 @@ std::string length_problem(const RunVariables& variables) {
          std::to_string(kMost - 1 - variables.run_id.size()) + " characters at most";
 }
 
-// Checks options: contradictions, unusable values, and whether an own agent can listen at --bind.
+// Checks options: contradictions, unusable values, and whether an own agent can serve its page (--bind,
+// --token-file).
 std::string run_problem(const Arguments& arguments) {
   const bool service = is_followed_by_service(arguments);
   for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kOnAlert,
@@ -96,7 +97,7 @@ std::string run_problem(const Arguments& arguments) {
 }
 
 // Finds or builds the adapter, which connects libforeshock.so with the command's torch (of a C++ program or
-// of Python). `*cache`: the directory of adapters; is set to the one that has this adapter.
+// of Python). `*cache`: the directory of adapters; is set to the directory that has this adapter.
 std::string adapter_problem(const Installation& installation, const std::vector<std::string>& command,
                             std::string* cache) {
   if (const FoundLibtorch libtorch = find_libtorch(command); !libtorch.program.empty()) {
@@ -105,12 +106,12 @@ std::string adapter_problem(const Installation& installation, const std::vector<
     return adapter.reason;
   }
   const FoundPython python = find_python(command);
-  if (python.executable.empty()) return "";
+  if (python.executable.empty()) return "";  // without Python there is no torch for which to build
   const Adapter adapter = prepare_adapter(installation, python.executable, *cache);
   if (adapter.usable() && !adapter.path.empty()) *cache = adapter.folder();
   // Without the Python helper, monitoring is still possible, with less data.
   if (const std::string why = helper_problem(python); python.certain && !why.empty()) say(why);
-  // If the interpreter is only a guess, the command may be a C++ trainer, which does not use its torch.
+  // If the interpreter is only a guess, the command may be a C++ trainer, which does not use Python's torch.
   return adapter.usable() || !python.certain ? "" : adapter.reason;
 }
 
@@ -138,9 +139,9 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   return command;
 }
 
-// Stores in `cache`, the directory of the adapter, that `line` is printed for the interpreter `python`.
-// Returns false if an earlier run has printed it.
-bool store_first_print(const std::string& cache, const std::string& python, const std::string& line) {
+// Notes in `cache`, the directory of the adapter, that `line` is printed for the interpreter `python`.
+// Returns false if an earlier run has noted this.
+bool note_if_first_print(const std::string& cache, const std::string& python, const std::string& line) {
   const std::string path = cache + "/known-defects", text = python + ": " + line;
   std::ifstream file(path);
   for (std::string known; std::getline(file, known);)
@@ -158,7 +159,7 @@ void print_known_defects_once(const std::vector<std::string>& command, const std
   if (count == 0) return;
   const std::string line = std::to_string(count) + (count == 1 ? " known defect" : " known defects") +
                            " of the attention kernels installed here: foreshock doctor lists their inputs";
-  if (store_first_print(cache, python.executable, line)) say(line);
+  if (note_if_first_print(cache, python.executable, line)) say(line);
 }
 
 // Returns a hint if --every and --max-slowdown were both given, because steps that --every selects are then
@@ -201,7 +202,8 @@ void print_missing_summary(const std::string& problem, const std::string& record
       record);
 }
 
-// Prints the agent's summary, or why it is missing, and writes its JSON to the file `copy` ("": no file).
+// Prints the agent's summary, or why it is missing, and writes its JSON to the file `copy` ("": no file). A
+// summary without ranks and without processes that the agent refused is not printed; a line then says why.
 // `record`: the path of --record; "": none. `off_lines`: why processes of the command were not monitored.
 void print_summary(const ExitExchange::Answer& answer, const std::string& copy, const std::string& record,
                    const std::vector<std::string>& off_lines, const std::string& directory) {
@@ -211,14 +213,19 @@ void print_summary(const ExitExchange::Answer& answer, const std::string& copy, 
     const std::string text = "\n" + (wants_colour(STDERR_FILENO) ? in_colour(summary.text) : summary.text);
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
   }
-  if (summary.is_valid && !copy.empty() && !(std::ofstream(copy) << answer.summary << std::flush))
-    say("cannot write the summary to " + copy);
+  if (summary.is_valid && !copy.empty()) {
+    std::ofstream file(copy);
+    file << answer.summary << std::flush;
+    if (!file) say("cannot write the summary to " + copy);
+  }
   if (summary.lacks_record_lines) say("the record is incomplete: not all of it could be written");
   for (const std::string& line : off_lines) say(line);
   if (off_lines.empty() && summary.is_valid && !summary.has_ranks && !summary.has_refused)
     say(summary.has_other_ranks ? other_ranks_line() : no_segment_line(directory));
 }
 
+// Enters the run directory, starts the agent (unless a service follows the run), runs the command and prints
+// the summary. Returns only if the command was not started; else this process ends like the command.
 int run_monitored(const Arguments& arguments, const Installation& installation, const RunVariables& variables,
                   const std::vector<std::string>& environment) {
   const bool has_service = is_followed_by_service(arguments);
@@ -233,6 +240,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   }
   const OffFiles earlier = off_files(directory.path());  // reasons why earlier trainers were not monitored
   SignalPasser signals;  // from here on, signals stay pending until they are passed to the command
+  // Its tick() starts the agent, and another one whenever the agent has died.
   AgentKeeper keeper(directory.path(),
                      agent_command(installation, arguments, directory.path(), variables.run_id));
   // If the agent is only slow, the command is started anyway, and keep_agent() below still waits for it.
@@ -240,7 +248,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     if (keeper.has_failed()) {
       const std::string failure = keeper.failure_text();  // read before leave() removes the log
       directory.leave();
-      sigprocmask(SIG_SETMASK, signals.original_mask(), nullptr);
+      sigprocmask(SIG_SETMASK, signals.original_mask(), nullptr);  // the command inherits the mask
       // A given port that is in use is wrong use, like a --bind address that this machine does not have.
       if (arguments.is_given(OptionId::kPort) && failure.find(": port ") != std::string::npos &&
           failure.find(strerror(EADDRINUSE)) != std::string::npos)
@@ -252,14 +260,15 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   const std::string record = absolute(arguments.text(OptionId::kRecord));
   const std::string flagged = absolute(arguments.text(OptionId::kSaveFlagged));
   // Restarts a dead agent and prints the address of each new agent. If another launcher with the same run id
-  // started the agent, it may have other options than ours, and lines say which of ours have no effect.
+  // started the agent, the agent may lack our --record or --save-flagged; lines say so.
   const auto keep_agent = [&keeper, &variables, &record, &flagged] {
     keeper.tick();
     const auto agent = keeper.new_address();
     if (!agent) return;
-    const std::string moved =
+    const std::string port_note =
         agent->port_taken == 0 ? "" : " (port " + std::to_string(agent->port_taken) + " is taken)";
-    say("run " + variables.run_id + ", page at " + agent->url() + moved);
+    say("run " + variables.run_id + ", page at " + agent->url() + port_note);
+    // What a service could not do concerns its operator, not this user.
     if (!agent->is_service && !agent->problem.empty()) say(agent->problem);
     if (!record.empty() && !agent->writes(record))
       say(record + " is not written: the agent of run " + variables.run_id +
@@ -292,7 +301,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
                 off_lines(directory.path(), earlier, launcher_id()), directory.path());
   if (read_summary(answer.summary).has_ranks)
     print_known_defects_once(arguments.command(), variables.adapters);
-  directory.leave([&keeper] { keeper.kill_own_agent(); });  // kills it only if it does not end by itself
+  directory.leave([&keeper] { keeper.kill_own_agent(); });  // kills only an agent that does not end by itself
   end_like(status);  // ends this process with the command's exit status or signal; does not return
 }
 
@@ -325,6 +334,7 @@ int run(const Arguments& arguments) {
   if (!enabled) return run_alone(command);
   if (const std::string problem = run_problem(arguments); !problem.empty()) return wrong_use(problem);
   // If the command cannot be started, run_alone() prints why. Nothing about a run has been printed yet.
+  // Without PATH, execvp() looks in /bin:/usr/bin.
   const char* path = std::getenv("PATH");
   if (!can_start(look_up(command[0], path != nullptr ? path : "/bin:/usr/bin"))) return run_alone(command);
 

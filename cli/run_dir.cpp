@@ -1,7 +1,7 @@
-// Run directories <base>/<run id>/ and their locks (run_dir.h): `foreshock run` (the launcher) locks
-// run.lock, the agent agent.lock, a trainer its *.seg. <base>/lock is held while runs are entered, left or
-// removed. A service is an agent, perhaps of another user, that follows the runs of a whole node. Also the
-// texts on processes that are not monitored.
+// Creates, locks and removes run directories <base>/<run id>/ (run_dir.h): `foreshock run` (the launcher)
+// locks run.lock, the agent agent.lock, a trainer its *.seg. <base>/lock is held while runs are entered, left
+// or removed. A service is an agent, perhaps of another user, that follows the runs of a whole node. Also has
+// the texts on processes that are not monitored.
 #include "cli/run_dir.h"
 
 #include <errno.h>
@@ -107,7 +107,7 @@ std::string reason_of(const std::string& file) {
   return dot == std::string::npos ? "" : file.substr(dot + 1);
 }
 
-// An off file contains the launcher_id() of its launcher. Without a number it may belong to any launcher.
+// An off file contains the launcher_id() of its launcher. With 0 or no number, the launcher is unknown.
 bool may_belong_to(const fs::path& file, uint64_t launcher_id) {
   uint64_t owner = 0;
   return !(std::ifstream(file) >> owner) || owner == 0 || owner == launcher_id;
@@ -175,7 +175,7 @@ bool has_live_segment(const std::string& directory) {
 }
 
 bool remove_if_stale(const std::string& directory) {
-  // Only run directories have a run.lock. The base may contain other directories too, e.g. one of adapters.
+  // Only run directories have a run.lock. The base may contain other directories too, e.g. of adapters.
   if (access((directory + "/run.lock").c_str(), F_OK) != 0) return false;
   FileLock launchers;  // each launcher of the run holds run.lock shared, so this lock excludes them
   if (!launchers.try_lock(directory + "/run.lock", LOCK_EX) || !wait_for_agent_end(directory, 0) ||

@@ -36,12 +36,12 @@ std::string prepare_base_directory(const std::string& path);
 // Returns how many bytes a user may still write to the file system of `path`; 0 if unknown.
 uint64_t free_bytes(const std::string& path);
 
-// Minimum of free space for monitoring. A segment without slots takes about a quarter of it.
+// Minimum of free space for monitoring. A segment without slots takes about 1 MiB.
 inline constexpr uint64_t kLeastFreeBytes = 4u << 20;
 
-// The run directory <base>/<run id>/ and its locks, which show who is alive. Every `foreshock run` holds a
-// shared lock on run.lock, the agent an exclusive lock on agent.lock, and each trainer an fcntl lock on its
-// segment. Run directories are created and removed only while <base>/lock is held.
+// The run directory <base>/<run id>/ and its locks, which show which processes are alive. Every `foreshock
+// run` holds a shared lock on run.lock, the agent an exclusive lock on agent.lock, and each trainer an fcntl
+// lock on its segment. Run directories are created and removed only while <base>/lock is held.
 class RunDirectory {
  public:
   // Removes unused run directories in `base`, creates the one of this run if needed, and locks its run.lock.
@@ -76,7 +76,8 @@ bool remove_if_stale(const std::string& directory);
 void remove_after_agent(const std::string& directory);
 
 // Returns the number that identifies this `foreshock run` in file names of a run directory. It is unique
-// among the live processes of the node, including those in containers. Not 0, and below 2^53, exact in JSON.
+// among the live processes of the node, including those in containers. It is not 0. It is below 2^53, so that
+// JSON readers do not round it.
 uint64_t launcher_id();
 
 // Returns the launcher_id() of the process `pid`. `pid_namespace`: inode of its pid namespace; 0: unknown.

@@ -1,5 +1,5 @@
-// foreshock status: prints the state of this user's live runs on this node. foreshock pause and resume:
-// switch the sampling in these runs off and on.
+// Implements foreshock status, which prints the state of this user's live runs on this node, and foreshock
+// pause and resume, which switch the sampling in these runs off and on.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -21,9 +21,10 @@
 namespace foreshock::cli {
 namespace {
 
-constexpr int kWatchSeconds = 2;
+constexpr int kWatchSeconds = 2;  // between two readings of the states, with --watch
 
-// Exit statuses, by the agents that answered (docs/summary.md). In all commands 2 means wrong use.
+// Exit statuses of foreshock status, by how many agents answered (docs/summary.md). 2 is missing here: in all
+// commands it means wrong use.
 constexpr int kAllAnswered = 0, kNoRun = 1, kSomeSilent = 3;
 
 struct RunState {
@@ -113,7 +114,7 @@ int watch_terminal(const Arguments& arguments) {
   Screen screen;
   do {
     screen.draw(watched_text(states_of(arguments), arguments.text(OptionId::kRunId), screen.rows()));
-  } while (screen.wait(kWatchSeconds));
+  } while (screen.wait(kWatchSeconds));  // until Ctrl-C
   return kAllAnswered;
 }
 
@@ -152,7 +153,10 @@ int switch_runs(const Arguments& arguments, uint32_t value) {
     std::error_code error;  // ignored: a run that has just ended may have lost its directory
     for (const auto& entry : std::filesystem::directory_iterator(run.directory, error)) {
       if (entry.path().extension() != ".ctl") continue;
-      ++(store_switch(entry.path(), value) ? switched : failed);
+      if (store_switch(entry.path(), value))
+        ++switched;
+      else
+        ++failed;
     }
   }
   if (switched == 0 && failed == 0) {

@@ -91,7 +91,7 @@ std::vector<std::string_view> lines_of(std::string_view text) {
 std::string fit_line(std::string_view line, size_t columns) {
   std::string fitted;
   bool coloured = false;
-  size_t used = 0;
+  size_t used = 0;  // columns: one for each character
   for (size_t next = 0; next < line.size();) {
     if (const size_t length = colour_length(line.substr(next)); length > 0) {
       fitted += line.substr(next, length);
@@ -99,7 +99,8 @@ std::string fit_line(std::string_view line, size_t columns) {
       next += length;
       continue;
     }
-    if (!continues_character(line[next]) && ++used > columns) break;
+    if (!continues_character(line[next])) ++used;
+    if (used > columns) break;
     fitted += line[next++];
   }
   return coloured ? fitted + "\033[0m" : fitted;  // resets the colour
@@ -115,13 +116,16 @@ std::string frame_of(const std::string& text, size_t columns, size_t rows) {
   // character, and clearing would erase that character.
   const auto add_row = [&](size_t n, std::string_view line) {
     if (n > 0) frame += "\r\n";
-    (frame += kClearLine) += fit_line(line, columns);
+    frame += kClearLine;
+    frame += fit_line(line, columns);
   };
   for (size_t n = 0; n < shown; ++n) add_row(n, lines[n]);
-  if (shown < lines.size())
+  if (shown < lines.size()) {
     add_row(shown, "... " + std::to_string(lines.size() - shown) + " more lines");
-  else if (shown < row_limit)
-    (frame += shown > 0 ? "\r\n" : "") += kClearBelow;
+  } else if (shown < row_limit) {
+    if (shown > 0) frame += "\r\n";
+    frame += kClearBelow;
+  }
   return frame += kEndFrame;
 }
 

@@ -80,7 +80,7 @@ std::string hash_of_sources(const Installation& installation) {
   }
   std::sort(files.begin(), files.end(),
             [](const fs::path& a, const fs::path& b) { return a.filename() < b.filename(); });
-  uint64_t hash = fnv1a("");
+  uint64_t hash = fnv1a("");  // the initial value of the hash
   for (const fs::path& path : files) {
     std::ifstream file(path, std::ios::binary);
     hash = fnv1a(path.filename().native(), hash);
@@ -144,8 +144,8 @@ bool is_python_name(const std::string& name) {
 constexpr const char* kWithoutHelper =
     "; else steps are counted from 1, and learning rate, gradient norms and layer names stay unknown";
 
-// Returns 'I' or 'E' if `option` is -I or -E, or a group of one-letter options with one of these (-uE).
-// Returns 0 for other options, such as -X..., -W... and --long.
+// Returns 'I' or 'E' if `option` is -I or -E, or a group of one-letter options with one of these (-uE). With
+// either, Python ignores PYTHONPATH. Returns 0 for other options, such as -X..., -W... and --long.
 char isolating_letter(const std::string& option) {
   constexpr const char* kWithoutValue = "bBdEiIOPqRsSuvx";  // Python's one-letter options without a value
   if (option.find_first_not_of(kWithoutValue, 1) != std::string::npos) return 0;
@@ -164,7 +164,7 @@ std::string search_path() {
 }
 
 // Returns the options of an interpreter without their values: the words from `begin` to before its script,
-// module or program text.
+// module or program text. The word "-" is a script: standard input.
 std::vector<std::string> options_from(const std::vector<std::string>& command, size_t begin) {
   std::vector<std::string> options;
   for (size_t n = begin; n < command.size() && command[n].size() > 1 && command[n][0] == '-'; ++n) {
@@ -187,13 +187,13 @@ std::vector<std::string> script_command(const std::string& script, const std::st
   std::string interpreter, word;
   words >> interpreter;
   if (base_name(interpreter) == "env") {
-    while (words >> word)
+    while (words >> word)  // skips options and NAME=value
       if (word[0] != '-' && word.find('=') == std::string::npos) break;
     interpreter = look_up(word, path);
   } else if (base_name(interpreter) == "sh" && std::getline(file, second_line) &&
              second_line.rfind("'''exec' ", 0) == 0) {
     // The line that pip writes: '''exec' /long/path/python3 "$0" "$@"
-    words = std::istringstream(second_line.substr(9));
+    words = std::istringstream(second_line.substr(9));  // 9: the length of "'''exec' "
     words >> interpreter;
     interpreter.erase(std::remove(interpreter.begin(), interpreter.end(), '"'), interpreter.end());
   }
@@ -203,7 +203,7 @@ std::vector<std::string> script_command(const std::string& script, const std::st
   return command;
 }
 
-constexpr int kListTimeoutMs = 20000;
+constexpr int kListTimeoutMs = 20000;  // for the dynamic linker, which lists a program's libraries
 
 // Reads the line `libtorch_cpu.so => /opt/libtorch/lib/libtorch_cpu.so (0x...)` of the dynamic linker's list
 // and sets `*library` to the path; "" if the line has `=> not found`. A line without `=>` begins with the
@@ -345,7 +345,7 @@ std::string program_interpreter(const std::string& path) {
     Elf64_Phdr part = {};
     file.seekg(static_cast<std::streamoff>(header.e_phoff + n * sizeof part));
     if (!file.read(reinterpret_cast<char*>(&part), sizeof part)) return "";
-    // The part PT_INTERP has the path of the dynamic linker with a 0 byte at its end.
+    // The part PT_INTERP has the path of the dynamic linker with a 0 byte at its end. 4096: PATH_MAX.
     if (part.p_type != PT_INTERP || part.p_filesz < 2 || part.p_filesz > 4096) continue;
     std::string name(part.p_filesz - 1, '\0');
     file.seekg(static_cast<std::streamoff>(part.p_offset));

@@ -33,12 +33,12 @@ struct Adapter {
   std::string path;            // path of adapter.so; "": it is missing
   std::string reason;          // one line that says what to do; "" if the adapter is usable
   double seconds = 0;          // time spent on building or testing
-  std::string folder() const;  // the cache that has the adapter, for FORESHOCK_ADAPTERS; "": `path` is empty
+  std::string folder() const;  // the cache in which `path` is, for FORESHOCK_ADAPTERS; "": `path` is empty
   bool usable() const { return state == "ready" || state == "prebuilt" || state == "built"; }
 };
 
-// Returns <cache>/adapters-<version of foreshock>-<hash of the adapter's sources>. Returns "" if none of
-// FORESHOCK_CACHE, XDG_CACHE_HOME and HOME is set.
+// Returns the directory that caches adapters: adapters-<version of foreshock>-<hash of the adapter's sources>
+// in the user's cache. Returns "" if none of FORESHOCK_CACHE, XDG_CACHE_HOME and HOME is set.
 std::string adapter_cache(const Installation& installation);
 
 // Runs build_adapter.py with the interpreter `python`. Takes milliseconds if `cache` has the adapter. A build
@@ -58,7 +58,7 @@ Adapter prepare_adapter_for(const Installation& installation, const FoundLibtorc
 struct FoundPython {
   std::string executable;            // absolute; "": none was found
   bool certain = false;              // false: `executable` is a guess, the python3 of PATH
-  std::vector<std::string> options;  // words between the interpreter and its script, e.g. -I
+  std::vector<std::string> options;  // options of the interpreter, e.g. -I, without their values
 };
 
 // Finds the interpreter of a command. Skips wrappers such as env, nice and numactl. Recognizes python itself,

@@ -36,11 +36,11 @@ std::string did_you_mean(const std::string& word, const std::vector<std::string>
   if (word.size() > kLongestWord) return "";
   const std::string* best = nullptr;
   // A similar word differs by at most 2 edits, and by at most one for every three letters of `word`.
-  size_t least = 1 + std::min<size_t>(2, word.size() / 3);  // the distance of `best` must be below this
+  size_t limit = 1 + std::min<size_t>(2, word.size() / 3);  // the next `best` must have a smaller distance
   for (const std::string& each : known) {
     const size_t distance = edit_distance(word, each);
-    if (distance < least) {
-      least = distance;
+    if (distance < limit) {
+      limit = distance;
       best = &each;
     }
   }
@@ -93,8 +93,10 @@ std::string Words::parse(const std::vector<std::string>& words, const std::strin
       if (equals != word.npos) return flag + " takes no value";
     } else {
       if (equals != word.npos) given.values.push_back(word.substr(equals + 1));
-      while (given.values.size() < option->value_count && i + 1 < words.size())
-        given.values.push_back(words[++i]);
+      while (given.values.size() < option->value_count && i + 1 < words.size()) {
+        ++i;
+        given.values.push_back(words[i]);
+      }
       const bool is_empty = std::any_of(given.values.begin(), given.values.end(),
                                         [](const std::string& value) { return value.empty(); });
       if (given.values.size() < option->value_count || is_empty)
@@ -117,13 +119,16 @@ std::string Words::value(std::string_view flag) const {
 }
 
 std::string words_help(std::span<const WordOption> options, size_t columns) {
-  constexpr size_t kIndent = 24;
+  constexpr size_t kIndent = 24;  // column at which the help texts begin
   std::string text;
   for (const WordOption& option : options) {
     std::string left = "  ";
     left += option.flag;
-    if (option.value_name != nullptr) (left += ' ') += option.value_name;
-    if (left.size() + 2 > kIndent) {
+    if (option.value_name != nullptr) {
+      left += ' ';
+      left += option.value_name;
+    }
+    if (left.size() + 2 > kIndent) {  // 2: blanks between the columns
       text += left + "\n";
       left.clear();
     }
@@ -140,14 +145,18 @@ void print_help(const WordsHelp& help) {
   while (!usage.empty()) {
     const std::string_view line = usage.substr(0, usage.find('\n'));
     usage.remove_prefix(std::min(usage.size(), line.size() + 1));
-    ((text += "foreshock ") += wrapped(std::string(line), 4, columns - 10)) += '\n';  // 10: "foreshock "
+    text += "foreshock ";
+    text += wrapped(std::string(line), 4, columns - 10);  // 10: "foreshock "
+    text += '\n';
   }
   text += wrapped(help.purpose, 0, columns) + "\n\n" + words_help(help.options, columns);
   std::string_view notes = help.notes;
   while (!notes.empty()) {
     const std::string_view paragraph = notes.substr(0, notes.find("\n\n"));
     notes.remove_prefix(std::min(notes.size(), paragraph.size() + 2));
-    ((text += '\n') += wrapped(std::string(paragraph), 0, columns)) += '\n';
+    text += '\n';
+    text += wrapped(std::string(paragraph), 0, columns);
+    text += '\n';
   }
   std::fputs(text.c_str(), stdout);
 }

@@ -1,6 +1,6 @@
 // Makes libforeshock.so load on glibc 2.17 and later, regardless of the glibc that it was linked with. CMake
 // force-includes this header into every file that calls the dynamic loader. glibc 2.34 moved the loader's
-// functions from libdl to libc with a new symbol version. The old one still exists; .symver selects it.
+// functions from libdl to libc with a new symbol version. The old version still exists; .symver selects it.
 //
 // The symbols are weak, because an older glibc has them only in libdl.so.2. Requiring libdl would load one
 // more library in every child process that inherits LD_PRELOAD (measured: 40 us per exec). A process that can

@@ -1,6 +1,6 @@
-"""Alertmanager's configuration. A run's owner gets one notification per run, the operators of the cluster get one per
-name of an alert. During an incident of a run (such as a loss spike), alerts on precursors of this run (warnings of
-detectors) are not sent. The alert rules (rule.py) set the labels "kind" and "severity"."""
+"""Makes Alertmanager's configuration. A run's owner gets one notification per run. The operators of the cluster get one
+per name of an alert. During an incident of a run (NaN, Inf or a rising loss), alerts on precursors of this run
+(warnings of detectors) are not sent. The alert rules (rule.py) set the labels "kind" and "severity"."""
 
 from rule import Values
 

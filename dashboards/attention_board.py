@@ -6,7 +6,8 @@ from board import Board, Row, pass_variable, rank_variable, run_variable
 from panel import DEVIATION, LAYERS, NATS, RATIO, SIGMA, ULP, Query, by_step, layer_heatmap, lines, of_ranks
 from rule import Values
 
-PASS, MEAN, MIN = ',pass="$pass"', ',stat="mean"', ',stat="min"'  # $pass: the pass selected on the dashboard
+# Label matchers that of_ranks() appends to its own. $pass: the pass selected on the dashboard.
+PASS, MEAN, MIN = ',pass="$pass"', ',stat="mean"', ',stat="min"'
 
 
 def worst_ranks(expression: str) -> Query:
@@ -69,7 +70,7 @@ def errors(values: Values) -> Row:
                 f"abs({of_ranks('layer_attention_bias_ulp', PASS)})",
                 ULP,
                 colours_from=0,
-                colours_to=4 * bias["ulp"],
+                colours_to=4 * bias["ulp"],  # above the limit, so that layers in alarm differ in colour
             ),
             lines(
                 "Relative error",

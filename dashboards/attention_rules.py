@@ -2,13 +2,14 @@
 weights on data-parallel ranks) that differ. `limits` is the section of values.toml with an alert's limits and times.
 From rule.py: RUN_KEY, RANK_KEY, TARGET_KEY list labels that identify a run, a rank at one agent, an agent. CHOICE
 selects the alert's run, UNLESS_ENDED excludes ended ranks. AT_STEP, where(), ranks(): texts on the step, layers, ranks.
-An Alert has name, kind, component, dashboard, expression, summary, description, and the times `for` and `keep`."""
+An Alert has name, kind, component, dashboard, expression, summary, description, and Prometheus' times `for` (hold) and
+`keep_firing_for` (keep)."""
 
 from rule import AT_STEP, CHOICE, RANK_KEY, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, Alert, Group, Record, ranks, where
 
 # Matchers for the bias of the trainer's attention, and of the fp64 result rounded once, which shows only rounding.
 KERNEL, CONTROL = 'of="kernel"', 'of="rounded_reference"'
-RATIO = "run:foreshock_attention_deviation_ratio:max"
+RATIO = "run:foreshock_attention_deviation_ratio:max"  # this and the names below are of recording rules
 UPDATE = "run:foreshock_optimizer_update_ratio:max"
 
 # Excludes runs that have ended. For series without a rank; UNLESS_ENDED is for series of ranks.
@@ -46,6 +47,7 @@ def biased(source: str, limits: dict) -> str:
 def bias(limits: dict) -> Alert:
     return Alert(
         "ForeshockAttentionBias", "precursor", "attention", "attention",
+        # Two conditions: a rank's mean over all layers is biased, or the agent has found a biased layer.
         f"""
         max by ({RUN_KEY}, pass) (
           {biased(KERNEL, limits)}
@@ -75,6 +77,7 @@ def deviation(limits: dict) -> Alert:
         or max by ({RUN_KEY}, pass) (foreshock_attention_alarm_layers{{of="deviation_ratio"}} {UNLESS_ENDED}) > 0
         """,
         RUN + ": the error of {{ $labels.pass }} attention is above its limit",
+        # The detector is deviation_forward or deviation_backward.
         "The error of {{ $labels.pass }} attention is above its limit" + where('(printf "deviation_%s" $labels.pass)')
         + AT_STEP
         + f'. The limit is {{{{ if eq $labels.pass "forward" }}}}{limits["forward"]}{{{{ else }}}}{limits["backward"]}'
@@ -104,8 +107,8 @@ def update_ratio(limits: dict) -> Alert:
 
 
 def in_majority() -> str:
-    """Selects ranks whose checksum is that of more than half of their group. If more than half of a group have one
-    checksum, it is the median of the group's checksums."""
+    """Selects ranks whose checksum is that of more than half of their group. A checksum that more than half of a group
+    have is the median of the group's checksums, so only ranks with the median are counted."""
     as_median = f"{CHECKSUM} == on ({RUN_KEY}, group) group_left () quantile by ({RUN_KEY}, group) (0.5, {CHECKSUM})"
     return f"""
           {as_median}

@@ -27,7 +27,7 @@ class Board(typing.NamedTuple):
     name: str  # the uid is foreshock-NAME
     title: str
     description: str
-    variables: list[typing.Any]  # beside those of source and scope
+    variables: list[typing.Any]  # beside those that all dashboards have: data source, cluster, namespace
     rows: list[Row]
 
 

@@ -1,10 +1,12 @@
-"""Prometheus rules for the agent's detectors, which warn before a loss event. A warning may last only a few steps; the
-rules keep its alert long enough to be noticed. In this file, `limits` is the section of values.toml with an alert's
-limits and times. `default_names` are the detectors that the benchmark has found useful; others are experimental.
-The fields of Alert and the parts of texts (RUN, VALUE, AT_STEP, where(), warned_at()) are described in rule.py."""
+"""Prometheus rules for the agent's detectors, which warn before a loss event. Their alerts have the kind "precursor". A
+warning may last only a few steps; the rules keep its alert long enough to be noticed. In this file, `limits` is the
+section of values.toml with an alert's limits and times. `default_names` are the detectors that the benchmark has found
+useful; others are experimental. From rule.py: RUN, VALUE, AT_STEP, where() and warned_at() are templates of texts. The
+arguments of Alert are name, kind, component, dashboard, expression, summary, description, hold (Prometheus' `for`),
+keep (`keep_firing_for`) and severity."""
 
 from rule import AT_STEP, RUN, RUN_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, warned_at, where
-from standing import DetectorNames, alerting, remark, severity
+from standing import DetectorNames, findings_used, remark, severity
 
 # Series of detector_records(): the level of a detector (0 quiet, 1 watch, 2 warn), and its number of warnings.
 LEVEL, WARNINGS = "run:foreshock_precursor_level:max", "run:foreshock_precursor_events:increase"
@@ -92,7 +94,7 @@ def detector_alert(
 ) -> Alert:
     """The alert of a row of TABLE. It uses the default detectors of the row. If there are none, it uses all."""
     name, component, dashboard, summary, findings, meaning_and_action = row
-    used = alerting(findings, default_names)
+    used = findings_used(findings, default_names)
     fact = " or ".join(used.values())
     return Alert(
         name, "precursor", component, dashboard, warned("|".join(used), limits["level"]), f"{RUN}: {summary}",
@@ -144,8 +146,9 @@ def logit_forecast(limits: dict) -> Alert:
 
 
 def agreement(limits: dict) -> Alert:
-    """Fires if enough components (attention, optimizer, weights) have a firing precursor alert. Must come after those
-    alerts in the group, because Prometheus evaluates rules in order."""
+    """Fires if enough components (attention, optimizer, weights) have a firing precursor alert. Alerts of experimental
+    detectors, with the severity info, do not count. Must come after the precursor alerts in the group, because
+    Prometheus evaluates rules in order."""
     return Alert(
         "ForeshockPrecursorsAgree", "agreement", "precursors", "overview",
         f"""
@@ -164,11 +167,12 @@ def agreement(limits: dict) -> Alert:
 
 def detector_rules(values: Values, default_names: DetectorNames) -> Group:
     limits = values["detectors"]
-    used = sorted({"entropy_drop", *(name for *_, findings, _ in TABLE for name in alerting(findings, default_names))})
+    used = {name for *_, findings, _ in TABLE for name in findings_used(findings, default_names)}
+    used |= {"entropy_drop"}  # has no row in TABLE; entropy_collapse() reads its records
     return Group(
         "foreshock-precursors",
         [
-            *detector_records(used, limits["window"]),
+            *detector_records(sorted(used), limits["window"]),
             Record(
                 "run:foreshock_attention_logit_abs:max",
                 f"max by ({RUN_KEY}) (foreshock_attention_logit_abs_max {UNLESS_ENDED})",

@@ -1,14 +1,14 @@
 """The Grafana dashboard "fleet": all runs, and in the selected run the nodes and ranks that differ from the others.
-of_run() selects a metric's series in the selected run, of_living() only those of ranks that have not ended. RUN_KEY and
+of_run() selects a metric's series in the selected run, of_not_ended() leaves out those of ended ranks. RUN_KEY and
 RANK_KEY list the labels that identify a run and a rank. `values` are the thresholds of alerts."""
 
 import panel
 from board import Board, Row, run_variable
-from panel import DEVIATION, Query, of_living, of_run
+from panel import DEVIATION, Query, of_not_ended, of_run
 from rule import RANK_KEY, RUN_KEY, Values
 
-# Restricts series to ranks that are known to be alive: with a rank_up of 1. of_living() excludes only ranks with a
-# rank_up of 0, so it also keeps ranks without a rank_up.
+# Restricts series to living ranks, whose rank_up is 1. of_not_ended() excludes only ranks whose rank_up is 0, so it
+# also keeps ranks without a rank_up.
 AND_UP = f"and on ({RANK_KEY}) {of_run('rank_up')} == 1"
 RUNNING = 'foreshock_run_state{state="running"} == 1'
 
@@ -40,7 +40,7 @@ def runs_row() -> Row:
 
 
 def ranks_row(values: Values) -> Row:
-    steps_behind = f"scalar(max({of_living('step')})) - {of_run('step')}"
+    steps_behind = f"scalar(max({of_not_ended('step')})) - {of_run('step')}"
     ratio = of_run("attention_deviation_ratio", ',stat="mean"')
     return Row(
         "Ranks of the run",
@@ -121,7 +121,7 @@ def ranks_row(values: Values) -> Row:
                 " that pay most. Usual is at most --max-slowdown (default 1 %). The dashed line is the limit of the"
                 " alert at that default.",
                 "percentunit",
-                Query(f"topk(5, max by (rank) ({of_living('slowdown_ratio')}))", "rank {{rank}}"),
+                Query(f"topk(5, max by (rank) ({of_not_ended('slowdown_ratio')}))", "rank {{rank}}"),
                 width=12,
                 dashed=[("orange", 0.01 * values["overhead"]["slowdown"])],  # 0.01: the default --max-slowdown
             ),

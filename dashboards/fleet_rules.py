@@ -12,8 +12,8 @@ LAST_STEP = "run:foreshock_last_step_timestamp_seconds:max"
 
 
 def world_size() -> str:
-    """Expression of WORLD_SIZE: the largest world size that a living rank reports; ended ranks are excluded, since an
-    elastic job may continue with fewer ranks. If all ranks have ended, the largest world size of all."""
+    """Expression of WORLD_SIZE: the largest world size that a rank reports. Ended ranks are excluded, since an elastic
+    job may continue with fewer ranks, unless all ranks have ended."""
     size = "foreshock_world_size"
     return f"max by ({RUN_KEY}) ({size} {UNLESS_ENDED}) or max by ({RUN_KEY}) ({size})"
 

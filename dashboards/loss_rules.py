@@ -1,7 +1,7 @@
 """Alerts on incidents: NaN or Inf, and a rising loss. `limits`: an alert's section of values.toml. Arguments of Alert:
-name, kind, component, dashboard, expression, summary, description, `for`, `keep_firing_for`, severity. From rule.py:
-RUN, AT_STEP, VALUE and ranks() are text templates. RUN_KEY has the labels of a run, CHOICE selects a run, UNLESS_ENDED
-excludes ended ranks."""
+name, kind, component, dashboard, expression, summary, description, hold (Prometheus' `for`), keep (`keep_firing_for`),
+severity. From rule.py: RUN, AT_STEP, VALUE and ranks() are text templates. RUN_KEY has the labels of a run, CHOICE
+selects a run, UNLESS_ENDED excludes ended ranks."""
 
 from rule import AT_STEP, CHOICE, RUN, RUN_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, ranks
 
@@ -21,6 +21,7 @@ def non_finite(limits: dict) -> Alert:
         #    misses the steps in the counter's first sample.
         # 3. A loss that is NaN or Inf now, perhaps since before the agent started: only a finite loss times 0 is 0.
         # 4. A gradient scaler skips most steps: skipped / (skipped + steps) is above limits["skipped"].
+        # label_replace() adds the label `site`, which the series of the cases 3 and 4 lack.
         f"""
         sum by ({RUN_KEY}, site) (
           increase({nonfinite}{{site=~"loss|attention_output"}}[{window}])

@@ -1,13 +1,13 @@
 """The dashboard "monitor": coverage, lost samples and cost of foreshock itself in one run, and all agents. of_run()
-selects the series of a metric in the chosen run, of_living() those of the run's living ranks. per_second() is the rate
-of a counter, summed for each value of the named labels. `values`: limits of the alert rules (values.toml)."""
+selects the series of a metric in the chosen run, of_not_ended() leaves out those of ended ranks. per_second() is the
+rate of a counter, summed for each value of the named labels. `values`: limits of the alert rules (values.toml)."""
 
 import panel
 from board import Board, Row, run_variable
-from panel import Query, of_living, of_run, per_second
+from panel import Query, of_not_ended, of_run, per_second
 from rule import UNLESS_ENDED, Values
 
-TRAINER = ',component="trainer"'
+TRAINER = ',component="trainer"'  # a further label matcher for of_not_ended()
 # Prometheus has `up` for every target. Only agents have foreshock_build_info (always 1), which selects their series.
 UP = "up * on (job, instance) group_left () max by (job, instance) (foreshock_build_info)"
 OF_AGENTS = "and on (job, instance) foreshock_build_info"
@@ -24,13 +24,13 @@ def coverage(values: Values) -> Row:
                 "Process ranks that made ten optimizer steps without an attention call that foreshock sees. Usual is 0;"
                 " from 1 on ForeshockCoverageLow fires.",
                 panel.RANKS,
-                Query(f"sum({of_living('no_attention_seen')})"),
+                Query(f"sum({of_not_ended('no_attention_seen')})"),
                 ("red", 1),
             ),
             panel.number_now(
                 "At work",
                 "Living process ranks in which foreshock is switched on. Usual is all ranks of the run.",
-                Query(f"sum({of_living('monitor_enabled', TRAINER)})"),
+                Query(f"sum({of_not_ended('monitor_enabled', TRAINER)})"),
                 panel.RANKS,
             ),
             panel.number(
@@ -38,7 +38,7 @@ def coverage(values: Values) -> Row:
                 "Optimizer steps from one sampled step to the next, of the process rank that samples least often. It"
                 " grows if samples would cost more than --max-slowdown.",
                 panel.STEPS,
-                Query(f"max({of_living('sample_interval_steps')})"),
+                Query(f"max({of_not_ended('sample_interval_steps')})"),
             ),
             panel.number(
                 "Steps lost",
@@ -75,7 +75,7 @@ def coverage(values: Values) -> Row:
                 "Number of slices that were copied and not compared yet, over all ranks. It returns to 0 between"
                 " sampled steps if the agent keeps up.",
                 panel.COUNT,
-                Query(f"sum by (pass) ({of_living('attention_in_flight')})", "{{pass}}"),
+                Query(f"sum by (pass) ({of_not_ended('attention_in_flight')})", "{{pass}}"),
                 width=6,
             ),
             panel.lines(
@@ -90,7 +90,7 @@ def coverage(values: Values) -> Row:
 
 
 def costs(values: Values) -> Row:
-    slowdown_over_limit = f"max({of_living('slowdown_ratio')} / {of_run('slowdown_limit_ratio')})"
+    slowdown_over_limit = f"max({of_not_ended('slowdown_ratio')} / {of_run('slowdown_limit_ratio')})"
     return Row(
         "What it costs",
         [

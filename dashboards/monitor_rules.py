@@ -1,7 +1,8 @@
 """Prometheus alerts on foreshock itself: coverage, lost samples, cost. `limits` is an alert's section of values.toml.
 From rule.py: RUN and VALUE are text templates for the run and the value of the alert's expression; RUN_KEY, RANK_KEY
 and TARGET_KEY list the labels of a run, rank or agent; UNLESS_ENDED excludes ended ranks. The arguments of Alert are
-name, kind, component, dashboard, expression, summary, description, `for` and `keep_firing_for`."""
+name, kind, component, dashboard, expression, summary, description, hold (Prometheus' `for`) and keep
+(`keep_firing_for`)."""
 
 from rule import RANK_KEY, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
 
@@ -93,7 +94,7 @@ def overhead(limits: dict) -> Alert:
         f"On the slowest process rank foreshock takes {VALUE} times the share of time that --max-slowdown allows. The"
         " training is slower than necessary. First stop the sampling on its node: foreshock pause --run-id"
         " ID. To lower the cost permanently, restart with a larger --every.",
-        limits["for"], limits["keep"],  # Prometheus' `for` and `keep_firing_for`
+        limits["for"], limits["keep"],
     )  # fmt: skip
 
 
@@ -137,6 +138,7 @@ def monitor_rules(values: Values) -> Group:
             series_dropped(values["series_dropped"]),
             detector_series_dropped(),
         ],
-        # Evaluated less often than the other groups: it reads the most series, and most of its alerts wait minutes.
+        # Evaluated less often than the other groups: this group reads the most series, and most of its alerts wait
+        # minutes.
         interval="1m",
     )

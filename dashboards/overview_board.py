@@ -1,9 +1,9 @@
 """The Grafana dashboard "overview", which users open first: the state of the selected run. of_run() selects a metric's
-series in that run, of_living() only those of ranks that have not ended. `values` are the thresholds of alerts."""
+series in that run, of_not_ended() leaves out those of ended ranks. `values` are the thresholds of alerts."""
 
 import panel
 from board import ALERTS, Board, Row, run_variable
-from panel import DEVIATION, Query, of_living, of_run
+from panel import DEVIATION, Query, of_not_ended, of_run
 from rule import Values
 
 DETECTOR_LEVELS = {"0": ("quiet", "green"), "1": ("watch", "yellow"), "2": ("warn", "red")}
@@ -27,20 +27,20 @@ def now_row(values: Values) -> Row:
                 "Step",
                 "The last optimizer step that ended, of the process rank that is furthest ahead.",
                 panel.STEPS,
-                Query(f"max({of_living('step')})"),
+                Query(f"max({of_not_ended('step')})"),
             ),
             panel.number(
                 "Last loss",
                 "Loss of the last optimizer step, averaged over the process ranks, in the unit of the loss.",
                 panel.NO_UNIT,
-                Query(f"avg({of_living('loss')})"),
+                Query(f"avg({of_not_ended('loss')})"),
             ).decimals(4),
             panel.number(
                 "Layers in alarm",
                 "Number of layers whose last 64 samples exceed an alarm limit of the attention error; of the process"
                 " rank, pass and kind of limit with most. Usual is 0.",
                 panel.LAYERS,
-                Query(f"max({of_living('attention_alarm_layers')})"),
+                Query(f"max({of_not_ended('attention_alarm_layers')})"),
                 ("red", 1),
             ),
             panel.number(
@@ -48,7 +48,7 @@ def now_row(values: Values) -> Row:
                 f"Share of wall time that foreshock costs the process rank that pays most. Orange above"
                 f" {values['overhead']['slowdown']:g} %, the limit of the alert at the default --max-slowdown.",
                 "percentunit",
-                Query(f"max({of_living('slowdown_ratio')})"),
+                Query(f"max({of_not_ended('slowdown_ratio')})"),
                 ("orange", 0.01 * values["overhead"]["slowdown"]),  # 0.01: the default --max-slowdown
             ),
             panel.number_now(
@@ -63,7 +63,7 @@ def now_row(values: Values) -> Row:
 
 
 def loss_row() -> Row:
-    mean = of_living("loss_window", ',stat="mean"')
+    mean = of_not_ended("loss_window", ',stat="mean"')
     return Row(
         "Loss, by step",
         [
@@ -72,7 +72,7 @@ def loss_row() -> Row:
                 "loss: of the last optimizer step. mean of 64: of the last 64 steps. Both are averaged over the process"
                 " ranks, in the unit of the loss. An alert fires if the mean stays above its earlier level.",
                 panel.NO_UNIT,
-                Query(f"avg({of_living('loss')})", "loss"),
+                Query(f"avg({of_not_ended('loss')})", "loss"),
                 Query(f"avg({mean})", "mean of 64"),
             ),
             panel.by_step(
@@ -81,15 +81,15 @@ def loss_row() -> Row:
                 " last 64 steps. Both of the process rank where they are largest. There is no fixed limit: the detector"
                 " gradient_growth warns if the norm grows steadily.",
                 panel.NO_UNIT,
-                Query(f"max({of_living('gradient_norm')})", "norm"),
-                Query(f"max({of_living('gradient_norm_window_max')})", "largest of 64"),
+                Query(f"max({of_not_ended('gradient_norm')})", "norm"),
+                Query(f"max({of_not_ended('gradient_norm_window_max')})", "largest of 64"),
             ),
         ],
     )
 
 
 def precursors_row(values: Values) -> Row:
-    ratio, bias = of_living("attention_deviation_ratio", ',stat="mean"'), values["bias"]
+    ratio, bias = of_not_ended("attention_deviation_ratio", ',stat="mean"'), values["bias"]
     return Row(
         "Before the loss",
         [
@@ -97,7 +97,7 @@ def precursors_row(values: Values) -> Row:
                 "Precursors",
                 "Level of each detector over time, the highest of all process ranks and layers. quiet is usual; warn"
                 " raises an alert if the detector is not experimental. The runbook explains each detector.",
-                Query(f"max by (detector) ({of_living('precursor_level')})", "{{detector}}"),
+                Query(f"max by (detector) ({of_not_ended('precursor_level')})", "{{detector}}"),
                 DETECTOR_LEVELS,
             ),
             panel.states(
@@ -122,7 +122,7 @@ def precursors_row(values: Values) -> Row:
                 f" once, a control. Below 3 is chance. An alert needs more than {bias['z']} here, and more than"
                 f" {bias['ulp']} ulp in the panel 'Bias' of the attention dashboard.",
                 panel.SIGMA,
-                Query(f"max by (pass, of) (abs({of_living('attention_bias_zscore')}))", "{{pass}}, {{of}}"),
+                Query(f"max by (pass, of) (abs({of_not_ended('attention_bias_zscore')}))", "{{pass}}, {{of}}"),
                 dashed=[("red", bias["z"])],
             ),
             panel.lines(
@@ -130,7 +130,7 @@ def precursors_row(values: Values) -> Row:
                 "Largest magnitude of an attention logit (scaled score before softmax), over the last 64 samples"
                 " of all layers and ranks. Softmax saturates near 100, where an alert fires.",
                 panel.NATS,
-                Query(f"max({of_living('attention_logit_abs_max')})", "largest"),
+                Query(f"max({of_not_ended('attention_logit_abs_max')})", "largest"),
                 dashed=[("red", values["logit_forecast"]["limit"])],
             ),
             panel.layer_heatmap(
@@ -139,7 +139,7 @@ def precursors_row(values: Values) -> Row:
                 " largest, over time. Empty if ranks hold only shards of the parameters (FSDP, tensor parallelism,"
                 " ZeRO): a shard's norm is not that of the layer. There is no fixed limit: look for a layer that grows"
                 " alone.",
-                of_living("layer_gradient_norm"),
+                of_not_ended("layer_gradient_norm"),
                 panel.NO_UNIT,
             ),
             panel.lines(
@@ -170,7 +170,7 @@ def progress_row() -> Row:
                 "Learning rate",
                 "Learning rate of the last step (no unit).",
                 panel.NO_UNIT,
-                Query(f"max({of_living('learning_rate')})", "learning rate"),
+                Query(f"max({of_not_ended('learning_rate')})", "learning rate"),
             ),
             panel.lines(
                 "Logged by the training",
@@ -178,7 +178,7 @@ def progress_row() -> Row:
                 " Lightning, under their own names and in their own units; averaged over the ranks that log them. Up"
                 " to 16 names.",
                 panel.NO_UNIT,
-                Query(f"avg by (name) ({of_living('logged_value')})", "{{name}}"),
+                Query(f"avg by (name) ({of_not_ended('logged_value')})", "{{name}}"),
             ),
         ],
     )

@@ -1,4 +1,4 @@
-"""Kinds of panels of the Grafana dashboards, and the queries that they share.
+"""Builds the panels of the Grafana dashboards, and the queries that they share.
 
 Built with Grafana's typed builders for version 10.4. Later versions read these dashboards too.
 """
@@ -34,7 +34,7 @@ RANKS = "suffix: ranks"
 LAYERS = "suffix: layers"
 COUNT = "short"
 PER_SECOND = "cps"
-NO_UNIT = "none"  # norms, weights and learning rates
+NO_UNIT = "none"  # norms, weights, learning rates, step numbers and states
 
 # The definition of the deviation ratio in the descriptions of panels.
 DEVIATION = "error of the kernel divided by the error of plain (unfused) attention in the same precision"
@@ -50,7 +50,7 @@ def of_run(metric: str, more: str = "") -> str:
     return f"foreshock_{metric}{{{OF_RUN}{more}}}"
 
 
-def of_living(metric: str, more: str = "") -> str:
+def of_not_ended(metric: str, more: str = "") -> str:
     """Selects the series of a metric in the selected run, without those of ended ranks."""
     return f"({of_run(metric, more)} {UNLESS_ENDED_IN_RUN})"
 
@@ -105,11 +105,14 @@ def number(title: str, description: str, unit: str, query: Query, *marks: tuple[
 
 def show_at_end(panel: stat.Panel, query: Query, otherwise: str) -> stat.Panel:
     """Makes a panel show the query's value at the end of the time range, or the text `otherwise` if the query has no
-    value then. An agent ends with its run, so the last older value would look current."""
+    value then. number() would show the last value before the agent ended with its run, which would look current."""
     return panel.targets([target(0, query).instant()]).no_value(otherwise)
 
 
-def number_now(title: str, description: str, query: Query, unit: str = "none", *marks: tuple[str, float]) -> stat.Panel:
+def number_now(
+    title: str, description: str, query: Query, unit: str = NO_UNIT, *marks: tuple[str, float]
+) -> stat.Panel:
+    """As number(), but shows the value at the end of the time range (show_at_end())."""
     return show_at_end(number(title, description, unit, query, *marks), query, "none seen")
 
 
@@ -136,7 +139,8 @@ def lines(
     dashed: typing.Sequence[tuple[str, float]] = (),
     logarithmic: bool = False,
 ) -> timeseries.Panel:
-    """Draws the queries over time. `dashed`: colours and values of dashed lines, the limits of alerts."""
+    """Draws the queries over time. `width`: of the 24 columns of a dashboard. `dashed`: colours and values of dashed
+    lines, the limits of alerts."""
     builder = set_common_parts(timeseries.Panel(), title, description, queries)
     builder.unit(unit).span(width).height(8).show_points(option.VisibilityMode.NEVER)
     if dashed:
@@ -153,7 +157,7 @@ def lines(
 # final history of the run. Ended ranks are included: excluding them in the subquery would cost several times as much.
 STEP = f"max({of_run('step')})"
 WITHOUT_TIES = f"({STEP} - time() / 1e6)"  # slightly smaller at later times, so of equal steps the last one is kept
-SHOWN = f"({WITHOUT_TIES} and on () vector(time()) <= ${{__to}} / 1000)"  # up to the end of the time range
+SHOWN = f"({WITHOUT_TIES} and on () vector(time()) <= ${{__to}} / 1000)"  # up to the time range's end, __to (in ms)
 ASCENDING = f"({STEP} unless min_over_time({SHOWN}[$__range:$__interval] offset -$__range) < {WITHOUT_TIES})"
 
 
@@ -162,7 +166,7 @@ def by_step(title: str, description: str, unit: str, *queries: Query, width: int
     kept = [Query(f"({query.expression}) and on () {ASCENDING}", query.legend) for query in queries]
     builder = set_common_parts(trend.Panel(), title, description, [Query(ASCENDING, "step"), *kept])
     builder.unit(unit).span(width).height(8).x_field("step").show_points(option.VisibilityMode.NEVER)
-    builder.with_override(model.MatcherConfig("byName", "step"), [model.DynamicConfigValue("unit", "none")])
+    builder.with_override(model.MatcherConfig("byName", "step"), [model.DynamicConfigValue("unit", NO_UNIT)])
     join = model.DataTransformerConfig(id_val="joinByField", options={"byField": "Time", "mode": "outer"})
     drop = model.DataTransformerConfig(id_val="organize", options={"excludeByName": {"Time": True}})
     return builder.transformations([join, drop])
@@ -194,7 +198,7 @@ def states(title: str, description: str, query: Query, names: dict[str, tuple[st
     results = {value: model.ValueMappingResult(word, colour) for value, (word, colour) in names.items()}
     builder.mappings([model.ValueMap(results)])
     builder.color_scheme(FieldColor().mode(model.FieldColorModeId.THRESHOLDS)).thresholds(threshold_config())
-    return builder.unit("none").span(12).height(10).max_data_points(MOST_POINTS)
+    return builder.unit(NO_UNIT).span(12).height(10).max_data_points(MOST_POINTS)
 
 
 def table_now(title: str, description: str, unit: str, query: Query, width: int = 12) -> table.Panel:

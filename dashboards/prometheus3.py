@@ -18,7 +18,8 @@ from chroot import KEYRING, ChrootError, mirror  # noqa: E402
 
 FOLDER = ROOT / "build" / "prometheus3"
 PACKAGES = ("prometheus", "promtool", "prometheus-alertmanager")
-# Without Valid-Until, an old mirror can be used. As user _apt, apt could not write into FOLDER.
+# sourceparts "-": no further lists of sources. Without Valid-Until, an old mirror can be used. As user _apt, apt could
+# not write into FOLDER.
 SETTINGS = """\
 Dir::State "{apt}";
 Dir::State::status "{apt}/status";
@@ -58,9 +59,9 @@ def main() -> int:
     for package in apt.glob("*.deb"):
         subprocess.run(["dpkg-deb", "--extract", package, FOLDER], check=True)
     shutil.rmtree(apt)
-    shown = subprocess.run([FOLDER / "usr" / "bin" / "prometheus", "--version"], capture_output=True, text=True)
-    print(f"prometheus3: {(shown.stdout or shown.stderr).partition(' (')[0]} in {FOLDER / 'usr' / 'bin'}")
-    return shown.returncode
+    version = subprocess.run([FOLDER / "usr" / "bin" / "prometheus", "--version"], capture_output=True, text=True)
+    print(f"prometheus3: {(version.stdout or version.stderr).partition(' (')[0]} in {FOLDER / 'usr' / 'bin'}")
+    return version.returncode
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prometheus' recording rules and alerts as Python objects, templates for their texts, and their conversion to YAML.
+"""Defines Prometheus' recording rules and alerts as Python objects, templates for their texts, and writes them as YAML.
 
 Templates are in Go's language, which Prometheus expands when an alert fires. In an f-string, {{{{ }}}} is its {{ }}.
 """
@@ -32,13 +32,13 @@ class Record(typing.NamedTuple):
 class Alert(typing.NamedTuple):
     name: str
     kind: str  # incident, precursor, agreement, training or monitor; Alertmanager routes and inhibits by it
-    component: str  # the monitored part: attention, gradient, ...
+    component: str  # the monitored part: attention, optimizer, weights, ...
     dashboard: str  # uid of the linked dashboard, without its prefix "foreshock-"
     expression: str
     summary: str  # names the run (or agent) and the fact
     description: str  # place, meaning, first action
     hold: str | None = None  # Prometheus' `for`: time that the expression must be true before the alert fires
-    keep: str | None = None  # Prometheus' `keep_firing_for`: time that it fires after the expression was last true
+    keep: str | None = None  # Prometheus' `keep_firing_for`: time for which the alert outlasts the expression
     severity: str = "ticket"  # or page, or info; info is sent to no receiver
 
 
@@ -55,8 +55,9 @@ class Group(typing.NamedTuple):
 CHOICE = ",".join(f"{name}=%q" for name in IDENTITY)
 OF_LABELS = " ".join(f"$labels.{name}" for name in IDENTITY)
 
-# A template of the user that owns the run: the present one or, if the agent has ended, that of the last day; "" if not
-# exactly one user is found. It is a template, since a join in the expression would drop alerts with an unknown owner.
+# OWNER is a template of the user that owns the run: the present one or, if the agent has ended, that of the last day;
+# "" if not exactly one user is found. A join in the alert's expression would instead drop alerts with an unknown owner.
+# RUN_INFO occurs three times in the query, each with a CHOICE, so OF_LABELS is given three times.
 RUN_INFO = f"run:foreshock_run_info:user{{{CHOICE}}}"
 OWNER = (
     '{{ with printf "'
@@ -99,8 +100,9 @@ def warned_at(detector: str = "$labels.detector") -> str:
 
 
 def ranks(expression: str, more: str = "") -> str:
-    """Returns the template of " on process rank 3 5": up to eight ranks of the series that `expression` selects. It
-    must contain CHOICE once. `more`: printf arguments, each after a space, of the format verbs that follow CHOICE."""
+    """Returns the template of " on process rank 3 5": up to eight ranks of the series that `expression` selects.
+    `expression` must contain CHOICE once. `more`: printf arguments, each after a space, of the format verbs that follow
+    CHOICE."""
     return (
         f'{{{{ with printf "topk(8, {expression})" {OF_LABELS}{more} | query }}}} on process rank'
         '{{ range . | sortByLabel "rank" }} {{ .Labels.rank }}{{ end }}{{ end }}'
@@ -138,7 +140,7 @@ def alert_lines(alert: Alert, links: dict[str, str]) -> list[str]:
     if alert.keep:
         lines.append(f"    keep_firing_for: {alert.keep}")
     labels = {"severity": alert.severity, "kind": alert.kind, "component": alert.component}
-    is_about_run = "$labels.run" in alert.summary  # false: it is about an agent, and has no label `run`
+    is_about_run = "$labels.run" in alert.summary  # false: the alert is about an agent, and has no label `run`
     annotations = {
         "summary": alert.summary,
         "description": alert.description,

@@ -1,5 +1,6 @@
-"""All recording rules and alerts. `values`: values.toml. `default_names`: detectors that bench/precursors found
-useful; the others are experimental. An alert on experimental detectors alone has the severity info."""
+"""Collects all recording rules and alerts. `values`: content of values.toml. `default_names`: detectors that the
+benchmark bench/precursors found useful; the others are experimental. An alert on experimental detectors alone has the
+severity info."""
 
 from attention_rules import attention_rules
 from detector_rules import detector_rules

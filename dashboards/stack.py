@@ -1,4 +1,4 @@
-"""Everything around a training on this machine: agent, Prometheus with our rules, Alertmanager with our routes.
+"""Runs everything around a training on this machine: agent, Prometheus with our rules, Alertmanager with our routes.
 
     python dashboards/stack.py [--interval S] [--seconds S] [--stay] [--expect-silence] [-- COMMAND…]
 
@@ -31,7 +31,7 @@ from alertmanager import alertmanager_yaml
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 DEMO = [sys.executable, str(ROOT / "integrations" / "torch" / "demo" / "train.py")]
-PATIENCE = 30  # seconds in which a server must answer, and in which a process must end after a signal
+TIMEOUT_S = 30  # seconds in which a server must answer, and in which a process must end after a signal
 END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # the signals that end this program, besides Ctrl-C
 
 
@@ -71,13 +71,13 @@ def held_signals():
 
 
 def end(process: subprocess.Popen, *signals: int) -> None:
-    """Sends the signals one after the other until the process ends, and waits PATIENCE seconds after each. Kills the
+    """Sends the signals one after the other until the process ends, and waits TIMEOUT_S seconds after each. Kills the
     process if it has not ended after the last signal, or if Ctrl-C interrupts the waiting."""
     try:
         for number in signals:
             process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=PATIENCE)
+                process.wait(timeout=TIMEOUT_S)
                 return
     finally:
         if process.poll() is None:
@@ -89,6 +89,7 @@ def port_from(first: int) -> int:
     """The first free port from `first` on."""
     for port in range(first, first + 50):
         with socket.socket() as probe:
+            # Connections of an ended server, which the kernel keeps for a while, do not make its port taken.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
@@ -107,7 +108,7 @@ def port_lock():
 class NotificationHandler(http.server.BaseHTTPRequestHandler):
     """Prints receiver and alerts of each notification of Alertmanager, and appends it to `log`."""
 
-    log: pathlib.Path
+    log: pathlib.Path  # set by receiver()
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -149,10 +150,10 @@ def serving(command: list[str], folder: pathlib.Path, ready_url: str):
     try:
         with (folder / f"{name}.log").open("w") as log, held_signals():
             process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        limit = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_S
         while True:
             time.sleep(0.2)
-            if process.poll() is not None or time.monotonic() > limit:
+            if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"stack: {name} does not answer; its last words are in {folder / name}.log")
             with contextlib.suppress(OSError), urllib.request.urlopen(ready_url, timeout=2):
                 break
@@ -163,6 +164,7 @@ def serving(command: list[str], folder: pathlib.Path, ready_url: str):
 
 
 def write_prometheus_config(folder: pathlib.Path, interval: int, alertmanager_port: int, own_port: int) -> None:
+    """Prometheus reads the agents' addresses from targets.json, which `foreshock run --file-sd` writes (train())."""
     (folder / "prometheus.yml").write_text(
         f"global: {{scrape_interval: {interval}s, evaluation_interval: {interval}s, scrape_timeout: {interval}s}}\n"
         f"rule_files: ['{HERE / 'rules' / 'foreshock.yml'}']\n"
@@ -174,6 +176,7 @@ def write_prometheus_config(folder: pathlib.Path, interval: int, alertmanager_po
 
 
 def write_alertmanager_config(folder: pathlib.Path, receiver_port: int) -> None:
+    """Alertmanager sends the notifications for all receivers to this program (receiver())."""
     values = tomllib.loads((HERE / "values.toml").read_text())
     values["receivers"] = {name: f"http://127.0.0.1:{receiver_port}/{name}" for name in values["receivers"]}
     (folder / "alertmanager.yml").write_text(alertmanager_yaml(values))

@@ -19,7 +19,7 @@ def standing(detector: str, default_names: DetectorNames) -> str:
     return "default" if detector in default_names else "experimental"
 
 
-def alerting(findings: dict[str, str], default_names: DetectorNames) -> dict[str, str]:
+def findings_used(findings: dict[str, str], default_names: DetectorNames) -> dict[str, str]:
     """Selects the detectors that an alert uses from `findings` (detector: text of its finding): the default ones, or
     all if none is a default one."""
     return {name: finding for name, finding in findings.items() if name in default_names} or findings

@@ -1,12 +1,13 @@
 """The dashboard "weights": movement of the weights of the selected run, and state of its optimizer. of_run() selects
-the series of a metric in this run, of_living() leaves out ended ranks. lines() draws over time, by_step() over steps.
-layer_heatmap() draws layers over time. W1 is the Wasserstein distance of two snapshots of weights."""
+the series of a metric in this run, of_not_ended() leaves out ended ranks. lines() draws over time, by_step() over
+steps, layer_heatmap() layers over time. W1 is the Wasserstein distance of two snapshots of weights."""
 
 from board import Board, Row, run_variable
-from panel import COUNT, NO_UNIT, RATIO, Query, by_step, layer_heatmap, lines, of_living, of_run
+from panel import COUNT, NO_UNIT, RATIO, Query, by_step, layer_heatmap, lines, of_not_ended, of_run
 from rule import Values
 
-MEAN, MAX = ',stat="mean"', ',stat="max"'  # further label matchers for of_run()
+# Further label matchers for of_run(). MEAN: over all tensors of a node; MAX: of the tensor with the largest value.
+MEAN, MAX = ',stat="mean"', ',stat="max"'
 
 
 def layer_distance(reference: str) -> str:
@@ -151,7 +152,7 @@ def optimizer_row(values: Values) -> Row:
                 "Learning rate",
                 "Learning rate of the last step (no unit).",
                 NO_UNIT,
-                Query(f"max({of_living('learning_rate')})", "learning rate"),
+                Query(f"max({of_not_ended('learning_rate')})", "learning rate"),
                 width=12,
             ),
         ],

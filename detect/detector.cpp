@@ -17,7 +17,7 @@ constexpr double kLeastSpread = 1e-6;
 }  // namespace
 
 double Baseline::std() const {
-  // The sample standard deviation, which divides by n - 1, since there may be few values.
+  // variance_ divides by n. The sample standard deviation divides by n - 1, since there may be few values.
   const double known = static_cast<double>(std::max<uint64_t>(count_, 2));
   return std::sqrt(std::max(variance_, 0.0) * known / (known - 1));
 }
@@ -25,6 +25,7 @@ double Baseline::std() const {
 void Baseline::add(double x, double memory, uint64_t learning) {
   if (count_ >= learning && variance_ > 0) x = std::clamp(x, mean_ - kClip * std(), mean_ + kClip * std());
   if (count_ < UINT64_MAX) ++count_;
+  // Equal weights for the first `memory` values, then an exponential mean.
   const double weight = 1 / std::min(static_cast<double>(count_), memory);
   const double off = x - mean_;
   mean_ += weight * off;
@@ -35,7 +36,7 @@ void Baseline::add(double x, double memory, uint64_t learning) {
 double Drift::observe(const DetectorInfo& info, double value, double control) {
   const bool learned = spread_.count() >= info.learning && spread_.std() > 0;
   spread_.add(value, info.memory, info.learning);
-  recent_.add(value, kRecent, UINT64_MAX);
+  recent_.add(value, kRecent, UINT64_MAX);  // UINT64_MAX: no value is clipped
   const double spread = std::max(spread_.std(), recent_.std());
   if (!learned) return 0;
   // In rows of the kind kDrift, `recent` is the slack.
@@ -98,7 +99,8 @@ void Line::add(double x, double y, double memory) {
 
 double Line::t() const {
   if (count_ < 4 || !(xx_ > 0)) return 0;
-  // The lower bound: the residuals of a perfect line are only rounding errors, and would give a huge t.
+  // The lower bound: the residuals of a perfect line are only rounding errors, and would give a huge t. 2: a
+  // line has two parameters.
   const double residual = std::max(yy_ - slope() * xy_, 1e-12 * yy_) / std::max(weight_ - 2, 1.0);
   return residual > 0 ? slope() / std::sqrt(residual / xx_) : 0;
 }
@@ -106,9 +108,9 @@ double Line::t() const {
 // If values are evenly spaced over s steps, the variance of their step numbers is s^2 / 12.
 double Line::span() const { return weight_ > 0 ? std::sqrt(12 * xx_ / weight_) : 0; }
 
-// `hidden` (kGrowth only): the value is still below its long-term root mean square, an exponential mean with
-// the memory kLongMemory. Adam's second moment, a mean of this kind, then does not show the growth of the
-// gradient.
+// `hidden` (kGrowth only): the value's square is still below the long-term mean of squares, an exponential
+// mean with the memory kLongMemory. Adam's second moment, a mean of this kind, then does not show the growth
+// of the gradient.
 double Growth::observe(const DetectorInfo& info, int64_t step, double value) {
   const double x = static_cast<double>(step);
   const bool logarithmic = info.look == Look::kGrowth;
@@ -116,12 +118,12 @@ double Growth::observe(const DetectorInfo& info, int64_t step, double value) {
   const double share = 1 / std::min(static_cast<double>(line_.count()), kLongMemory);
   const double mean_square_before = mean_square_;
   mean_square_ += share * (value * value - mean_square_);
-  if (line_.count() < info.learning || !(line_.t() > 0)) return 0;
+  if (line_.count() < info.learning || !(line_.t() > 0)) return 0;  // t() <= 0: the line does not rise
   const double hidden = value * value < mean_square_before ? 1 : 0;
   return std::clamp(logarithmic ? hidden * growth(info) : forecast(info, x), 0.0, kMostScore);
 }
 
-// `left`: steps until the line reaches info.least. The score reaches 1 only if they are at most the span of
+// `left`: steps until the line reaches info.least. The score reaches 1 only if `left` is at most the span of
 // the line.
 double Growth::forecast(const DetectorInfo& info, double step) const {
   const double left = (info.least - line_.at(step)) / line_.slope();

@@ -1,11 +1,11 @@
-// Detectors. Each computes a statistic of one series of values (of one layer or tensor), a score from the
-// statistic and the detector's row in the table below, and a level from the scores. The results depend only
-// on the values and their order. No clock, no input or output, no heap. The member fields() of each class
-// reads or writes its members, so that a restarted agent continues where it stopped (state.h). A row
-// (DetectorInfo `info`) has: learning, the number of values before the first score; memory, the number of
-// values that count in a baseline or line; warn and least, the limits of the statistic (how certain a change
-// is) and of the effect (how large it is), from which on the detector warns; look, the kind of statistic;
-// recent, see Drift and Shift.
+// Detects unusual values in one series (of one layer or tensor). A detector computes a statistic of the
+// series, a score from the statistic and the detector's row in the table below, and a level from the scores.
+// The results depend only on the values and their order. No clock, no input or output, no heap. The member
+// fields() of each class reads or writes its members, so that a restarted agent continues where it stopped
+// (state.h). A row (DetectorInfo `info`) has: learning, the number of values before the first score; memory,
+// the number of values that count in a baseline or line; warn and least, the limits of the statistic (how
+// certain a change is) and of the effect (how large the change is), from which on the detector warns; look,
+// the kind of statistic; recent, see Drift and Shift.
 //
 //   Window    the last values of a series, and their summary
 //   Baseline  mean and spread of a series, learned and then slowly updated
@@ -40,24 +40,26 @@ namespace foreshock {
 inline constexpr double kDeviationRatioForward = 2;
 inline constexpr double kDeviationRatioBackward = 3;
 
-// Limit of the error of dK and dV, divided by that of fused attention. PyTorch's CPU kernel sums them in
-// bf16, one block of queries at a time. Its error is 1.3 to 1.8 times that of fused attention at 256
-// queries, 1.4 to 2.6 times at 1024, and 3 times (4 times with a causal mask) at 4096. A planted error of 5 %
-// gives more than 10 times. The roundings of the blocks are independent, so the kernel's error grows with the
-// square root of the number of queries. From kRowsOfLimit queries on, the limit grows in the same way.
+// Limit of the kernel's error of dK and dV, divided by the error of fused attention. PyTorch's CPU kernel
+// sums dK and dV in bf16, one block of queries at a time. Its error is 1.3 to 1.8 times that of fused
+// attention at 256 queries, 1.4 to 2.6 times at 1024, and 3 times (4 times with a causal mask) at 4096. A
+// planted error of 5 % gives more than 10 times. The roundings of the blocks are independent, so the kernel's
+// error grows with the square root of the number of queries. From kRowsOfLimit queries on, the limit grows in
+// the same way.
 inline constexpr double kDeviationRatioKeys = 6;
 inline constexpr double kRowsOfLimit = 4096;
 
-// Limit of the error of the sums of dK and of dV over all keys, divided by the error that rounding explains.
-// shadow/conservation.h gives the exact sums and this error. Correct calls of PyTorch's CPU kernel have at
-// most 0.7 (bench/verdicts.py). If one key of 256 is left out, the ratio is 7 for dK and 2.5 for dV.
+// Limit of a ratio: the error of the sum of dK, or of dV, over all keys, divided by the error that rounding
+// explains. shadow/conservation.h gives the exact sums and this error. Correct calls of PyTorch's CPU kernel
+// have at most 0.7 (bench/verdicts.py). If one key of 256 is left out, the ratio is 7 for dK and 2.5 for dV.
 inline constexpr double kConservationRatio = 3;
 
-// The sums of dK and dV are judged once this many backward slices of a layer show that calls see all keys.
+// The sums of dK and dV are not judged if a call of the layer saw only a part of the keys (as with context
+// parallelism), and not before this many backward slices of the layer, none of them from such a call.
 inline constexpr uint64_t kWholeCalls = 4;
 
 // An alarm needs this many of a layer's last 64 slices above the limit of the ratio. A single slice may
-// exceed it by chance, if plain attention has a small error; a single faulty head among 32 gives two slices.
+// exceed it by chance, if plain attention has a small error. A faulty head of 32 has two of the 64 slices.
 inline constexpr int kSlicesBeyond = 2;
 // The same number for dK and dV. It is larger, since slices with few nonzero gradients count as well: in a
 // training that has memorized its data, one slice of dK in 800 exceeds the limit.
@@ -99,7 +101,7 @@ enum class Look : int {
   kDrop,      // z of the recent mean logarithm below the learned baseline (effect: their difference)
   kLimit,     // the second largest of the last values (no effect)
   kForecast,  // t of the slope of a line through the last values (effect: how soon it reaches `least`)
-  kGrowth,    // t of the slope of their logarithms, if value^2 is below its running mean (effect: rise)
+  kGrowth,    // as kForecast for the logarithms, while value^2 is below its running mean (effect: rise)
 };
 
 // A row of the table of detectors. A detector warns if its statistic reaches `warn` and its effect `least`:
@@ -111,17 +113,18 @@ struct DetectorInfo {
   Look look;
   uint64_t learning;  // number of values before the first score; kLimit: number of the last values looked at
   double memory;      // values that the baseline or the line remembers
-  double recent;      // kRise, kDrop: values of the recent mean; kDrift: the slack of its CUSUM
-  double warn;
+  double recent;      // kRise, kDrop: number of values in the recent mean; kDrift: the slack of its CUSUM
+  double warn;        // threshold of the statistic
   // Threshold of the effect, in the unit of the series (kDrift, kForecast) or in natural logarithms; 0: none.
   double least;
   double watch;  // lowest score of the level watch
 };
 
-// The thresholds come from the literature or the design. Those of entropy_drop and gradient_norm were raised
-// by a third, since healthy trainings came close to them (with seeds that bench/precursors does not score).
-// If the spread is known, a two-sided CUSUM with slack 0.5 and threshold 18 gives one false alarm in 2e8
-// values (cusum_run_length()), which is rare enough for a thousand series.
+// The thresholds come from the literature (2.3 of rms_staleness: arXiv 2304.13013) or the design. Those of
+// entropy_drop and gradient_norm were raised by a third, since healthy trainings came close to them (with
+// seeds that bench/precursors does not score). If the spread is known, a two-sided CUSUM with slack 0.5 and
+// threshold 18 gives one false alarm in 2e8 values (cusum_run_length()), which is rare enough for a thousand
+// series.
 //
 // The numbers of a row are learning, memory, recent, warn, least and watch. Some values of `least` are
 // natural logarithms: 0.405 is ln 1.5, 0.916 is ln 2.5, 0.357 is ln(1 / 0.7), 0.7 is about ln 2.
@@ -193,7 +196,7 @@ class LevelRule {
 
   // `watch_at`: lowest score of the level watch; at most 1.
   Level observe(double score, double watch_at) {
-    const double begins_at[kLevels] = {-INFINITY, watch_at, 1};
+    const double begins_at[kLevels] = {-INFINITY, watch_at, 1};  // so no score is calm at level quiet
     const Level reached = score >= 1 ? Level::kWarn : score >= watch_at ? Level::kWatch : Level::kQuiet;
     const bool is_calm = score < kLeaveAt * begins_at[static_cast<int>(level_)];
     calm_ = is_calm ? calm_ + 1 : 0;
@@ -212,6 +215,7 @@ class LevelRule {
     state(level);
     state(calm_);
     state.require(level >= 0 && level < kLevels && calm_ >= 0 && calm_ <= kCalm);
+    // require() only marks the state as invalid, so level_ must be limited here too.
     level_ = level >= 0 && level < kLevels ? static_cast<Level>(level) : Level::kQuiet;
   }
 
@@ -275,6 +279,7 @@ class Window {
     state(next);
     state(nonfinite_);
     state.require(size <= kCapacity && next < kCapacity && (size == kCapacity || next == size));
+    // require() only marks the state as invalid, so size_ and next_ must be limited here too.
     size_ = size <= kCapacity ? static_cast<size_t>(size) : 0;
     next_ = next < kCapacity ? static_cast<size_t>(next) : 0;
     for (size_t n = 0; n < size_; ++n) state(values_[n]);
@@ -290,7 +295,8 @@ class Window {
 // The usual mean and spread (standard deviation) of a series. The first `memory` values have equal weights,
 // later ones exponential weights with that memory. After `learning` values, each value is clipped to kClip
 // standard deviations from the mean, so that a spike hardly changes the baseline. Every clipped value
-// enlarges the spread by a share of about 15/(2 memory), so the baseline follows a lasting change.
+// enlarges the spread by a share of about (kClip^2 - 1) / (2 memory), so the baseline follows a lasting
+// change.
 class Baseline {
  public:
   static constexpr double kClip = 4;
@@ -357,9 +363,9 @@ inline double cusum_run_length(double slack, double threshold) {
 // Detects a small lasting signed error, however small compared with the noise of single values.
 //
 // Without a fault the series must have mean 0. The mean is therefore not learned, so that a bias present from
-// the start is found. The spread is learned, around the mean of the values. It is replaced by the spread of
-// the last kRecent values if that is larger, so that growing noise is not taken for a drift. In the CUSUM a
-// value is limited to kMost times the spread.
+// the start is found. The spread is learned, around the mean of the values. If the spread of the last kRecent
+// values is larger, it is used instead, so that growing noise is not taken for a drift. In the CUSUM a value
+// is limited to kMost times the spread.
 class Drift {
  public:
   static constexpr double kMost = 4;

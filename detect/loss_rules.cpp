@@ -48,8 +48,9 @@ std::optional<double> robust_z(const double* values, size_t count, double x) {
   return z;
 }
 
-// Until the window is full, no finite loss is high. The counts of losses in a row stop at kMostInRow, so they
-// cannot overflow.
+// A loss is high if it is not finite, or if the window is full and the loss is more than kLossSigmas spreads
+// above the window's mean; else it is quiet. The counts of losses in a row stop at kMostInRow, so they cannot
+// overflow.
 LossVerdict LossEventRule::observe(int64_t step, double loss) {
   LossVerdict verdict;
   const bool finite = std::isfinite(loss);
@@ -85,15 +86,15 @@ void LossEventRule::restart() {
 
 // Returns the event that the present loss completes, if any. This loss is high and already counted. A
 // divergence is kLossPersistence losses in a row that are not finite, or kLossWindow high losses in a row,
-// the last one finite. A spike is kLossPersistence high losses in a row. A spike can turn into a divergence.
-// If all losses between the two events are high, both have the same onset.
+// the last one finite. A spike is kLossPersistence high losses in a row while the window is full. A spike can
+// turn into a divergence. If all losses between the two events are high, both have the same onset.
 std::optional<LossEvent> LossEventRule::declare(int64_t step) {
   if (nonfinite_in_row_ >= kLossPersistence && !diverged_) return raise(LossEventKind::kDivergence, step);
   if (high_in_row_ >= static_cast<int>(kLossWindow) && nonfinite_in_row_ == 0) {
     window_.clear();  // it is filled again at the new level of the loss
     high_in_row_ = 0;
     if (!diverged_) return raise(LossEventKind::kDivergence, step);
-    return std::nullopt;
+    return std::nullopt;  // the divergence has been declared already
   }
   if (high_in_row_ >= kLossPersistence && window_.full() && !in_spike_ && !diverged_) {
     return raise(LossEventKind::kSpike, step);
@@ -114,14 +115,14 @@ std::optional<LossEvent> LossEventRule::raise(LossEventKind kind, int64_t step) 
 
 std::optional<int64_t> LossRiseRule::observe(int64_t step, double loss, bool is_high, bool in_event) {
   if (in_event) begin_anew();
-  if (in_event || is_high || !std::isfinite(loss)) return std::nullopt;  // no part of a block
+  if (in_event || is_high || !std::isfinite(loss)) return std::nullopt;  // such a loss is in no block
   if (in_block_ == 0) block_step_ = step;
   if (in_block_ > 0) squares_ += (loss - last_) * (loss - last_);
   last_ = loss;
   sum_ += loss / static_cast<double>(kBlock);
   if (++in_block_ < kBlock) return std::nullopt;
-  // The difference of two losses has twice the variance of a loss. The mean of kBlock losses has 1/kBlock of
-  // the variance of a loss.
+  // sum_ is the mean, since each loss was divided by kBlock. The difference of two losses has twice the
+  // variance of a loss. The mean of kBlock losses has 1/kBlock of the variance of a loss.
   const double variance = squares_ / (2 * static_cast<double>(kBlock - 1)), mean = sum_;
   sum_ = squares_ = 0;
   in_block_ = 0;
@@ -172,7 +173,7 @@ bool LossRiseRule::is_above(double mean) const {
 }
 
 // The standard deviation of a block's mean: the larger of two estimates, between blocks and within blocks.
-// sqrt(2): a difference of two means has twice the variance of one.
+// sqrt(2): a difference of two means has twice the variance of one mean.
 std::optional<double> LossRiseRule::noise() const {
   if (differences_.size() < kLearning) return std::nullopt;
   const double between = robust_spread(differences_.data(), differences_.size()) / std::sqrt(2.0);

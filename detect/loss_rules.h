@@ -52,7 +52,8 @@ struct LossEvent {
 struct LossVerdict {
   bool high = false;
   bool in_event = false;  // a spike or divergence has been declared and has not ended
-  // (loss - mean) / std of the window before this loss. Absent until the window is full, and for NaN and Inf.
+  // (loss - mean) / std of the window before this loss, the std being at least kLossLeastSpread * |mean|.
+  // Absent until the window is full, for NaN and Inf, and if the std is 0.
   std::optional<double> z;
   std::optional<double> robust_z;  // robust_z() of the loss and the same window
   std::optional<LossEvent> event;  // the event that this loss completes
@@ -69,7 +70,8 @@ class LossEventRule {
   uint64_t spikes() const { return spikes_; }
   uint64_t divergences() const { return divergences_; }
 
-  // Resets everything but the counts. To be called when the training goes back to an earlier step.
+  // Resets everything but the counts of events. Must be called when the training goes back to an earlier
+  // step.
   void restart();
 
   template <class State>

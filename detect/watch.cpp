@@ -1,5 +1,5 @@
-// The detectors and loss rules of one rank. A detector has a series for each `place` (layer or tensor). While
-// a series is above level quiet, it has an episode, which note() begins, updates and ends.
+// Runs the detectors and loss rules of one rank. A detector has a series for each `place` (layer or tensor).
+// While a series is above level quiet, it has an episode, which note() begins, updates and ends.
 #include "detect/watch.h"
 
 #include <algorithm>
@@ -126,6 +126,7 @@ void RankWatch::note_loss_event(WatchEventKind kind, int64_t onset, int64_t decl
 void RankWatch::give_up_one(DetectorId detector, int64_t step, std::vector<WatchEvent>* out) {
   const auto begin = series_.lower_bound({static_cast<int>(detector), ""});
   const auto end = series_.lower_bound({static_cast<int>(detector) + 1, ""});
+  // `rank` is the order in which series are removed, not a process rank.
   const auto rank = [](const SeriesMap::value_type& each) {
     return std::pair(each.second.detector.level(), each.second.last_used);
   };
@@ -141,15 +142,15 @@ void RankWatch::give_up_one(DetectorId detector, int64_t step, std::vector<Watch
 // Ends the episode of a series that will be removed or learn again; the episode would otherwise never end.
 void RankWatch::end_episode(const SeriesMap::value_type& series, int64_t step, double value,
                             std::vector<WatchEvent>* out) {
-  const auto& [key, of] = series;
+  const auto& [key, of] = series;  // key: detector and place; of: the Series
   if (of.detector.level() == Level::kQuiet) return;
   precursors_.note(of.detector.id(), key.second, of.layer, Level::kQuiet, step);
   out->push_back(
       {WatchEventKind::kPrecursor, step, value, of.detector.id(), key.second, of.layer, Level::kQuiet, 0});
 }
 
-// Finds or adds a series. At its limit, a detector of tensors refuses new series (returns end()), and one of
-// layers removes another series.
+// Finds or adds a series. At its limit, a detector of tensors refuses new series (returns end()), and a
+// detector of layers removes another series.
 RankWatch::SeriesMap::iterator RankWatch::series_of(DetectorId detector, const std::string& place,
                                                     const std::string& layer, int64_t step,
                                                     std::vector<WatchEvent>* out) {

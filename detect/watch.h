@@ -1,7 +1,8 @@
 // Class RankWatch runs the detectors (detector.h) and loss rules (loss_rules.h) of one rank, over all
 // restarts of a run. It takes values, returns events, and finds for each loss event (a spike, divergence or
 // rise of the loss) the episodes of detectors that preceded it. A detector has a series of values for each
-// layer or weight tensor, or a single one. Its level (quiet, watch, warn) rises if values become unusual.
+// layer or weight tensor, or a single one. A series has a level (quiet, watch, warn), which rises if its
+// values become unusual.
 #ifndef FORESHOCK_DETECT_WATCH_H_
 #define FORESHOCK_DETECT_WATCH_H_
 
@@ -40,11 +41,12 @@ class Precursors {
   static constexpr size_t kMost = 128;      // episodes kept; the oldest one that is over is dropped first
   static constexpr size_t kMostNamed = 16;  // episodes that before() returns at most
   static constexpr int64_t kHorizon = 256;  // steps from the end of an episode to the onset, at most
+
   // Records that the level of a series has changed to `level` at `step`.
   void note(DetectorId detector, const std::string& place, const std::string& layer, Level level,
             int64_t step);
   // Returns the episodes that began before step `onset` and either lasted until `onset` or ended at most
-  // kHorizon steps before `onset`. Those that warned come first, the others after them; both by first step.
+  // kHorizon steps before `onset`. Those that warned come first. Both groups are sorted by first step.
   std::vector<Episode> before(int64_t onset) const;
 
   const std::deque<Episode>& episodes() const { return episodes_; }  // in the order of their first step
@@ -58,7 +60,8 @@ class Precursors {
 };
 
 // The functions ..._fields save or restore objects: `State` is StateWriter or StateReader of state.h, and
-// state(x) writes or reads x. The order of the calls is the format. state.require(false) refuses the bytes.
+// state(x) writes or reads x. The order of the calls is the format. state.require(false) marks the bytes as
+// invalid; the functions go on, so they must also limit the values that they use as an index or enum.
 template <class State>
 void episode_fields(State& state, Episode& episode) {
   int id = static_cast<int>(episode.detector), most = static_cast<int>(episode.most);
@@ -109,7 +112,7 @@ struct WatchEvent {
   WatchEventKind kind;
   int64_t step;
   double value;  // the value that caused the event; NaN: not finite, or a series was removed (RankWatch)
-  // kPrecursor only:
+  // Of kPrecursor only (place and layer as in Episode):
   DetectorId detector = DetectorId::kCount;
   std::string place, layer;
   Level level = Level::kQuiet;
@@ -191,7 +194,7 @@ class RankWatch {
   const std::deque<LossEventSeen>& loss_events() const { return loss_events_; }
   // Counts of a kind of loss event, one of the first kLossEventKinds; restarts do not reset them.
   const LossCount& losses(WatchEventKind kind) const { return losses_[static_cast<size_t>(kind)]; }
-  Level level_of(DetectorId detector, const std::string& place) const;  // quiet if it does not exist
+  Level level_of(DetectorId detector, const std::string& place) const;  // quiet if there is no such series
   // The states of all detectors. Iterates over all series: do not call it for every value.
   std::array<DetectorState, kDetectors> states() const;
 

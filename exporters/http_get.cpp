@@ -17,7 +17,7 @@
 namespace foreshock {
 namespace {
 
-constexpr size_t kMaxResponseBytes = 64 << 20;
+constexpr size_t kMaxResponseBytes = 64 << 20;  // the agent's server sends no larger body (http_server.cpp)
 
 class Socket {
  public:
@@ -90,6 +90,7 @@ bool connect_to(int fd, const sockaddr_storage& storage, socklen_t length, Clock
   return connect_error == 0;
 }
 
+// Sends `text`. Returns false on an error, or if the socket is not ready for more at the deadline.
 bool send_all(int fd, const std::string& text, Clock::time_point deadline) {
   for (size_t sent = 0; sent < text.size();) {
     const ssize_t n = send(fd, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
@@ -138,7 +139,8 @@ bool http_get(const std::string& address, int port, const std::string& path, int
   if (socket.fd() < 0 || !connect_to(socket.fd(), storage, length, deadline))
     return fail(std::strerror(errno));
   // A server does not send chunked responses to HTTP/1.0 requests, and "Connection: close" makes the server
-  // close the connection after the response, on which receive_all() relies.
+  // close the connection after the response, on which receive_all() relies. The agent's server refuses most
+  // other values of Host.
   const std::string authorization = token.empty() ? "" : "Authorization: Bearer " + token + "\r\n";
   const std::string request =
       "GET " + path + " HTTP/1.0\r\nHost: localhost\r\n" + authorization + "Connection: close\r\n\r\n";
@@ -146,17 +148,20 @@ bool http_get(const std::string& address, int port, const std::string& path, int
   std::string response;
   if (!receive_all(socket.fd(), &response, deadline)) return fail("no complete answer in time");
 
+  constexpr size_t kStatusBegin = 9, kStatusEnd = 12;  // of the status code in "HTTP/1.1 200 OK"
   const size_t head_end = response.find("\r\n\r\n");
-  if (!response.starts_with("HTTP/1.") || response.size() < 12 || head_end == std::string::npos)
+  if (!response.starts_with("HTTP/1.") || response.size() < kStatusEnd || head_end == std::string::npos)
     return fail("the answer is not HTTP");
-  if (response.compare(9, 3, "200") != 0)  // "HTTP/1.1 200 OK": the status begins at byte 9
-    return fail("answered " + response.substr(9, response.find("\r\n") - 9));
+  if (response.compare(kStatusBegin, 3, "200") != 0)
+    return fail("answered " + response.substr(kStatusBegin, response.find("\r\n") - kStatusBegin));
   const size_t body_begin = head_end + 4;  // after "\r\n\r\n"
-  constexpr std::string_view kLength = "\r\nContent-Length: ";
-  const size_t length_at = response.find(kLength);  // npos without this header
-  if (length_at < head_end && std::strtoull(response.c_str() + length_at + kLength.size(), nullptr, 10) !=
-                                  response.size() - body_begin)
-    return fail("the answer ended early");
+  constexpr std::string_view kContentLength = "\r\nContent-Length: ";
+  const size_t length_at = response.find(kContentLength);  // npos without this header
+  if (length_at < head_end) {
+    const char* const length_text = response.c_str() + length_at + kContentLength.size();
+    if (std::strtoull(length_text, nullptr, 10) != response.size() - body_begin)
+      return fail("the answer ended early");
+  }
   *body = response.substr(body_begin);
   return true;
 }

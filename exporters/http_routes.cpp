@@ -53,8 +53,9 @@ std::string decode_base64_prefix(std::string_view text) {
   for (char c : text) {
     const size_t digit = kDigits.find(c);
     if (digit == kDigits.npos) break;
-    bits = (bits << 6 | static_cast<unsigned>(digit)) & 0xffff;  // the low `count` bits are not output yet
-    if ((count += 6) < 8) continue;
+    bits = (bits << 6 | static_cast<unsigned>(digit)) & 0xffff;
+    count += 6;  // the low `count` bits (at most 13) are not in `bytes` yet
+    if (count < 8) continue;
     count -= 8;
     bytes += static_cast<char>(bits >> count & 0xff);
   }
@@ -79,12 +80,16 @@ std::string read_token(const std::string& path, struct stat* status, std::string
     *error = "token file " + path + " " + why;
     return std::string();
   };
+  // O_NONBLOCK and O_NOCTTY are for a path that is a FIFO or a terminal, which problem_of() refuses below.
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (file < 0) return fail(std::string("cannot be read: ") + std::strerror(errno));
   char text[kMostTokenBytes + 2];  // more than kMostTokenBytes, so that a longer line is recognised
   ssize_t length = -1;
   std::string problem = fstat(file, status) == 0 ? problem_of(*status) : "cannot be read";
-  if (problem.empty() && (length = ::read(file, text, sizeof text)) < 0) problem = "cannot be read";
+  if (problem.empty()) {
+    length = ::read(file, text, sizeof text);
+    if (length < 0) problem = "cannot be read";
+  }
   close(file);
   if (!problem.empty()) return fail(problem);
   const char* const end = std::find(text, text + length, '\n');
@@ -124,7 +129,7 @@ namespace {
 
 constexpr std::string_view kText = "text/plain; charset=utf-8";
 
-std::shared_ptr<const std::string> shared(std::string text) {
+std::shared_ptr<const std::string> shared_text(std::string text) {
   return std::make_shared<const std::string>(std::move(text));
 }
 
@@ -165,7 +170,7 @@ std::optional<HttpReply> refusal_if_old(const Published& published, std::chrono:
 
 HttpReply health(const Published& published) {
   if (const auto refused = refusal_if_old(published, Published::kUnhealthyAfter)) return *refused;
-  return {published.healthy ? 200 : 503, kText, shared(published.health_text + "\n")};
+  return {published.healthy ? 200 : 503, kText, shared_text(published.health_text + "\n")};
 }
 
 }  // namespace
@@ -194,7 +199,7 @@ bool is_loopback_host(std::string_view host) {
 }
 
 HttpReply refusal(int status, std::string_view why) {
-  return {status, kText, shared(std::string(why) + "\n")};
+  return {status, kText, shared_text(std::string(why) + "\n")};
 }
 
 // The text of the metrics in Prometheus' format. It is made once for each snapshot of the metrics.
@@ -202,7 +207,7 @@ HttpReply HttpRoutes::metrics(const Published& published) {
   if (const auto refused = refusal_if_old(published, Published::kMetricsExpireAfter)) return *refused;
   if (metrics_text_ == nullptr || metrics_source_ != published.metrics) {
     metrics_source_ = published.metrics;
-    metrics_text_ = shared(metrics_source_ ? exposition(*metrics_source_) : "");
+    metrics_text_ = shared_text(metrics_source_ ? exposition(*metrics_source_) : "");
   }
   return {200, "text/plain; version=0.0.4; charset=utf-8", metrics_text_};
 }
@@ -217,7 +222,7 @@ HttpReply HttpRoutes::history(const HttpRequest& request, const Published& publi
     return {200, "application/json", cached->second};
   static const std::vector<HistoryTable> kNoTables;
   const std::vector<HistoryTable>& tables = history_source_ ? *history_source_ : kNoTables;
-  auto text = shared(history_json(tables, run));
+  auto text = shared_text(history_json(tables, run));
   const auto is_of_run = [&](const HistoryTable& table) { return table.run == run; };
   if (run.empty() || std::any_of(tables.begin(), tables.end(), is_of_run)) history_texts_[run] = text;
   return {200, "application/json", std::move(text)};
@@ -246,11 +251,12 @@ HttpReply HttpRoutes::answer(const HttpRequest& request, const std::shared_ptr<c
   if (path == "/api/v1/history") return history(request, *published);
   if (path == "/api/v1/targets")
     return {200, "application/json", std::shared_ptr<const std::string>(published, &published->targets_json)};
-  if (path == "/") return {200, "text/html; charset=utf-8", shared(std::string(kPageHtml))};
-  if (path == "/page.js") return {200, "text/javascript; charset=utf-8", shared(std::string(kPageJs))};
-  if (path == "/page.css") return {200, "text/css; charset=utf-8", shared(std::string(kPageCss))};
-  if (path == "/chart.js") return {200, "text/javascript; charset=utf-8", shared(std::string(kPageChart))};
-  if (path == "/icon.svg") return {200, "image/svg+xml", shared(std::string(kPageIcon))};
+  if (path == "/") return {200, "text/html; charset=utf-8", shared_text(std::string(kPageHtml))};
+  if (path == "/page.js") return {200, "text/javascript; charset=utf-8", shared_text(std::string(kPageJs))};
+  if (path == "/page.css") return {200, "text/css; charset=utf-8", shared_text(std::string(kPageCss))};
+  if (path == "/chart.js")
+    return {200, "text/javascript; charset=utf-8", shared_text(std::string(kPageChart))};
+  if (path == "/icon.svg") return {200, "image/svg+xml", shared_text(std::string(kPageIcon))};
   return refusal(404, "there are /, /metrics, /api/v1/state, /api/v1/history, /api/v1/targets and /healthz");
 }
 
@@ -260,7 +266,10 @@ namespace {
 // write up to nine and take three times as long, which matters for a history of hundreds of thousands of
 // numbers.
 void append_number(float value, std::string* text) {
-  if (!std::isfinite(value)) return void(*text += "null");  // JSON has neither NaN nor infinity
+  if (!std::isfinite(value)) {  // JSON has neither NaN nor infinity
+    *text += "null";
+    return;
+  }
   char buffer[32];
   const auto end = std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::general, 5);
   text->append(buffer, end.ptr);
@@ -272,7 +281,7 @@ std::string quoted(const std::string& name) {
 }
 
 void append_column(std::string_view name, const std::vector<float>& values, std::string* text) {
-  ((*text += '"') += name) += "\":[";
+  *text += '"' + std::string(name) + "\":[";
   for (size_t n = 0; n < values.size(); ++n) {
     if (n > 0) *text += ',';
     append_number(values[n], text);

@@ -139,7 +139,7 @@ extern const std::string_view kPageHtml;
 extern const std::string_view kPageJs;
 extern const std::string_view kPageCss;
 extern const std::string_view kPageIcon;   // SVG
-extern const std::string_view kPageChart;  // the chart library; empty when built without
+extern const std::string_view kPageChart;  // the chart library; empty if built without it
 
 }  // namespace foreshock
 

@@ -41,8 +41,7 @@ constexpr uint32_t kMaxHeadBytes = 8192;  // of a request
 constexpr seconds kIdleTime(60);          // longest wait for the first byte of a request
 constexpr seconds kHeadTime(1);           // to read a head after its first byte, or to discard unread bytes
 constexpr seconds kReplyTime(4);          // to send a reply
-constexpr size_t kMaxReplyBytes =
-    64 << 20;  // of a body; our client (http_get.h) reads no more, head included
+constexpr size_t kMaxReplyBytes = 64 << 20;  // of a body; our client (http_get.h) accepts no larger reply
 
 class HttpSession;
 using HttpSessions = std::list<HttpSession*>;  // the connection that has been silent longest comes first
@@ -152,7 +151,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
                       });
   }
 
-  // Closes the connection after the client's unread bytes are discarded. Closing earlier would reset the
+  // Closes the connection after what the client still sends was discarded. Closing earlier would reset the
   // connection, and the client might lose the reply.
   void finish() {
     beast::error_code ignored;
@@ -175,8 +174,8 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
 
   beast::basic_stream<StreamProtocol> stream_;
   HttpShared* shared_;
-  HttpSessions::iterator list_entry_;  // of this session in shared_->sessions
-  beast::flat_buffer buffer_{2 * kMaxHeadBytes};
+  HttpSessions::iterator list_entry_;             // of this session in shared_->sessions
+  beast::flat_buffer buffer_{2 * kMaxHeadBytes};  // holds a head and the bytes that arrive with it
   std::optional<http::request_parser<http::buffer_body>> parser_;  // its body is never read
   std::optional<http::response<http::span_body<const char>>> response_;
   std::shared_ptr<const std::string> body_;  // body of the reply that is being sent
@@ -230,7 +229,7 @@ struct HttpServer::Impl {
   template <class Socket>
   void on_accept(beast::error_code error, Socket socket);
   void close_unix_socket();
-  void close_oldest();
+  void close_longest_silent();
   void serve();
 };
 
@@ -271,7 +270,8 @@ beast::error_code HttpServer::Impl::listen_unix(const std::string& path) {
   return error;
 }
 
-// Listens on the Unix socket, or on the first free port from `first_port` to `last_port`.
+// Listens on the Unix socket, or on the first free port from `first_port` to `last_port`. If `last_port` is
+// smaller than `first_port`, only `first_port` is tried.
 beast::error_code HttpServer::Impl::listen(int first_port, int last_port) {
   if (is_unix_address(address)) return listen_unix(address.substr(kUnixPrefix.size()));
   beast::error_code failure;
@@ -302,7 +302,7 @@ template <class Socket>
 void HttpServer::Impl::on_accept(beast::error_code error, Socket socket) {
   if (error == asio::error::operation_aborted) return;
   if (error) {
-    close_oldest();  // frees a file descriptor, which accept() may lack
+    close_longest_silent();  // frees a file descriptor, which accept() may lack
     pause->expires_after(kAcceptPause);
     pause->async_wait([this](beast::error_code cancelled) {
       if (!cancelled) accept();
@@ -310,16 +310,16 @@ void HttpServer::Impl::on_accept(beast::error_code error, Socket socket) {
     return;
   }
   accept();  // comes first: the rest allocates memory and may throw
-  if (shared.sessions.size() >= kMaxConnections) close_oldest();
+  if (shared.sessions.size() >= kMaxConnections) close_longest_silent();
   std::make_shared<HttpSession>(StreamProtocol::socket(std::move(socket)), &shared)->wait_for_request();
 }
 
-void HttpServer::Impl::close_oldest() {
+void HttpServer::Impl::close_longest_silent() {
   if (shared.sessions.empty()) return;
-  HttpSession* oldest = shared.sessions.front();
+  HttpSession* longest_silent = shared.sessions.front();
   // The closed session stays in the list until its handler has run. At the end of the list it is chosen last.
   shared.sessions.splice(shared.sessions.end(), shared.sessions, shared.sessions.begin());
-  oldest->close();
+  longest_silent->close();
 }
 
 void HttpServer::Impl::serve() {
@@ -349,7 +349,10 @@ bool HttpServer::start(const std::string& wanted_address, int port, std::string*
     return fail("port " + std::to_string(std::max(port, last_port)) + " must be 0 to 65535");
   stop();  // ends an earlier start()
   std::unique_ptr<BearerToken> token;
-  if (!token_file.empty() && (token = BearerToken::open(token_file, error)) == nullptr) return false;
+  if (!token_file.empty()) {
+    token = BearerToken::open(token_file, error);
+    if (token == nullptr) return false;
+  }
   impl_->shared.routes.require_token(std::move(token));
   impl_->shared.routes.allow_any_host(is_unix_address(address));
   impl_->context = std::make_unique<asio::io_context>(1);

@@ -23,7 +23,7 @@ class HttpServer {
   // Binds and starts to serve. `address`: "localhost", a numeric address, or "unix:PATH" for a socket that
   // only this user can open (0600). `port` 0: any free port. If `port` is in use, the next free port up to
   // `last_port` is used; if all are in use, start() fails. With a `token_file` (its first line is the token),
-  // all paths except /healthz require the token. Addresses other than loopback and sockets require a
+  // all paths except /healthz require the token. An address that is neither loopback nor a socket requires a
   // `token_file`. On failure returns false and sets *error to one line.
   bool start(const std::string& address, int port, std::string* error, const std::string& token_file = "",
              int last_port = 0);

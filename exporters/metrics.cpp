@@ -477,7 +477,7 @@ double* Registry::Store::find_or_admit(const MetricInfo& info) {
     note_dropped(info.metric, key);
     return nullptr;
   }
-  dropped_names.erase(std::string(info.name) + kSeparator + key);
+  dropped_names.erase(std::string(info.name) + kSeparator + key);  // if dropped again, it counts again
   Series& series = family[key];
   size_t begin = 0;
   for (const LabelInfo& label : info.labels) {

@@ -177,7 +177,8 @@ class Registry {
   // Removes one series if it exists. Called when its value is no longer known.
   void unset(Metric metric, std::initializer_list<std::string_view> label_values);
 
-  // Remove the series of a run, of a rank, or of a rank with a `layer` label. Counters may restart from 0.
+  // Remove all series of a run, all series of a rank, or a rank's series that have an open `layer` label.
+  // Counters may then restart from 0.
   void clear_run(std::string_view run);
   void clear_rank(std::string_view run, std::string_view rank);
   void clear_layers(std::string_view run, std::string_view rank);

@@ -1,5 +1,5 @@
-// Writes the record of a run. The four parts are: its lines as JSON, with the Markdown table of their fields
-// and base64; its file; the writer with its thread; the spool, which keeps lines in shared memory until they
+// Writes the record of a run. The four parts are: its lines as JSON (with the Markdown table of their fields,
+// and base64); its file; the writer with its thread; the spool, which keeps lines in shared memory until they
 // are in the file, so that they survive a killed agent.
 #include "exporters/record.h"
 
@@ -243,7 +243,9 @@ void RecordFile::begin_new_part() {
 
 RecordFile::Appended RecordFile::append(std::string_view lines) {
   Appended result;
-  if (max_bytes_ > 0 && is_regular_ && size_ > 0 && size_ + lines.size() > max_bytes_ / 2) begin_new_part();
+  const bool has_size_limit = max_bytes_ > 0 && is_regular_;
+  // Each of the two parts has at most half of the limit. But an empty part takes `lines` of any size.
+  if (has_size_limit && size_ > 0 && size_ + lines.size() > max_bytes_ / 2) begin_new_part();
   size_t written = 0;
   while (written < lines.size() && result.error == 0) {
     const ssize_t n = write_(file_, lines.data() + written, lines.size() - written);
@@ -253,9 +255,10 @@ RecordFile::Appended RecordFile::append(std::string_view lines) {
   }
   const size_t whole_bytes = written == 0 ? 0 : lines.rfind('\n', written - 1) + 1;  // of whole lines
   size_ += whole_bytes;
+  // Removes an incomplete line.
   if (whole_bytes != written && is_regular_ && ftruncate(file_, static_cast<off_t>(size_)) != 0)
     result.error = errno;
-  result.bytes = is_regular_ ? whole_bytes : written;
+  result.bytes = is_regular_ ? whole_bytes : written;  // a part of a line stays in a pipe or device
   return result;
 }
 
@@ -271,7 +274,7 @@ constexpr std::chrono::milliseconds kFlushInterval{1000};
 struct RecordWriter::Shared {
   Shared(std::unique_ptr<RecordFile> record, int spool_file) : file(std::move(record)), spool(spool_file) {}
 
-  const std::unique_ptr<RecordFile> file;  // while is_writing, only the thread in attempt() uses it
+  const std::unique_ptr<RecordFile> file;  // while is_writing, only the thread in write_ready_lines() uses it
   const bool is_regular = file != nullptr && file->is_regular();
   std::mutex mutex;  // guards everything below; must be held when a function is called, except work()
   std::condition_variable changed;
@@ -288,12 +291,12 @@ struct RecordWriter::Shared {
   uint64_t errors = 0, lines_lost = 0;
 
   bool put(const std::string& line);  // adds a line to `waiting`; returns false if too many bytes wait
-  void copy_to_spool();
-  // Whether the ready bytes survive if the agent is killed.
-  bool survives() const { return is_regular && spool.is_whole(); }
+  void make_lines_ready();
+  // Whether the spool has the ready lines, which then survive if the agent is killed.
+  bool spool_has_ready_lines() const { return is_regular && spool.is_whole(); }
   void fail(const std::string& why);
   void check_for_hang();
-  void attempt(std::unique_lock<std::mutex>* lock);
+  void write_ready_lines(std::unique_lock<std::mutex>* lock);
   void respool();
   void work();
 };
@@ -306,7 +309,7 @@ bool RecordWriter::Shared::put(const std::string& line) {
 }
 
 // Makes all waiting lines part of the next attempt. Copies them to the spool if the record is a regular file.
-void RecordWriter::Shared::copy_to_spool() {
+void RecordWriter::Shared::make_lines_ready() {
   if (ready_bytes == waiting.size()) return;
   if (is_regular) spool.add(std::string_view(waiting).substr(ready_bytes), {inode, size + ready_bytes});
   ready_bytes = waiting.size();
@@ -328,11 +331,11 @@ void RecordWriter::Shared::check_for_hang() {
 void RecordWriter::Shared::respool() {
   spool.clear();
   ready_bytes = 0;
-  copy_to_spool();
+  make_lines_ready();
 }
 
 // Makes one attempt to write the ready bytes. Releases the lock while it writes, so that lines can be added.
-void RecordWriter::Shared::attempt(std::unique_lock<std::mutex>* lock) {
+void RecordWriter::Shared::write_ready_lines(std::unique_lock<std::mutex>* lock) {
   const uint64_t number = requested;
   const std::string lines = waiting.substr(0, ready_bytes);
   is_writing = true;
@@ -350,8 +353,8 @@ void RecordWriter::Shared::attempt(std::unique_lock<std::mutex>* lock) {
     fail(std::strerror(appended.error));
   else
     is_failing = false;
-  // If lines are left, the written ones may stay in the spool, since missing() omits them by their offset. In
-  // another file the offsets are different, so the spool is filled again.
+  // If lines are left, the written ones may stay in the spool, since RecordSpool::missing() omits them by
+  // their offset. In another file the offsets are different, so the spool is filled again.
   if (ready_bytes == 0)
     spool.clear();
   else if (is_another_file)
@@ -366,7 +369,7 @@ void RecordWriter::Shared::work() {
   for (;;) {
     changed.wait(lock, [&] { return requested != done || is_ending; });
     if (requested == done) return;
-    attempt(&lock);
+    write_ready_lines(&lock);
   }
 }
 
@@ -377,11 +380,12 @@ std::unique_ptr<RecordWriter> RecordWriter::open(const std::string& path, std::s
   if (shared->file == nullptr) return nullptr;
   shared->size = shared->file->size();
   shared->inode = shared->file->inode();
+  // The spool may have lines of an earlier agent that was killed.
   if (shared->is_regular) shared->waiting = shared->spool.missing({shared->inode, shared->size});
   shared->ready_bytes = shared->waiting.size();
   std::unique_lock lock(shared->mutex);
-  shared->attempt(&lock);  // clears the spool if it writes everything
-  if (shared->ready_bytes > 0) shared->respool();
+  shared->write_ready_lines(&lock);                // clears the spool if it writes everything
+  if (shared->ready_bytes > 0) shared->respool();  // replaces the heading of the earlier agent
   return std::unique_ptr<RecordWriter>(new RecordWriter(shared));
 }
 
@@ -416,13 +420,13 @@ void RecordWriter::begin_flush() {
   last_flush_ = Clock::now();
   std::unique_lock lock(shared_->mutex);
   shared_->check_for_hang();
-  shared_->copy_to_spool();
+  shared_->make_lines_ready();
   if (shared_->waiting.empty()) return;
   ++shared_->requested;
   if (start_thread())
     shared_->changed.notify_all();
   else
-    shared_->attempt(&lock);
+    shared_->write_ready_lines(&lock);
 }
 
 bool RecordWriter::write_out(std::chrono::milliseconds max_wait) {
@@ -438,9 +442,10 @@ void RecordWriter::copy_to_spool() {
   {
     const std::unique_lock lock(shared_->mutex);
     if (shared_->ready_bytes == shared_->waiting.size()) return;
-    shared_->copy_to_spool();
-    if (shared_->survives() || shared_->is_failing) return;
+    shared_->make_lines_ready();
+    if (shared_->spool_has_ready_lines() || shared_->is_failing) return;
   }
+  // The spool does not have the lines, so they must be in the file before the caller goes on.
   // Waits for twice kPatience: check_for_hang(), at the end of write_out(), finds a hang only if the thread
   // started the attempt more than kPatience ago, and the thread may begin late.
   write_out(2 * kPatience);
@@ -462,7 +467,8 @@ void RecordWriter::append(const std::string& line) {
 
 bool RecordWriter::is_incomplete() const {
   const std::unique_lock lock(shared_->mutex);
-  const bool would_lose_lines = shared_->is_failing && !shared_->waiting.empty() && !shared_->survives();
+  const bool would_lose_lines =
+      shared_->is_failing && !shared_->waiting.empty() && !shared_->spool_has_ready_lines();
   return shared_->lines_lost > 0 || would_lose_lines;
 }
 
@@ -474,7 +480,7 @@ std::string RecordWriter::take_error() {
 uint64_t RecordWriter::size() const {
   const std::unique_lock lock(shared_->mutex);
   if (!shared_->is_regular) return 0;
-  return shared_->size + (shared_->survives() ? shared_->ready_bytes : 0);
+  return shared_->size + (shared_->spool_has_ready_lines() ? shared_->ready_bytes : 0);
 }
 
 uint64_t RecordWriter::errors() const {
@@ -528,6 +534,7 @@ std::string RecordSpool::missing(const RecordPosition& end) const {
   RecordPosition begin;
   if (!read_heading(bytes, &begin)) return "";
   std::string lines = bytes.substr(kHeadingBytes);
+  // If the record has the first of these lines, leaves them out. A record in another file has none of them.
   if (begin.inode == end.inode && begin.offset <= end.offset) lines.erase(0, end.offset - begin.offset);
   return lines;
 }

@@ -427,7 +427,7 @@ class RecordFile {
   // so that a later call can write the whole line. In a pipe or device the part stays and is counted in
   // `bytes`; the later call must pass the rest.
   struct Appended {
-    size_t bytes = 0;  // the first bytes of `lines`, which are in the file
+    size_t bytes = 0;  // how many bytes, from the start of `lines`, are in the file
     int error = 0;     // errno if bytes are missing, else 0
   };
   Appended append(std::string_view lines);
@@ -480,9 +480,9 @@ class RecordWriter {
   void begin_flush();
 
   // Copies the lines passed to write() so far to the spool, where they survive a killed agent. Must be called
-  // before the trainer may reuse the shared memory from which the lines were made. If the spool fails, waits
-  // until the lines are in the file, at most 2 * kPatience. It does not wait if the last write has failed or
-  // hangs.
+  // before the trainer may reuse the shared memory from which the lines were made. If the spool fails, or the
+  // record is a pipe or a device, waits until the lines are in the file, at most 2 * kPatience. This wait is
+  // omitted if the last write has failed or hangs.
   void copy_to_spool();
 
   // Returns a one-line error once after the first of consecutive failed attempts to write; else "".
@@ -494,7 +494,8 @@ class RecordWriter {
 
   uint64_t errors() const;      // attempts to write that failed
   uint64_t lines_lost() const;  // lines that will never be written
-  bool is_incomplete() const;   // lines are lost, or would be if this process were killed
+  // Whether lines are lost, or, after a failed write, would be lost if this process were killed.
+  bool is_incomplete() const;
 
  private:
   struct Shared;  // shared with the writing thread, which may outlive this object
@@ -518,9 +519,10 @@ struct RecordPosition {
 // the position at which the other lines belong in the record. Thread-compatible.
 class RecordSpool {
  public:
+  // About twice what can wait in RecordWriter, since written lines may stay in the spool until clear().
   static constexpr size_t kMostBytes = size_t{8} << 20;
 
-  // Takes ownership of a descriptor opened for reading and appending. If it is negative, add() always fails.
+  // Takes ownership of a descriptor opened for reading and appending. -1 (no file): add() always fails.
   explicit RecordSpool(int file);
   ~RecordSpool();
   RecordSpool(const RecordSpool&) = delete;

@@ -27,6 +27,7 @@ bool take(const Json& json, std::optional<bool>* value) {
   if (json.is_boolean()) *value = json.get<bool>();
   return json.is_boolean();
 }
+// nlohmann::json parses every integer that is not negative as unsigned.
 bool take(const Json& json, std::optional<int64_t>* value) {
   const bool fits = json.is_number_integer() &&
                     (!json.is_number_unsigned() ||
@@ -134,7 +135,8 @@ std::optional<RecordLine> parse_record_line(std::string_view text, std::string* 
   return complain("a type that this foreshock does not know; use a newer one");
 }
 
-bool has_older_part(const std::string& path) {  // only a file that begins like a record counts as one
+// Only a file that begins like a record counts as an older part.
+bool has_older_part(const std::string& path) {
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(older_part(path), ignored)) return false;
   std::ifstream file(older_part(path), std::ios::binary);
@@ -195,7 +197,7 @@ bool RecordReader::read_line(std::string_view* text, bool* whole) {
     *text = {};
     return true;
   }
-  *text = {buffer_.data(), *whole ? read - 1 : read};
+  *text = {buffer_.data(), *whole ? read - 1 : read};  // gcount() also counts the newline
   bytes_ = text->size();
   return true;
 }
@@ -260,7 +262,10 @@ std::string cell(const std::map<std::string, Value>& values) {
 }
 std::string cell(const std::vector<int64_t>& value) {
   std::string text;
-  for (int64_t number : value) (text += text.empty() ? "" : " ") += number_text(number);
+  for (int64_t number : value) {
+    if (!text.empty()) text += " ";
+    text += number_text(number);
+  }
   return text;
 }
 

@@ -94,6 +94,7 @@ void RecordScalars::take_step(const StepLine& line, std::vector<Scalar>* out) {
   put("training/gradient_norm", line.gradient_norm);
   put("training/learning_rate", line.learning_rate);
   put("training/step_seconds", line.duration_seconds);
+  // False also if the duration is unknown: an empty std::optional is less than any value.
   if (line.overhead_seconds && line.duration_seconds > line.overhead_seconds)
     put("monitor/slowdown_ratio", *line.overhead_seconds / (*line.duration_seconds - *line.overhead_seconds));
   for (const auto& [name, value] : line.logged) {

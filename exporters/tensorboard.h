@@ -54,7 +54,7 @@ class RecordScalars {
     double ratio_max = 0, logit_max = 0;
     double bias_error = 0, bias_ulp = 0;  // sums of the errors and of their ulps
   };
-  // run, rank, pass or "grad_key" or "grad_value", layer ("": all layers)
+  // Run; rank; pass, or "grad_key" or "grad_value"; layer ("": all layers).
   using Key = std::tuple<std::string, int64_t, std::string, std::string>;
 
   void take_step(const StepLine& line, std::vector<Scalar>* out);

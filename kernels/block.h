@@ -16,10 +16,10 @@
 //   add(T*, T)                     atomic, relaxed; returns the old value; T is uint32_t or uint64_t
 //   max(uint64_t*, uint64_t)       atomic, relaxed; returns the old value
 //   last(uint32_t*, uint32_t n)    one thread of each block calls it. Returns true in the n-th call on this
-//                                  counter and sets it to zero; then all that the blocks wrote is visible
+//                                  counter and sets it to zero; fresh() then reads what all blocks wrote
 //   now()                          ns of the device's clock
 // Code outside of each() runs in every thread on a device, but once per block on the host. So this code must
-// do the same in all threads, read only jobs and shared memory, and write nothing.
+// do the same in all threads, read nothing but jobs and shared memory, and write nothing.
 // clang-format on
 #ifndef FORESHOCK_KERNELS_BLOCK_H_
 #define FORESHOCK_KERNELS_BLOCK_H_

@@ -53,8 +53,8 @@ inline constexpr uint32_t kMostPositions = 16;  // sampled rows of each head
 // Scratch memory of a launch. Only one launch at a time may use it. It must be all zero before the first
 // launch, and every launch leaves it all zero. Times are ns of the device's clock.
 struct GatherClock {
-  // Largest ~begin of a block so far, from which the earliest begin follows (~ makes 0 the start value), and
-  // latest end of a block so far.
+  // Largest ~begin of the blocks so far, and latest end of a block so far. ~ is the bitwise complement: the
+  // largest ~begin is that of the earliest begin, and the search for it can start at 0.
   uint64_t not_begin, end;
   uint32_t arrived;    // blocks that have ended
   uint32_t nonfinite;  // used by the key gather only: NaN and Inf in the query's gradient so far
@@ -164,7 +164,7 @@ struct ScalarCell {
 };
 static_assert(sizeof(ScalarCell) == 16);
 
-inline constexpr uint32_t kScalarCells = 16384;  // must be a power of two
+inline constexpr uint32_t kScalarCells = 16384;  // a power of two, so that cell_of() needs no division
 inline constexpr uint32_t kMostScalars = 256;    // per launch
 
 constexpr uint32_t cell_of(uint64_t number) { return static_cast<uint32_t>(number % kScalarCells); }
@@ -183,7 +183,7 @@ struct ScalarsJob {
 static_assert(sizeof(ScalarsJob) == 24 + 8 * kMostScalars);
 static_assert(sizeof(ScalarsJob) <= kMostJobBytes);
 
-constexpr LaunchShape launch_of(const ScalarsJob& job) {
+constexpr LaunchShape launch_of(const ScalarsJob& job) {  // a single value needs one thread
   return {.blocks = 1, .threads = job.count == 1 ? 1u : 128u, .shared_bytes = 0};
 }
 
@@ -212,6 +212,7 @@ constexpr LaunchShape launch_of_patterns(const HistogramJob& job, const DeviceLi
           .shared_bytes = fits ? kPatternSharedBytes : 0};
 }
 
+// At most four blocks of 256 threads per multiprocessor.
 constexpr LaunchShape launch_of_bins(const HistogramJob& job, const DeviceLimits& limits) {
   constexpr uint32_t kThreads = 256, kPerThread = 64;
   return {.blocks = blocks_of(job.count, kThreads * kPerThread, 4 * limits.processors),
@@ -239,7 +240,7 @@ struct GradientTensor {  // must be dense, with its dimensions in any order
 };
 static_assert(sizeof(GradientTensor) == 32);
 
-inline constexpr uint32_t kMostSumTensors = 96;
+inline constexpr uint32_t kMostSumTensors = 96;  // per job, which must fit in kMostJobBytes
 
 struct GradientSumsJob {
   uint64_t results;   // GradientSums[tensors]; overwritten
@@ -264,7 +265,7 @@ struct AdamTensor {  // gradient and second moment must be dense, with their dim
 };
 static_assert(sizeof(AdamTensor) == 80);
 
-inline constexpr uint32_t kMostAdamTensors = 48;
+inline constexpr uint32_t kMostAdamTensors = 48;  // as kMostSumTensors
 
 // Results and partials are AdamSums (sums.h).
 static_assert(sizeof(AdamSums) == 64);

@@ -79,7 +79,7 @@ constexpr float fp16_to_float(uint16_t bits) {
   if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13);
   constexpr uint32_t kBiasDifference = 127 - 15;  // exponent biases of fp32 and fp16
   if (exponent != 0) return std::bit_cast<float>(sign | (exponent + kBiasDifference) << 23 | fraction << 13);
-  const float magnitude = static_cast<float>(fraction) * 0x1p-24f;  // zero or subnormal in fp16
+  const float magnitude = static_cast<float>(fraction) * 0x1p-24f;  // 0, or subnormal: n * 2^-24
   return sign ? -magnitude : magnitude;
 }
 

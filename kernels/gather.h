@@ -21,7 +21,8 @@ inline uint64_t gather_row_starts(const TensorView& source, int64_t i, int64_t j
   const size_t element = size_of(source.dtype);  // bytes
   const uint64_t row_bytes = static_cast<uint64_t>(width) * element;
   const bool dense_rows = source.stride[3] == 1 || width <= 1;
-  if (dense_rows && source.stride[2] == width && count > 0) {  // no gap between two rows
+  // No gap between two rows. Without rows there may be no data, from which memcpy() must not copy.
+  if (dense_rows && source.stride[2] == width && count > 0) {
     std::memcpy(target, source.row(i, j, first), row_bytes * count);
     return row_bytes * count;
   }
@@ -48,7 +49,7 @@ inline uint64_t gather_rows(const TensorView& source, int64_t i, int64_t j, int6
 
 // Counts NaN and Inf in a head: the elements in which all bits of the exponent (those set in `exponent`) are
 // set. The loop for adjacent elements has a constant step, and its counter is as wide as an element, so that
-// the compiler vectorizes this loop.
+// the compiler vectorizes this loop. A 16-bit counter is enough: a row is a head dimension, at most 4096.
 template <class Bits>
 uint64_t nonfinite_in(const TensorView& view, int64_t batch, int64_t head, Bits exponent) {
   const int64_t stride = view.stride[3] * static_cast<int64_t>(sizeof(Bits));

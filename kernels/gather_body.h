@@ -9,11 +9,11 @@
 
 namespace foreshock {
 
-inline constexpr uint32_t kWarp = 32;
+inline constexpr uint32_t kWarp = 32;  // threads of a warp
 
 // Returns the number of bytes to copy at a time: the largest power of two to which all rows are aligned. It
-// is at most 16, and at most the size of an element if the columns are not adjacent. `to`: the address to
-// which the piece is copied.
+// is at most 16, and at most the size of an element if the columns are not adjacent. A power of two divides
+// several numbers if it divides their bitwise or. `to`: the address to which the piece is copied.
 constexpr uint32_t gather_unit(const GatherPiece& piece, uint64_t to) {
   const bool is_dense = piece.column_stride == 1 || piece.width <= 1;
   const uint64_t strides = static_cast<uint64_t>(piece.head_stride) | static_cast<uint64_t>(piece.row_stride);
@@ -28,8 +28,8 @@ struct PieceRows {
 };
 
 // The rows to copy from a batch of equal sequences. They are the rows of the job, the same for every thread.
-// A piece with listed rows (is_listed) has rows at sampled positions; position(n), here and in SequenceRows,
-// is that of its n-th row. The rows of other pieces are consecutive.
+// A piece with listed rows (is_listed) has rows at sampled positions: position(n), here and in SequenceRows,
+// returns the position of the n-th row. The rows of other pieces are consecutive.
 class JobRows {
  public:
   explicit FORESHOCK_DEVICE JobRows(const GatherJob& job) : job_(job) {}
@@ -55,8 +55,8 @@ class SequenceRows {
   FORESHOCK_DEVICE PieceRows piece_rows(uint32_t number, uint32_t thread) const {
     const GatherPiece& piece = job_.gather.piece[number];
     const SequencePlace& place = place_[thread];
-    // The sequence's first row, in elements. Pieces with listed rows hold queries, the others keys. The piece
-    // lse_piece is a log_sum_exp indexed by (sequence, head, position), with lse_stride between sequences.
+    // Offset in elements of the sequence's first row. Pieces with listed rows hold queries, the others keys.
+    // Piece lse_piece is a log_sum_exp [sequence][head][position]; its sequences are lse_stride apart.
     const int64_t first = number == job_.lse_piece ? place.number * job_.lse_stride
                           : piece.is_listed != 0   ? place.query * piece.row_stride
                                                    : place.key * piece.row_stride;
@@ -85,8 +85,8 @@ class SequenceRows {
   Places& place_;
 };
 
-// Copies one piece in units of Unit. A group of neighbouring threads copies a row: the smallest power of two
-// that covers the row's units, at most a warp.
+// Copies one piece in units of Unit. A group of neighbouring threads copies a row. The group has a thread for
+// each unit of the row, rounded up to a power of two, but at most a warp or the block.
 template <class Unit, class Block, class Rows>
 FORESHOCK_DEVICE void gather_piece(const GatherJob& job, uint32_t number, const Rows& rows, Block& block) {
   const GatherPiece& piece = job.piece[number];
@@ -98,7 +98,7 @@ FORESHOCK_DEVICE void gather_piece(const GatherJob& job, uint32_t number, const 
   while (group < units && group < kWarp && 2 * group <= block.threads()) group *= 2;
   const uint32_t groups = block.threads() / group;
   block.each([&](uint32_t thread) {
-    if (thread / group >= groups) return;
+    if (thread / group >= groups) return;  // the last threads of the block, too few for a group
     const PieceRows copied = rows.piece_rows(number, thread);
     const uint64_t all_rows = uint64_t{piece.heads} * copied.rows;
     const uint64_t first = uint64_t{block.index()} * groups + thread / group;
@@ -121,7 +121,7 @@ FORESHOCK_DEVICE void gather_piece(const GatherJob& job, uint32_t number, const 
   });
 }
 
-// Records the time at which this block begins. The largest ~time of all blocks is that of the earliest begin.
+// Records the time at which this block begins, as ~time: the largest ~time is that of the earliest block.
 template <class Block>
 FORESHOCK_DEVICE void begin_gather(const GatherJob& job, Block& block) {
   GatherClock* clock = reinterpret_cast<GatherClock*>(job.clock);

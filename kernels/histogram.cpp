@@ -177,6 +177,7 @@ bool unpack_patterns(std::span<const std::byte>* bytes, uint64_t most, uint32_t*
 bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* words) {
   uint64_t left = most < kMostBinned ? most : kMostBinned, count = 0, residual = 0;
   for (size_t index = ~size_t{0};;) {
+    // Not `left`: it limits only the counts of bins, see below.
     if (!get_index(bytes, kBinWords, kMostBinned, &index, &count)) return false;
     if (index == kBinWords) break;
     if (!get_varint(bytes, &residual)) return false;

@@ -26,7 +26,7 @@ void count_patterns(const void* data, size_t count, uint32_t* words);  // words:
 // +infinity and -infinity, whose bins hold other values too.
 inline constexpr size_t kBins = size_t{1} << 20;
 inline constexpr int kBinResidualBits = 12;
-inline constexpr int kBinCountShift = 38;
+inline constexpr int kBinCountShift = 38;  // the sum of kMostBinned (26 bits) residuals has at most 38 bits
 inline constexpr size_t kMinusZeroWord = kBins, kPlusInfinityWord = kBins + 1, kMinusInfinityWord = kBins + 2;
 inline constexpr size_t kBinWords = kBins + 3;
 inline constexpr uint64_t kMostBinned = (uint64_t{1} << 26) - 1;  // most values: counts have 26 bits

@@ -17,7 +17,7 @@ namespace foreshock {
 template <class Value, uint64_t kUnitsOfARound, class Block, class Visit>
 FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block, const Visit& visit) {
   constexpr uint64_t kInUnit = sizeof(Bytes16) / sizeof(Value);
-  const uint64_t to_aligned = (0 - from) % sizeof(Bytes16) / sizeof(Value);
+  const uint64_t to_aligned = (0 - from) % sizeof(Bytes16) / sizeof(Value);  // values before the first unit
   const uint64_t head = to_aligned < count ? to_aligned : count;
   const uint64_t units = (count - head) / kInUnit, tail = head + units * kInUnit;
   const uint64_t step = uint64_t{block.blocks()} * block.threads();  // number of threads of all blocks
@@ -69,8 +69,8 @@ struct Run {
 // which is what the last barrier left, plus the values of one round. That is below 0x10000. A counter never
 // borrows from its neighbour, since all values of a portion are counted before the portion is subtracted.
 inline constexpr uint32_t kPortion = 0x1000;
-inline constexpr uint64_t kPatternUnitsOfARound = 7;
-inline constexpr uint64_t kMostPatternsOfARound =  // 14: the values of both unaligned ends
+inline constexpr uint64_t kPatternUnitsOfARound = 7;  // the largest number that the assertion below allows
+inline constexpr uint64_t kMostPatternsOfARound =     // 14: most values in both unaligned ends, 7 in each
     kMostThreadsOfABlock * kPatternUnitsOfARound * (sizeof(Bytes16) / sizeof(uint16_t)) + 14;
 static_assert(kPortion - 1 + kMostPatternsOfARound < 0x10000);
 

@@ -20,8 +20,9 @@ constexpr int64_t kRowsOfABlock = 32, kTile = 128;
 // kExponent: mask of the exponent bits of a format. kLeast: the exponent bits that also stand for all smaller
 // exponents. kMost: the largest exponent bits that BlockSums accepts. BlockSums sums the squares of
 // 2^exponent over up to 2^5 rows in fp32, whose largest power of two is 2^127. So 5 + 2 * exponent <= 127:
-// the exponent is at most 61 (that of fp16 is at most 15). widen() converts a word's upper 16 bits to fp32. A
-// subnormal fp16 is read with the exponent of 2^-14 and the hidden bit, whose value 2^-14 is then subtracted.
+// the exponent is at most 61 (that of fp16 is at most 15). widen() converts a word's upper 16 bits to fp32.
+// For fp16 it shifts by 3, since fp32 has 3 exponent bits more. A subnormal fp16 is read with the exponent of
+// 2^-14 and the hidden bit, whose value 2^-14 is then subtracted.
 struct Bf16 {
   static constexpr uint16_t kExponent = 0x7f80, kLeast = (127 + ColumnSum::kLeastExponent) << 7,
                             kMost = (127 + 61) << 7;
@@ -45,7 +46,8 @@ struct Fp16 {
 struct BlockSums {
   float even[kTile / 2] = {}, odd[kTile / 2] = {}, even_squares[kTile / 2] = {}, odd_squares[kTile / 2] = {};
 
-  // Adds a row. Returns false if a value is not finite or its exponent exceeds Type::kMost.
+  // Adds a row. `columns` must be even. Returns false if a value is not finite or its exponent exceeds
+  // Type::kMost.
   template <class Type>
   bool add(const char* row, int64_t columns) {
     uint16_t exponent[kTile], largest = 0;  // compared as int16_t, for which SSE2 has a maximum

@@ -11,7 +11,8 @@
 
 namespace foreshock {
 
-// for_each_joint_block() reads two tensors together, in joint blocks of at most this many values of each.
+// for_each_joint_block() reads two tensors together, in joint blocks of at most this many values of each. It
+// keeps a block on the stack.
 inline constexpr size_t kJointBlock = 256;
 
 // Converts `count` elements of a floating type to fp64. Their offsets are first, first + stride, and so on.
@@ -54,11 +55,13 @@ void for_each_joint_block(const TensorView& a, const TensorView& b, const Visit&
 
 // The sum of the squares of a dense array, in fp64. `type` must be floating. A NaN or an infinity in the
 // array makes the result NaN or infinite. The elements are added in eight chains (partial sums), so the
-// relative error is at most (count / 8 + 14) * 2^-53, far below the rounding of any gradient.
+// relative error is at most (count / 8 + 14) * 2^-53, far below the rounding of any gradient. 14: the first
+// chain also adds the last count % 8 elements, then 7 additions join the chains.
 double sum_of_squares(const void* data, DType type, size_t count);
 
 // Sums, in fp64, over the changes d = after - before that a step made in an array, and over the values after
-// it. A value that is not finite makes its sums not finite. Relative error: at most (count / 8 + 16) * 2^-53.
+// it. A value that is not finite makes its sums not finite. Relative error: at most (count / 8 + 16) * 2^-53
+// (16: as for sum_of_squares(), and d is rounded, too, before it is squared).
 struct Update {
   double sum_magnitude = 0, sum_squares = 0, max_magnitude = 0;  // of d
   double sum_squares_after = 0;                                  // of the values after the step
@@ -85,7 +88,8 @@ struct GradientSums {
 };
 
 // Adds a tensor with any strides and a floating type to *sums: in order within each block of at most 256
-// elements, then the blocks in order. The relative error of the squares is below (blocks + 257) * 2^-53.
+// elements, then the blocks in order. The relative error of the squares is below (blocks + 257) * 2^-53: one
+// rounding for each block, for each of the 256 elements of a block, and for the square.
 void add_gradient_sums(const TensorView& gradient, GradientSums* sums);
 
 struct AdamStep {  // parameters of the Adam step that was just taken
@@ -134,13 +138,14 @@ struct AdamConstants {
 
 AdamConstants adam_constants(const AdamStep& step);
 
-inline constexpr double kSurprise = 50;  // from SPAM, arXiv 2501.06842, which also uses 5000
+inline constexpr double kSurprise = 50;  // the limit of a gradient spike in SPAM (arXiv 2501.06842)
 
 // Adds the statistics of a tensor to *sums. Both tensors must have the same shape and floating formats;
 // formats and strides may differ. The order is fixed: within each joint block element n is added to chain n
 // mod 8, then the chains are added in order, then the blocks. So a sum's relative error is below (blocks + 60
-// + 2 / (1 - beta2)) * 2^-53, and its bits do not depend on the machine. Adds nothing if the step is below 1,
-// beta2 is outside [0, 1) or eps is negative or NaN.
+// + 2 / (1 - beta2)) * 2^-53, and its bits do not depend on the machine. 60 covers the additions in a block,
+// 2 / (1 - beta2) the powers of beta2. Adds nothing if the step is below 1, beta2 is outside [0, 1) or eps is
+// negative or NaN.
 void add_adam_sums(const TensorView& gradient, const TensorView& second_moment, const AdamStep& step,
                    AdamSums* sums);
 
@@ -174,9 +179,9 @@ constexpr bool is_surprising(double square, double moment, const AdamConstants& 
 
 // A checksum of a dense array: the sum modulo 2^64 of w[n] * m[n] over the 32-bit words w[n] of `bytes` bytes
 // (the last word filled up with zeros). checksum_factor() gives m[n] = 2 * (n * 0x9e3779b1 mod 2^31) + 1.
-// Words can be added in any order. Every factor is odd and below 2^32, so a change of one word always changes
-// the checksum. So does a change of one bit in each of two words that are fewer than 2^31 words apart, since
-// their factors differ.
+// 0x9e3779b1 is a prime near 2^32 / golden ratio. Words can be added in any order. Every factor is odd and
+// below 2^32, so a change of one word always changes the checksum. So does a change of one bit in each of two
+// words that are fewer than 2^31 words apart, since their factors differ.
 uint64_t checksum(const void* data, size_t bytes);
 
 constexpr uint32_t checksum_factor(uint64_t n) { return static_cast<uint32_t>(n) * 2 * 0x9e3779b1u + 1; }

@@ -7,7 +7,7 @@ namespace foreshock::lab {
 namespace {
 
 // Columns: name, kind; of a tensor core: products that one step adds, fraction bits of the terms, fraction
-// bits of the new sum, products after which the sum moves to an fp32 register (0: never), takes only fp8.
+// bits of the new sum, products after which the sum moves to an fp32 register (0: never), fp8 only.
 // Sources: arXiv 2511.10909 (MMA-Sim), 2512.07004 (Khattak and Mikaitis), for the move 2412.19437 (DeepSeek).
 constexpr std::array<Accumulator, 8> kAccumulators = {{
     {"exact", Accumulation::kExact},

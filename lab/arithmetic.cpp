@@ -1,4 +1,5 @@
-// Rounding, matrix products and row sums in a chosen arithmetic, and quantise(), which scales fp8 operands.
+// Implements the class Arithmetic (rounding, matrix products, row sums in a chosen number format), and
+// quantise(), which scales fp8 operands.
 #include "lab/arithmetic.h"
 
 #include <algorithm>
@@ -15,8 +16,8 @@ Arithmetic::Arithmetic(NumberFormat format, Accumulator accumulator, Rounding ro
       seed_(seed),
       is_wider_than_fp32_(format_.precision > 24) {}  // 24: the precision of fp32
 
-// round_to() makes the random number of an element from its index and the last argument, which is new
-// in each call.
+// For stochastic rounding, round_to() makes the random number of an element from its index and the last
+// argument, which is different in each call.
 void Arithmetic::cast(Tensor& x) {
   round_to(format_, rounding_, x.data.data(), x.data.size(), mix(seed_ + ++roundings_));
 }

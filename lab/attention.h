@@ -1,7 +1,7 @@
 // Attention algorithms, which all compute out = softmax(scale * query . key^T) . value. Family::kAttention in
 // algorithm.h lists inputs and outputs. P is exp(score - maximum of the row); in the backward pass P is
 // divided by the sum of its row. Values "in the format" are rounded to the format of stored tensors
-// (Arithmetic::storage()), values "in registers" to fp32.
+// (Arithmetic::storage()), values "in registers" to fp32 (Arithmetic::in_register()).
 #ifndef FORESHOCK_LAB_ATTENTION_H_
 #define FORESHOCK_LAB_ATTENTION_H_
 
@@ -49,7 +49,7 @@ Tensors flash2_dynamic_max(const Tensors& inputs, const Settings& settings, Arit
 // the sum of P uses P before the cast.
 Tensors flash2_shipped(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // flash2_shipped, but the sum uses P after the cast. If the largest scores of a row are nearly equal, the
-// error of flash2_shipped has the same sign in most such rows; this removes it.
+// error of flash2_shipped has the same sign in most such rows; the sum after the cast removes this bias.
 Tensors flash2_cast_sum(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // flash2_shipped with FlashAttention-4's lazy rescaling: a maximum is replaced only if exp(new - old) > 2^8.
 Tensors flash4_lazy(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
@@ -59,19 +59,20 @@ Tensors flash3_fp8(const Tensors& inputs, const Settings& settings, Arithmetic& 
 Tensors split_k(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 
 // Where the backward pass keeps its intermediate results: stored in the format, or in registers.
-enum class State { kFormat, kRegisters };
+enum class Intermediates { kStored, kInRegisters };
 
 // Adds delta, grad_query, grad_key and grad_value to `results`, which must have out and log_sum_exp. delta is
 // the number that is subtracted from a row of P's gradient (DeltaSource in algorithm.h).
-// Recomputes P as exp(score - log_sum_exp), as kernels do. With State::kFormat each product, the scaled
-// scores, P and delta are stored in the format, and gradients are accumulated in the format tile by tile.
-// With kRegisters all of these stay in registers; operands of products and final gradients are rounded.
-void attention_backward(const Tensors& inputs, const Settings& settings, State state, Arithmetic& arithmetic,
-                        Tensors& results);
+// Recomputes P as exp(score - log_sum_exp), as kernels do. With kStored each product, the scaled scores, P
+// and delta are stored in the format, and gradients are accumulated in the format tile by tile. With
+// kInRegisters all of these stay in registers; only operands of products and final gradients are rounded to
+// the format.
+void attention_backward(const Tensors& inputs, const Settings& settings, Intermediates intermediates,
+                        Arithmetic& arithmetic, Tensors& results);
 
 // The same with P from the forward pass, as in unfused attention: `probabilities` [query row][key].
 void attention_backward_from(const Tensor& probabilities, const Tensors& inputs, const Settings& settings,
-                             State state, Arithmetic& arithmetic, Tensors& results);
+                             Intermediates intermediates, Arithmetic& arithmetic, Tensors& results);
 
 }  // namespace foreshock::lab
 

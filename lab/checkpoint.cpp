@@ -30,7 +30,8 @@ DType dtype_of(const std::string& name) {
   return DType::kNone;
 }
 
-// Computes the number of elements of a shape. Returns false if the shape is invalid or has more than `limit`.
+// Computes the number of elements of a shape. Returns false if the shape is invalid or the number exceeds
+// `limit`.
 bool count_of(const std::vector<int64_t>& shape, uint64_t limit, uint64_t* count) {
   *count = 1;
   for (int64_t extent : shape) {
@@ -42,7 +43,7 @@ bool count_of(const std::vector<int64_t>& shape, uint64_t limit, uint64_t* count
 }
 
 // Reads a tensor's entry in the header. Its offset is relative to the data of `data_size` bytes, which
-// follows the header. Returns "" or what is wrong, as a predicate.
+// follows the header. Returns "" or what is wrong, as words to follow "tensor 'NAME' ".
 std::string read_entry(const json& entry, uint64_t data_size, StoredTensor* tensor) {
   if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") ||
       !entry.contains("data_offsets"))
@@ -61,6 +62,7 @@ std::string read_entry(const json& entry, uint64_t data_size, StoredTensor* tens
   if (begin > end) return "ends before it begins";
   if (end > data_size) return "lies beyond the end of the file: is it truncated?";
   uint64_t count = 0;
+  // A tensor has at most as many elements as the data has bytes.
   if (tensor->dtype != DType::kNone &&
       (!count_of(tensor->shape, data_size, &count) || count * size_of(tensor->dtype) != end - begin))
     return "has a shape that does not fit its data";
@@ -72,7 +74,7 @@ std::string read_entry(const json& entry, uint64_t data_size, StoredTensor* tens
 // Parses the JSON of a header. The result is an object only if the text is valid and not nested too deeply.
 // Sets *has_duplicates to whether a name has two entries: programs differ in which of the two they read.
 json parse_header(const std::string& text, bool* has_duplicates) {
-  constexpr int kDepth = 2;  // {name: {"shape": [...]}}
+  constexpr int kDepth = 2;  // deepest level of a valid header: {name: {"shape": [...]}}
   bool is_too_deep = false;
   size_t names = 0;
   json root = json::parse(
@@ -105,7 +107,7 @@ std::string overlapping(const std::map<std::string, StoredTensor>& tensors) {
 }  // namespace
 
 std::string printable(const std::string& text) {
-  constexpr size_t kMost = 200;
+  constexpr size_t kMost = 200;  // bytes
   std::string shown = text.substr(0, kMost);
   for (char& c : shown)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
@@ -201,7 +203,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kSuffix = ".safetensors";
 constexpr const char* kIndexSuffix = ".safetensors.index.json";
-constexpr uint64_t kMostIndex = 100'000'000;  // bytes
+constexpr uint64_t kMostIndex = 100'000'000;  // bytes; as kMostHeader
 
 std::string file_name(const std::string& path) { return printable(fs::path(path).filename().string()); }
 

@@ -13,7 +13,7 @@ namespace foreshock::lab {
 
 // A tensor of a safetensors file, without its data.
 struct StoredTensor {
-  DType dtype = DType::kNone;  // kNone: the type is not supported; only `type` has its name
+  DType dtype = DType::kNone;  // kNone: a type that is not supported, see `type`
   std::string type;            // the name in the file: "BF16"
   std::vector<int64_t> shape;
   uint64_t offset = 0, bytes = 0;  // position and size in the file

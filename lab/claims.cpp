@@ -1,30 +1,33 @@
 // Checks claims about the lab's measurements. A sweep measures algorithms while some settings vary; each
 // function takes the measurements of one sweep. A Claim has its source, its statement, the measured figures
 // as text, and whether it holds. The limits are those of the source, or leave some room around what was
-// measured. "Plain" is unfused attention. n: keys, d: head dimension, P: exp(score - maximum), of(): the
-// measurements of one algorithm. largest(), l2(), bias(): means over the seeds; max_ratio(), l2_ratio(): such
-// errors divided by those of plain. flash_reimplemented rounds every intermediate result to the format, as in
-// kStability (arXiv 2405.02803), whose figures are "Fig. 3" to "Fig. 6"; flash2_shipped works in registers.
-// kLowPrecision is arXiv 2510.04212. Claims of kThisLab are not from a paper, but from this lab.
+// measured. "Plain" is unfused attention. n: keys, d: head dimension, P: exp(score - maximum). largest(),
+// l2(), bias(): means over the seeds; max_ratio(), l2_ratio(): such errors divided by those of plain.
+// flash_reimplemented rounds every intermediate result to the format, as in kStability (arXiv 2405.02803),
+// whose figures are "Fig. 3" to "Fig. 6"; flash2_shipped works in registers. kLowPrecision is arXiv
+// 2510.04212. Claims of kThisLab are not from a paper, but from this lab.
 #include "lab/claims.h"
 
 namespace foreshock::lab {
 
 std::vector<Claim> claims_of_fig3(Measured measured) {
-  std::vector<Measurement> flash = of(measured, "flash_reimplemented");
-  const auto max_of = [&](const char* format) { return largest(with_format(flash, format).at(0)); };  // error
-  const double bf16 = max_of("bf16"), fp16 = max_of("fp16"), tf32 = max_of("tf32"), fp32 = max_of("fp32"),
-               fp64 = max_of("fp64");
-  const auto apart = [&](const char* format) { return with_format(flash, format).at(0).max_from_plain.mean; };
+  std::vector<Measurement> flash = with_algorithm(measured, "flash_reimplemented");
+  const auto max_error = [&](const char* format) { return largest(with_format(flash, format).at(0)); };
+  const double bf16 = max_error("bf16"), fp16 = max_error("fp16"), tf32 = max_error("tf32"),
+               fp32 = max_error("fp32"), fp64 = max_error("fp64");
+  const auto from_plain = [&](const char* format) {
+    return with_format(flash, format).at(0).max_from_plain.mean;
+  };
   return {
       {kStability,
        "the more mantissa bits, the smaller the deviation (Fig. 3); fp16 and tf32 have equally many",
        text("bf16 %.1e, fp16 %.1e, tf32 %.1e, fp32 %.1e, fp64 %.1e", bf16, fp16, tf32, fp32, fp64),
        bf16 > fp16 && std::fabs(fp16 / tf32 - 1) < 0.05 && tf32 > fp32 && fp32 > fp64},
       {kStability, "flash attention and plain come closer in wider formats (Fig. 3)",
-       text("largest difference between them: bf16 %.1e, fp16 %.1e, fp32 %.1e, fp64 %.1e", apart("bf16"),
-            apart("fp16"), apart("fp32"), apart("fp64")),
-       apart("bf16") > apart("fp16") && apart("fp16") > apart("fp32") && apart("fp32") > apart("fp64")},
+       text("largest difference between them: bf16 %.1e, fp16 %.1e, fp32 %.1e, fp64 %.1e", from_plain("bf16"),
+            from_plain("fp16"), from_plain("fp32"), from_plain("fp64")),
+       from_plain("bf16") > from_plain("fp16") && from_plain("fp16") > from_plain("fp32") &&
+           from_plain("fp32") > from_plain("fp64")},
       {"unit roundoff", "three bits more make bf16 / fp16 about 8", text("%.2f", bf16 / fp16),
        bf16 / fp16 > 6 && bf16 / fp16 < 11},
   };
@@ -32,15 +35,15 @@ std::vector<Claim> claims_of_fig3(Measured measured) {
 
 std::vector<Claim> claims_of_fig4(Measured measured) {
   const auto of_algorithm_and_input = [&](const char* algorithm, const char* input) {
-    return with_input(of(measured, algorithm), input);
+    return with_input(with_algorithm(measured, algorithm), input);
   };
   const Range uniform = range_of(of_algorithm_and_input("flash_reimplemented", "uniform"), max_ratio);
   const Range normal = range_of(of_algorithm_and_input("flash_reimplemented", "normal"), max_ratio);
-  const Range shipped = range_of(with_format(of(measured, "flash2_shipped"), "bf16"), l2_ratio);
-  const Range in_roundoffs = range_of(with_format(of(measured, "flash2_shipped"), "bf16"),
+  const Range shipped = range_of(with_format(with_algorithm(measured, "flash2_shipped"), "bf16"), l2_ratio);
+  const Range in_roundoffs = range_of(with_format(with_algorithm(measured, "flash2_shipped"), "bf16"),
                                       [](const Measurement& m) { return m.over_roundoff.mean; });
-  const Range shipped_max = range_of(of(measured, "flash2_shipped"), max_ratio);
-  // The sweep has one point of each algorithm with these inputs, in fp16.
+  const Range shipped_max = range_of(with_algorithm(measured, "flash2_shipped"), max_ratio);
+  // The sweep has one point of each algorithm with the inputs "outlier", in fp16.
   const double fp16_gain = 1 / l2_ratio(of_algorithm_and_input("flash2_shipped", "outlier").at(0));
   return {
       {kStability, "flash attention deviates about ten times more than plain at bf16 (Fig. 4)",
@@ -63,8 +66,8 @@ std::vector<Claim> claims_of_fig4(Measured measured) {
 }
 
 std::vector<Claim> claims_of_fig5(Measured measured) {
-  const std::vector<Measurement> flash = of(measured, "flash_reimplemented");
-  const Range shipped = range_of(of(measured, "flash2_shipped"), largest);
+  const std::vector<Measurement> flash = with_algorithm(measured, "flash_reimplemented");
+  const Range shipped = range_of(with_algorithm(measured, "flash2_shipped"), largest);
   const double middle = (shipped.low + shipped.high) / 2;
   const double growth = largest(flash.back()) / largest(flash.front());
   return {
@@ -79,7 +82,7 @@ std::vector<Claim> claims_of_fig5(Measured measured) {
 }
 
 std::vector<Claim> claims_of_fig6(Measured measured) {
-  const std::vector<Measurement> bf16 = with_format(of(measured, "flash_reimplemented"), "bf16");
+  const std::vector<Measurement> bf16 = with_format(with_algorithm(measured, "flash_reimplemented"), "bf16");
   const auto square = where(bf16, [](const Measurement& m) { return m.point.block_q == m.point.block_k; });
   const double gain = largest(square.front()) / largest(square.back());
   bool rows_matter = false;  // blocks with equal key sides and different query sides have different errors
@@ -114,28 +117,29 @@ std::vector<Claim> claims_of_fig6(Measured measured) {
 
 std::vector<Claim> claims_of_ties(Measured measured) {
   const auto at = [&](const char* algorithm, const char* input) {
-    return with_input(of(measured, algorithm), input).at(0);
+    return with_input(with_algorithm(measured, algorithm), input).at(0);
   };
-  // ties:N: N keys of each row have the largest score. ties:N:GAP: one has it, and N - 1 lie GAP below.
+  // ties:N: N keys of each row have the largest score. ties:N:GAP: one has it, and N - 1 lie GAP below. In
+  // bf16 exp(-GAP) rounds to 1 for GAP up to about 2^-9: for 1.9e-3, but not for 4e-3.
   const Measurement in_format = at("flash2_reimplemented", "ties:2");
-  const double fixed = at("flash2_dynamic_max", "ties:2").bias_ulp.mean;
-  const auto near = where(of(measured, "flash2_shipped"),
-                          [](const Measurement& m) { return m.point.input.ends_with(":1.9e-3"); });
+  const double shifted_bias = at("flash2_dynamic_max", "ties:2").bias_ulp.mean;
+  const auto shipped_near = where(with_algorithm(measured, "flash2_shipped"),
+                                  [](const Measurement& m) { return m.point.input.ends_with(":1.9e-3"); });
   // Leaves out ties:2:1.9e-3. Its two P are equal after the cast, and two equal P have a small bias of their
   // own.
-  const auto cast = where(of(measured, "flash2_cast_sum"), [](const Measurement& m) {
+  const auto cast_sum_near = where(with_algorithm(measured, "flash2_cast_sum"), [](const Measurement& m) {
     return m.point.input.ends_with(":1.9e-3") && m.point.input != "ties:2:1.9e-3";
   });
-  const auto beyond = where(of(measured, "flash2_shipped"),
-                            [](const Measurement& m) { return m.point.input.ends_with(":4e-3"); });
-  const Range biased = range_of(near, bias), unbiased = range_of(cast, bias),
-              outside = range_of(beyond, bias);
+  const auto shipped_beyond = where(with_algorithm(measured, "flash2_shipped"),
+                                    [](const Measurement& m) { return m.point.input.ends_with(":4e-3"); });
+  const Range biased = range_of(shipped_near, bias), unbiased = range_of(cast_sum_near, bias),
+              outside = range_of(shipped_beyond, bias);
   return {
       {kLowPrecision, "a repeated maximum biases the output away from zero when P . V is stored in bf16",
        text("two ties: %+.3f ulp, %.0f standard errors from 0", bias(in_format), in_format.bias_z),
        bias(in_format) > 0.1 && in_format.bias_z > 10},
       {kLowPrecision, "a maximum shifted where it is repeated removes the bias",
-       text("two ties: %+.4f ulp", fixed), std::fabs(fixed) < 0.02},
+       text("two ties: %+.4f ulp", shifted_bias), std::fabs(shifted_bias) < 0.02},
       {kThisLab,
        "scores within 2^-9 of the maximum bias even the shipped kernel, whose P rounds to 1 while its sum "
        "does not",
@@ -150,7 +154,8 @@ std::vector<Claim> claims_of_ties(Measured measured) {
 }
 
 std::vector<Claim> claims_of_logits(Measured measured) {
-  const std::vector<Measurement> plain = of(measured, "plain"), shipped = of(measured, "flash2_shipped");
+  const std::vector<Measurement> plain = with_algorithm(measured, "plain"),
+                                 shipped = with_algorithm(measured, "flash2_shipped");
   return {
       {"error model",
        "scores stored in bf16 have errors in proportion to their size: plain gets worse as logits grow",
@@ -163,7 +168,7 @@ std::vector<Claim> claims_of_logits(Measured measured) {
 
 std::vector<Claim> claims_of_bias(Measured measured) {
   const auto at = [&](const char* algorithm, const char* input) {
-    return with_input(of(measured, algorithm), input).at(0);
+    return with_input(with_algorithm(measured, algorithm), input).at(0);
   };
   const Measurement flat = at("flash2_shipped", "flat"), flat_cast = at("flash2_cast_sum", "flat");
   const Measurement healthy = at("flash2_shipped", "normal");
@@ -180,14 +185,15 @@ std::vector<Claim> claims_of_bias(Measured measured) {
 
 std::vector<Claim> claims_of_backward(Measured measured) {
   const auto drift = [&](const char* delta) {
-    const auto found = where(of(measured, "flash2_shipped", "delta"), [=](const Measurement& m) {
+    const auto found = where(with_algorithm(measured, "flash2_shipped", "delta"), [=](const Measurement& m) {
       return m.point.delta == delta && m.point.input == "ties:4:1.9e-3";
     });
     return std::fabs(found.at(0).signed_sum.mean);
   };
   Range gradients;
   for (const char* tensor : {"grad_query", "grad_key", "grad_value"}) {
-    const Range one = range_of(with_input(of(measured, "flash2_shipped", tensor), "normal"), max_ratio);
+    const Range one =
+        range_of(with_input(with_algorithm(measured, "flash2_shipped", tensor), "normal"), max_ratio);
     if (std::isnan(one.low)) gradients = one;  // stays NaN, which fails the claim
     if (!std::isnan(gradients.low))
       gradients = {std::min(gradients.low, one.low), std::max(gradients.high, one.high)};
@@ -203,7 +209,7 @@ std::vector<Claim> claims_of_backward(Measured measured) {
 }
 
 std::vector<Claim> claims_of_accumulators(Measured measured) {
-  const std::vector<Measurement> products = of(measured, "matrix_product");
+  const std::vector<Measurement> products = with_algorithm(measured, "matrix_product");
   const auto error = [&](const char* accumulator, const char* format, int depth) {
     return l2(where(products, [=](const Measurement& m) {
                 return m.point.accumulator == accumulator && m.point.format == format && m.point.d == depth;
@@ -223,8 +229,8 @@ std::vector<Claim> claims_of_accumulators(Measured measured) {
 }
 
 std::vector<Claim> claims_of_units(Measured measured) {
-  const Range bf16 = range_of(of(measured, "flash2_shipped"), l2),
-              fp8 = range_of(of(measured, "flash3_fp8"), l2);
+  const Range bf16 = range_of(with_algorithm(measured, "flash2_shipped"), l2),
+              fp8 = range_of(with_algorithm(measured, "flash3_fp8"), l2);
   return {
       {kThisLab, "the unit that adds is invisible in the output of bf16 attention",
        text("relative error %.4e to %.4e over exact, fp64, fp32, Ampere, Hopper", bf16.low, bf16.high),
@@ -238,7 +244,7 @@ std::vector<Claim> claims_of_winograd(Measured measured) {
   std::vector<Claim> claims;
   for (const char* format : {"bf16", "fp16", "fp32"}) {
     const auto one = [&](const char* algorithm) {
-      return l2(with_format(of(measured, algorithm), format).at(0));
+      return l2(with_format(with_algorithm(measured, algorithm), format).at(0));
     };
     const double direct = one("direct"), f2 = one("winograd_f2"), f4 = one("winograd_f4"),
                  f6 = one("winograd_f6");
@@ -251,7 +257,7 @@ std::vector<Claim> claims_of_winograd(Measured measured) {
 
 std::vector<Claim> claims_of_reductions(Measured measured) {
   const auto at = [&](const char* algorithm, const char* input, const char* tensor = "out") {
-    return with_input(of(measured, algorithm, tensor), input).at(0);
+    return with_input(with_algorithm(measured, algorithm, tensor), input).at(0);
   };
   const double online = l2_ratio(at("softmax_online", "normal"));
   const double fused = l2_ratio(at("layer_norm_fused", "shifted")),
@@ -273,7 +279,7 @@ std::vector<Claim> claims_of_reductions(Measured measured) {
 }
 
 std::vector<Claim> claims_of_fp32(Measured measured) {
-  const Range tiled = range_of(of(measured, "flash2_shipped"), l2);
+  const Range tiled = range_of(with_algorithm(measured, "flash2_shipped"), l2);
   return {{kThisLab,
            "tiled fp32 attention has an error below 2e-6: enough to judge bf16 (2e-3), not fp32 kernels",
            text("%.1e to %.1e for n 1024 and 4096", tiled.low, tiled.high), tiled.within(0, 2e-6)}};

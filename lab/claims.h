@@ -58,8 +58,8 @@ std::vector<Measurement> where(Measured measured, IsWanted is_wanted) {
 }
 
 // Returns the measurements of one output tensor of one algorithm.
-inline std::vector<Measurement> of(Measured measured, std::string_view algorithm,
-                                   std::string_view tensor = "out") {
+inline std::vector<Measurement> with_algorithm(Measured measured, std::string_view algorithm,
+                                               std::string_view tensor = "out") {
   return where(measured,
                [=](const Measurement& m) { return m.point.algorithm == algorithm && m.tensor == tensor; });
 }

@@ -41,7 +41,7 @@ void TensorCounter::count(const char* data, DType type, size_t count) {
 }
 
 void TensorCounter::count_narrowed(const char* data, size_t count) {
-  constexpr size_t kFewElements = 1024;
+  constexpr size_t kFewElements = 1024;  // few, since they are on the stack
   float narrow[kFewElements];
   for (size_t first = 0; first < count; first += kFewElements) {
     const size_t n = std::min(kFewElements, count - first);
@@ -108,12 +108,12 @@ constexpr uint64_t kUnit = uint64_t{1} << 24, kBlock = uint64_t{1} << 17;
 // The distribution of the values of a tensor, or of all tensors pooled, in one checkpoint.
 struct Distribution {
   Histogram histogram;
-  double rounding = 0;  // sum of |x - x rounded to fp32|; without() does not reduce it
+  double rounding = 0;  // sum of |x - x rounded to fp32|; after without() an upper bound of this sum
 
   Distribution without(const Histogram& unpaired) const {
     return {lab::without(unpaired, histogram), rounding};
   }
-  double mean_rounding() const {
+  double mean_rounding() const {  // 0 also if there is no finite value
     return rounding == 0 ? 0 : rounding / static_cast<double>(histogram.finite);
   }
 };
@@ -152,7 +152,7 @@ Distance distance_of(const Distribution& a, const Distribution& b, const Differe
   Distance distance;
   distance.wasserstein = wasserstein(a.histogram, b.histogram);
   // Rounding changes the values by `rounding` on average, and so W1 by at most `rounding`. W1 lies between
-  // low and high. Both are NaN if unknown; std::max returns its first argument if that is NaN.
+  // low and high. Both are NaN if unknown, and stay NaN: std::max(NaN, 0.0) is NaN.
   const double rounding = a.mean_rounding() + b.mean_rounding();
   distance.wasserstein.low = std::max(distance.wasserstein.low - rounding, 0.0);
   distance.wasserstein.high += rounding;
@@ -165,6 +165,7 @@ Distance distance_of(const Distribution& a, const Distribution& b, const Differe
   return distance;
 }
 
+// Carries out the tasks in several threads, and writes the distances into the results.
 class Comparer {
  public:
   Comparer(const std::vector<ComparisonTask>& tasks, const std::function<void(double)>& progress,
@@ -365,22 +366,22 @@ const Checkpoint::Place* find(const Checkpoint& checkpoint, const std::string& n
 // Whether a tensor can be compared: it exists in both checkpoints (not null) with supported types (not kNone)
 // and the same shape. If not, adds the reason to the result. If so, adds the types to the result if they
 // differ.
-bool comparable(const std::string& name, const Checkpoint::Place* a, const Checkpoint::Place* b,
-                PairResult* result) {
-  if (!a && !b) return false;
+bool check_comparable(const std::string& name, const Checkpoint::Place* a, const Checkpoint::Place* b,
+                      PairResult* result) {
+  if (!a && !b) return false;  // only other checkpoints have the tensor
   if (!b) return result->only_in_a.push_back(name), false;
   if (!a) return result->only_in_b.push_back(name), false;
   const StoredTensor &in_a = *a->tensor, &in_b = *b->tensor;
   if (in_a.dtype == DType::kNone || in_b.dtype == DType::kNone)
-    return result->not_floating.push_back({name, in_a.type, in_b.type}), false;
+    return result->unsupported_types.push_back({name, in_a.type, in_b.type}), false;
   if (in_a.shape != in_b.shape)
-    return result->shapes.push_back({name, shape_text(in_a.shape), shape_text(in_b.shape)}), false;
-  if (in_a.dtype != in_b.dtype) result->types.push_back({name, in_a.type, in_b.type});
+    return result->different_shapes.push_back({name, shape_text(in_a.shape), shape_text(in_b.shape)}), false;
+  if (in_a.dtype != in_b.dtype) result->different_types.push_back({name, in_a.type, in_b.type});
   return true;
 }
 
 // Returns the index of the task's side for a checkpoint. Adds the side if the task does not have it.
-size_t side_of(const Checkpoint& checkpoint, const Checkpoint::Place& place, ComparisonTask* task) {
+size_t find_or_add_side(const Checkpoint& checkpoint, const Checkpoint::Place& place, ComparisonTask* task) {
   for (size_t s = 0; s < task->sides.size(); ++s)
     if (task->sides[s].checkpoint == &checkpoint) return s;
   task->sides.push_back({&checkpoint, place});
@@ -388,7 +389,8 @@ size_t side_of(const Checkpoint& checkpoint, const Checkpoint::Place& place, Com
 }
 
 // Returns the task of the tensor's name and shape. Adds it if needed. Tasks of the name begin at `first`.
-ComparisonTask* task_of(const StoredTensor& tensor, size_t first, std::vector<ComparisonTask>* tasks) {
+ComparisonTask* find_or_add_task(const StoredTensor& tensor, size_t first,
+                                 std::vector<ComparisonTask>* tasks) {
   for (size_t t = first; t < tasks->size(); ++t)
     if ((*tasks)[t].sides.front().place.tensor->shape == tensor.shape) return &(*tasks)[t];
   tasks->push_back({});
@@ -422,9 +424,9 @@ std::vector<ComparisonTask> plan_comparison(const std::vector<Checkpoint>& check
       const Checkpoint &in_a = checkpoints[pairs[p].a], &in_b = checkpoints[pairs[p].b];
       const Checkpoint::Place *a = find(in_a, name), *b = find(in_b, name);
       PairResult& result = (*results)[first_result + p];
-      if (!comparable(name, a, b, &result)) continue;
-      ComparisonTask* task = task_of(*a->tensor, first_task, &tasks);
-      const size_t side_a = side_of(in_a, *a, task), side_b = side_of(in_b, *b, task);
+      if (!check_comparable(name, a, b, &result)) continue;
+      ComparisonTask* task = find_or_add_task(*a->tensor, first_task, &tasks);
+      const size_t side_a = find_or_add_side(in_a, *a, task), side_b = find_or_add_side(in_b, *b, task);
       task->parts.push_back({first_result + p, result.tensors.size(), side_a, side_b});
       result.tensors.push_back({name, a->tensor->type, b->tensor->type, a->tensor->shape, {}, 0, 0});
     }

@@ -97,9 +97,9 @@ struct PairResult {
   std::vector<TensorDistance> tensors;  // in the order of natural_less() (checkpoint.h)
   Distance pooled;
   std::vector<std::string> only_in_a, only_in_b;
-  std::vector<Unlike> shapes;        // tensors whose shapes differ: not compared
-  std::vector<Unlike> types;         // tensors whose types differ: compared nevertheless
-  std::vector<Unlike> not_floating;  // not compared, since one type or both are not fp64, fp32, bf16 or fp16
+  std::vector<Unlike> different_shapes;   // tensors whose shapes differ: not compared
+  std::vector<Unlike> different_types;    // tensors whose types differ: compared nevertheless
+  std::vector<Unlike> unsupported_types;  // not compared: one type or both are not fp64, fp32, bf16 or fp16
 };
 
 struct Comparison {

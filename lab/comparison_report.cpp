@@ -54,9 +54,9 @@ ordered_json to_json(const PairResult& result) {
   for (const TensorDistance& tensor : result.tensors) json["tensors"].push_back(to_json(tensor));
   json["only_in_a"] = result.only_in_a;
   json["only_in_b"] = result.only_in_b;
-  json["shapes_differ"] = to_json(result.shapes);
-  json["types_differ"] = to_json(result.types);
-  json["not_compared"] = to_json(result.not_floating);
+  json["shapes_differ"] = to_json(result.different_shapes);
+  json["types_differ"] = to_json(result.different_types);
+  json["not_compared"] = to_json(result.unsupported_types);
   return json;
 }
 
@@ -114,7 +114,7 @@ std::string format_distance(const Wasserstein& w) {
 const Row kFigures = {"values", "W1", "noise floor", "mean |d|", "W1/mean |d|", "max |d|", "relative L2"};
 
 Row figures(const Distance& d) {  // the columns with the headings kFigures
-  const uint64_t bad = d.non_finite_a + d.non_finite_b;
+  const uint64_t non_finite = d.non_finite_a + d.non_finite_b;
   return {format_count(d.elements),
           format_distance(d.wasserstein),
           format_number("%.1e", d.noise_floor),
@@ -122,7 +122,7 @@ Row figures(const Distance& d) {  // the columns with the headings kFigures
           format_number("%.3f", d.w1_over_mean_abs()),
           d.difference.pairs > 0 ? format_number("%.2e", d.difference.max_magnitude) : "-",
           format_number("%.3e", d.difference.relative_l2()) +
-              (bad ? "  (" + format_count(bad) + " not finite)" : "")};
+              (non_finite ? "  (" + format_count(non_finite) + " not finite)" : "")};
 }
 
 Row joined(Row row, const Row& more) {
@@ -202,9 +202,9 @@ std::string unlike_of(const Comparison& comparison, const PairResult& pair) {
                     b = printable(comparison.paths[pair.pair.b]);
   const std::string text =
       listed("only in " + a, lines_of(pair.only_in_a)) + listed("only in " + b, lines_of(pair.only_in_b)) +
-      listed("not compared, shapes differ", lines_of(pair.shapes)) +
-      listed("not compared, no floating type of 16 bits or more", lines_of(pair.not_floating)) +
-      listed("compared, though types differ", lines_of(pair.types));
+      listed("not compared, shapes differ", lines_of(pair.different_shapes)) +
+      listed("not compared, no floating type of 16 bits or more", lines_of(pair.unsupported_types)) +
+      listed("compared, though types differ", lines_of(pair.different_types));
   return text.empty() ? "" : printable(pair.pair.name) + ": not alike\n" + text + "\n";
 }
 

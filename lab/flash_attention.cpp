@@ -33,18 +33,18 @@ struct RowState {  // running maximum and sum of a row
 };
 
 // The contribution of one tile: its row maxima, the row sums of P relative to these maxima, and P . value.
-struct Tile {
+struct TileResult {
   std::vector<double> maxima, sums;
   Tensor out;
 };
 
-Tile tile_of(const Tensor& query, const Tensor& key, const Tensor& value, double scale,
-             Arithmetic& arithmetic) {
+TileResult compute_tile(const Tensor& query, const Tensor& key, const Tensor& value, double scale,
+                        Arithmetic& arithmetic) {
   Tensor scores = arithmetic.multiply(query, transposed(key));
   arithmetic.store(scores);
   for (double& s : scores.data) s *= scale;
   arithmetic.store(scores);
-  Tile tile;
+  TileResult tile;
   for (int i = 0; i < scores.rows; ++i) {
     tile.maxima.push_back(Arithmetic::row_max(scores, i));
     for (int j = 0; j < scores.cols; ++j) scores.at(i, j) -= tile.maxima[i];
@@ -64,9 +64,10 @@ double stored_exp(double x, double y, Arithmetic& arithmetic) {
   return arithmetic.store(std::exp(arithmetic.store(x - y)));
 }
 
-// Adds a tile to state and output: out = (old_sum * out + tile_weight * tile.out) / sum. Every product, sum
-// and quotient is stored. The weights scale the old state and the tile to their common maximum.
-void update(std::vector<RowState>& state, Tile& tile, Tensor& out, Arithmetic& arithmetic) {
+// Adds a tile to the rows' state and to the running output: out = (old_sum * out + tile_weight * tile.out) /
+// sum. Every product, sum and quotient is stored. The weights scale the old state and the tile to their
+// common maximum.
+void merge_tile(std::vector<RowState>& state, TileResult& tile, Tensor& out, Arithmetic& arithmetic) {
   for (int i = 0; i < out.rows; ++i) {
     const double maximum = std::max(state[i].maximum, tile.maxima[i]);
     const double old_weight = stored_exp(state[i].maximum, maximum, arithmetic);
@@ -97,21 +98,21 @@ Tensors flash_reimplemented(const Tensors& inputs, const Settings& settings, Ari
     const int end = std::min(row + tiling.block_q, out.rows);
     const Tensor query = rows_of(x.query, row, end);
     std::vector<RowState> state(end - row);
-    Tensor running(end - row, out.cols);
+    Tensor running_out(end - row, out.cols);
     for (int first : key_tiles(x.key.rows, tiling)) {
-      const int last = std::min(first + tiling.block_k, x.key.rows);
-      Tile tile = tile_of(query, rows_of(x.key, first, last), rows_of(x.value, first, last), x.score_scale,
-                          arithmetic);
-      update(state, tile, running, arithmetic);
+      const int key_end = std::min(first + tiling.block_k, x.key.rows);
+      TileResult tile = compute_tile(query, rows_of(x.key, first, key_end), rows_of(x.value, first, key_end),
+                                     x.score_scale, arithmetic);
+      merge_tile(state, tile, running_out, arithmetic);
     }
-    for (int i = 0; i < running.rows; ++i) {
-      for (int c = 0; c < out.cols; ++c) out.at(row + i, c) = running.at(i, c) * x.value_scale;
+    for (int i = 0; i < running_out.rows; ++i) {
+      for (int c = 0; c < out.cols; ++c) out.at(row + i, c) = running_out.at(i, c) * x.value_scale;
       log_sum_exp.at(row + i, 0) = arithmetic.store(state[i].maximum + std::log(state[i].sum));
     }
   }
   arithmetic.store(out);
   Tensors results{{"out", std::move(out)}, {"log_sum_exp", std::move(log_sum_exp)}};
-  if (settings.backward) attention_backward(inputs, settings, State::kFormat, arithmetic, results);
+  if (settings.backward) attention_backward(inputs, settings, Intermediates::kStored, arithmetic, results);
   return results;
 }
 
@@ -173,12 +174,12 @@ Tensors flash2_state_in_format(const Tensors& inputs, const Settings& settings, 
     const Tensor query = rows_of(x.query, row, end);
     RunningState running(end - row, out.cols);
     for (int first : key_tiles(x.key.rows, tiling)) {
-      const int last = std::min(first + tiling.block_k, x.key.rows);
-      Tensor scores = arithmetic.multiply(query, transposed(rows_of(x.key, first, last)));
+      const int key_end = std::min(first + tiling.block_k, x.key.rows);
+      Tensor scores = arithmetic.multiply(query, transposed(rows_of(x.key, first, key_end)));
       arithmetic.store(scores);
       for (double& s : scores.data) s *= x.score_scale;
       arithmetic.store(scores);
-      add_tile(scores, rows_of(x.value, first, last), tile_maximum, running, arithmetic);
+      add_tile(scores, rows_of(x.value, first, key_end), tile_maximum, running, arithmetic);
     }
     for (int i = 0; i < running.out.rows; ++i) {
       for (int c = 0; c < out.cols; ++c)
@@ -188,13 +189,14 @@ Tensors flash2_state_in_format(const Tensors& inputs, const Settings& settings, 
   }
   arithmetic.store(out);
   Tensors results{{"out", std::move(out)}, {"log_sum_exp", std::move(log_sum_exp)}};
-  if (settings.backward) attention_backward(inputs, settings, State::kFormat, arithmetic, results);
+  if (settings.backward) attention_backward(inputs, settings, Intermediates::kStored, arithmetic, results);
   return results;
 }
 
 // -- kernels with their running state in registers; they use exp2, so scores are multiplied by log2(e) --
 
 // The inputs after quantise(), which for fp8 divides each row by its scale. Scales of other formats are 1.
+// AttentionOperands, for the algorithms above, has one scale per tensor instead.
 struct Operands {
   Tensor query, key, value;
   std::vector<double> query_scale, key_scale, value_scale;  // one per row; the same for all rows of a tile
@@ -211,7 +213,7 @@ Operands operands_of(const Tensors& inputs, const Settings& settings, const Flas
 }
 
 // Returns the running maximum of a row after a tile whose maximum in this row is `tile_maximum`.
-double raised(double old_maximum, double tile_maximum, const FlashKernel& kernel) {
+double maximum_after(double old_maximum, double tile_maximum, const FlashKernel& kernel) {
   return tile_maximum > old_maximum + kernel.lazy_log2 ? tile_maximum : old_maximum;
 }
 
@@ -220,7 +222,7 @@ void add_tile(Tensor& scores, const Tensor& value, double value_scale, const Fla
               RunningState& running, Arithmetic& arithmetic) {
   std::vector<double> tile_sum(scores.rows);
   for (int i = 0; i < scores.rows; ++i) {
-    const double maximum = raised(running.maximum[i], Arithmetic::row_max(scores, i), kernel);
+    const double maximum = maximum_after(running.maximum[i], Arithmetic::row_max(scores, i), kernel);
     const double old_weight =
         arithmetic.in_register(std::exp2(arithmetic.in_register(running.maximum[i] - maximum)));
     running.maximum[i] = maximum;
@@ -257,12 +259,12 @@ Tensors flash2_in_registers(const Tensors& inputs, const Settings& settings, con
     const Tensor query = rows_of(x.query, row, end);
     RunningState running(end - row, out.cols);
     for (int first : key_tiles(x.key.rows, tiling)) {
-      const int last = std::min(first + tiling.block_k, x.key.rows);
-      Tensor scores = arithmetic.multiply(query, transposed(rows_of(x.key, first, last)));
+      const int key_end = std::min(first + tiling.block_k, x.key.rows);
+      Tensor scores = arithmetic.multiply(query, transposed(rows_of(x.key, first, key_end)));
       const double scale = arithmetic.in_register(settings.scale * x.query_scale[row] * x.key_scale[first] *
                                                   std::numbers::log2e);
       for (double& s : scores.data) s = arithmetic.in_register(s * scale);
-      add_tile(scores, rows_of(x.value, first, last), x.value_scale[first], kernel, running, arithmetic);
+      add_tile(scores, rows_of(x.value, first, key_end), x.value_scale[first], kernel, running, arithmetic);
     }
     for (int i = 0; i < running.out.rows; ++i) {
       const double inverse = arithmetic.in_register(1 / running.sum[i]);
@@ -280,7 +282,8 @@ Tensors flash2_kernel(const Tensors& inputs, const Settings& settings, const Fla
                       Arithmetic& arithmetic) {
   Tensors results = flash2_in_registers(inputs, settings, kernel, arithmetic);
   arithmetic.store(results.at("out"));
-  if (settings.backward) attention_backward(inputs, settings, State::kRegisters, arithmetic, results);
+  if (settings.backward)
+    attention_backward(inputs, settings, Intermediates::kInRegisters, arithmetic, results);
   return results;
 }
 
@@ -322,7 +325,9 @@ Tensors flash2_dynamic_max(const Tensors& inputs, const Settings& settings, Arit
 }
 
 Tensors flash3_fp8(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
-  const bool fp8 = arithmetic.format().is_fp8();  // for other formats this algorithm equals flash2_shipped
+  // P is at most 1. 2^8 is the largest power of two below 448, the largest number of e4m3. For formats other
+  // than fp8 this algorithm equals flash2_shipped.
+  const bool fp8 = arithmetic.format().is_fp8();
   return flash2_kernel(inputs, settings, {.shift_log2 = fp8 ? 8.0 : 0.0, .scale_per_tile = fp8}, arithmetic);
 }
 
@@ -339,10 +344,10 @@ std::vector<Tensors> parts_of(const Tensors& inputs, const Settings& settings, A
   std::vector<Tensors> parts;
   for (int s = 0; s < splits; ++s) {
     const int first = static_cast<int>(static_cast<int64_t>(key.rows) * s / splits);
-    const int last = static_cast<int>(static_cast<int64_t>(key.rows) * (s + 1) / splits);
+    const int key_end = static_cast<int>(static_cast<int64_t>(key.rows) * (s + 1) / splits);
     const Tensors part{{"query", inputs.at("query")},
-                       {"key", rows_of(key, first, last)},
-                       {"value", rows_of(value, first, last)}};
+                       {"key", rows_of(key, first, key_end)},
+                       {"value", rows_of(value, first, key_end)}};
     parts.push_back(flash2_in_registers(part, settings, {}, arithmetic));
   }
   return parts;
@@ -370,7 +375,8 @@ Tensors split_k(const Tensors& inputs, const Settings& settings, Arithmetic& ari
   }
   arithmetic.store(out);
   Tensors results{{"out", std::move(out)}, {"log_sum_exp", std::move(log_sum_exp)}};
-  if (settings.backward) attention_backward(inputs, settings, State::kRegisters, arithmetic, results);
+  if (settings.backward)
+    attention_backward(inputs, settings, Intermediates::kInRegisters, arithmetic, results);
   return results;
 }
 

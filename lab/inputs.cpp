@@ -17,23 +17,23 @@ using Kind = InputLaw::Kind;
 // from kQuery and their second from kKey.
 enum Stream : uint64_t { kQuery = 1, kKey, kValue, kGradOut, kOutliers, kTiePositions, kLabel };
 
-// The key of a stream. normal(key, i) and uniform(key, i) give the i-th random number of a key.
-uint64_t key_of(uint64_t seed, Stream stream) { return mix(seed) ^ mix(stream); }
+// The key of a stream. normal() and uniform() with this key and a counter i give the stream's i-th number.
+uint64_t stream_key_of(uint64_t seed, Stream stream) { return mix(seed) ^ mix(stream); }
 
 double draw(Kind kind, uint64_t seed, Stream stream, uint64_t i) {
-  const uint64_t key = key_of(seed, stream);
+  const uint64_t stream_key = stream_key_of(seed, stream);
   switch (kind) {
     case Kind::kUniform:
-      return uniform(key, i);
+      return uniform(stream_key, i);
     case Kind::kShifted:
-      return 32 + normal(key, i);
+      return 32 + normal(stream_key, i);
     case Kind::kOutlier: {  // one number in 1000 has a large term added
-      const uint64_t spikes = key_of(key, kOutliers);
+      const uint64_t spikes = stream_key_of(stream_key, kOutliers);
       const bool spike = uniform(spikes, 3 * i) < 0.001;  // 3 * i: any counter that is different for each i
-      return normal(key, i) + (spike ? 10 * normal(mix(spikes), i) : 0);
+      return normal(stream_key, i) + (spike ? 10 * normal(mix(spikes), i) : 0);
     }
     default:
-      return normal(key, i);
+      return normal(stream_key, i);
   }
 }
 
@@ -46,7 +46,8 @@ Tensor drawn(int rows, int cols, Kind kind, uint64_t seed, Stream stream) {
 // Whether all elements of value have one sign, and all of grad_out.
 bool is_one_signed(Kind kind) { return kind == Kind::kOneSigned || kind == Kind::kTies; }
 
-constexpr double kResidue = 2e-4;  // softmax weight of all keys that are not tied, together
+// Softmax weight of all keys that are not tied, together. It is far below the roundoff of bf16, 2^-9.
+constexpr double kResidue = 2e-4;
 
 // Makes query and key of the law "ties". Row i has the query sqrt(d) * e_c with c = i % d, so that its scores
 // (with the usual factor 1 / sqrt(d)) are column c of the keys. In each column, law.ties random keys get the
@@ -58,13 +59,15 @@ void plant_ties(Tensors& inputs, const InputLaw& law, uint64_t seed) {
   for (int i = 0; i < query.rows; ++i) query.at(i, i % d) = std::sqrt(d);
   // With a gap the largest score is 0, since a low-precision format resolves small gaps only near 0.
   const double top = law.gap > 0 ? 0 : 1;
-  const double fall = std::log(n / kResidue);  // n keys at top - fall have, together, the weight kResidue
+  // n keys at top - fall have, together, the weight kResidue; a spread of 0.25 changes it by a few percent.
+  const double fall = std::log(n / kResidue);
   for (int c = 0; c < d; ++c) {
     for (int j = 0; j < n; ++j)
-      key.at(j, c) = top - fall + 0.25 * normal(key_of(seed, kKey), uint64_t(c) * n + j);
-    uint64_t counter = uint64_t(c) << 32;
+      key.at(j, c) = top - fall + 0.25 * normal(stream_key_of(seed, kKey), uint64_t(c) * n + j);
+    uint64_t counter = uint64_t(c) << 32;  // each column has random numbers of its own
     for (int planted = 0; planted < std::min(law.ties, n);) {
-      const int j = static_cast<int>(uniform(key_of(seed, kTiePositions), counter++) * n);
+      const int j = static_cast<int>(uniform(stream_key_of(seed, kTiePositions), counter) * n);
+      ++counter;
       if (key.at(j, c) >= top - law.gap) continue;  // this key was chosen already
       key.at(j, c) = planted == 0 ? top : top - law.gap;
       ++planted;
@@ -111,7 +114,7 @@ Tensors other_inputs(const Shape& shape, const InputLaw& law, uint64_t seed) {
   // Unit class vectors and normal hidden states give logits of standard deviation 1, as in a new training.
   for (double& w : x["classes"].data) w /= std::sqrt(shape.d);
   for (int i = 0; i < shape.rows; ++i)
-    x["label"].at(i, 0) = std::floor(uniform(key_of(seed, kLabel), i) * shape.n);
+    x["label"].at(i, 0) = std::floor(uniform(stream_key_of(seed, kLabel), i) * shape.n);
   return x;
 }
 
@@ -131,7 +134,7 @@ std::optional<InputLaw> parse_input_law(std::string_view text) {
     if (text == name) return InputLaw{kind, 0, 0, name};
   const std::string whole(text);
   InputLaw law{Kind::kTies, 0, 0, whole};
-  int used = 0;
+  int used = 0;  // number of characters that sscanf() has read
   if (std::sscanf(whole.c_str(), "ties:%d%n", &law.ties, &used) != 1 || law.ties < 1) return std::nullopt;
   if (used == static_cast<int>(whole.size())) return law;
   int used_by_gap = 0;

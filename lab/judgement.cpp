@@ -11,14 +11,14 @@
 namespace foreshock::lab {
 namespace {
 
-// Limits of a result. The noise floor is the error of plain, unfused attention in the call's format.
-constexpr double kForwardGate = 2, kBackwardGate = 3;  // limits of the error, in noise floors
-constexpr double kBiasGate = 0.05, kBiasZ = 6;  // limits of the bias, in ulp and as z: mean / standard error
-constexpr size_t kBiasSlices = 16;              // with fewer slices the bias is not judged
+// Limits of a result, close to those of the agent's alarms (docs/attention-error.md). The noise floor is the
+// error of plain, unfused attention in the call's format.
+constexpr double kForwardGate = 2, kBackwardGate = 3;  // of the error, in noise floors
+constexpr double kBiasGate = 0.05, kBiasZ = 6;         // of the bias, in ulp and as z: mean / standard error
+constexpr size_t kBiasSlices = 16;                     // with fewer slices the bias is not judged
 
-// Upper bound of the relative error of the fp64 reference. shadow/reference.h derives it for the output of
-// its own reference; here it is assumed. Used as a floor for fp64 calls only: for other formats it is
-// negligible.
+// Upper bound of the relative error of the fp64 reference. shadow/reference.h states it for the output of its
+// own reference; here it is assumed. Used as a floor for fp64 calls only: for other formats it is negligible.
 constexpr double kReferenceError = 1e-13;
 
 struct Field {  // a result of the call
@@ -90,7 +90,7 @@ void zero_where_undefined(const Tensor& reference, Tensor* result) {
 
 // Compares the results of one slice with the reference. Elements without a finite reference are set to 0 in
 // all tensors, and so ignored: in the reference last, since it shows which they are. Such elements come from
-// NaN or Inf in the inputs; those of lse also from rows without keys, where out is 0.
+// NaN or Inf in the inputs; elements of lse also from rows without keys, where out is 0.
 Part part_of(Tensor own, Tensor plain, Tensor reference, const NumberFormat& format) {
   zero_where_undefined(reference, &own);
   zero_where_undefined(reference, &plain);
@@ -125,8 +125,8 @@ Pooled pooled(const std::vector<Part>& parts, Deviation Part::*deviation) {
   return {norm > 0 ? std::sqrt(error / norm) : std::sqrt(error), ulps > 0 ? outward / ulps : 0, z_of(slices)};
 }
 
-// Returns why the result fails, or "". lse does not fail if its reference is nowhere finite: it is -Inf in
-// rows without keys. If NaN in the inputs are the reason, out fails.
+// Returns why the result fails, or "". If the reference of lse is nowhere finite, lse does not fail: in rows
+// without keys lse is -Inf. If the reason is NaN in the inputs, out fails.
 std::string failure_of(const Verdict& v, size_t slices, bool is_fp64) {
   const double gate = is_backward(v.name) ? kBackwardGate : kForwardGate;
   const auto is_beyond = [](double ulp, double z) {
@@ -137,7 +137,7 @@ std::string failure_of(const Verdict& v, size_t slices, bool is_fp64) {
     std::snprintf(text, sizeof text, "%lld elements are not finite", static_cast<long long>(v.non_finite));
   else if (v.not_compared == v.values && v.name != "lse")
     std::snprintf(text, sizeof text, "nothing to compare: the reference is nowhere finite");
-  else if (!(v.ratio <= gate))
+  else if (!(v.ratio <= gate))  // true also if the ratio is NaN
     std::snprintf(text, sizeof text, "error %.3g times the noise floor (gate %.0f)", v.ratio, gate);
   else if (!is_fp64 && slices >= kBiasSlices && is_beyond(v.bias_ulp, v.bias_z) &&
            !is_beyond(v.rounded_bias_ulp, v.rounded_bias_z))
@@ -224,7 +224,8 @@ std::string read_call(const std::string& path, StoredCall* call) {
       return path + " needs q, k, v, out as [batch, heads, length, d] in fp64, fp32, bf16 or fp16";
   const StoredTensor &q = tensors.at("q"), &k = tensors.at("k");
   for (int64_t extent : {q.shape[0], q.shape[1], q.shape[2], q.shape[3], k.shape[1], k.shape[2]})
-    if (extent < 1 || extent > 1 << 20) return path + " has an empty or impossible shape";
+    if (extent < 1 || extent > 1 << 20)  // a larger extent is taken for an error of the file
+      return path + " has an empty or impossible shape";
   call->dtype = q.dtype;
   call->batch = static_cast<int>(q.shape[0]);
   call->heads = static_cast<int>(q.shape[1]);
@@ -263,6 +264,7 @@ std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>&
 
   const Tensor visible = visible_keys(call);
   parallel_for(slices, threads, [&](size_t slice) {
+    // b: batch element, h: kv-head.
     const int b = static_cast<int>(slice) / call.kv_heads, h = static_cast<int>(slice) % call.kv_heads;
     Tensors inputs{{"query", slice_of(call, "q", true, b, h)},
                    {"key", slice_of(call, "k", false, b, h)},

@@ -13,7 +13,7 @@
 namespace foreshock::lab {
 namespace {
 
-double ratio(double a, double b) { return a == 0 ? 0 : a / b; }  // 0 / 0 is 0
+double ratio(double a, double b) { return a == 0 ? 0 : a / b; }  // 0 for 0 / 0
 
 // 97.5 % quantile of Student's t: up to 30 degrees of freedom a table, then an expansion exact to 0.5 %.
 double student_t(size_t degrees) {
@@ -23,11 +23,11 @@ double student_t(size_t degrees) {
   return degrees <= std::size(kTable) ? kTable[degrees - 1] : 1.960 + 2.5 / static_cast<double>(degrees);
 }
 
-struct Sample {
+struct MeanAndError {
   double mean = 0, standard_error = 0;  // standard error of the mean; 0 for a single value
 };
 
-Sample sample_of(std::span<const double> values) {
+MeanAndError mean_and_error_of(std::span<const double> values) {
   const double count = static_cast<double>(values.size());
   double sum = 0, squares = 0;
   for (double v : values) sum += v;
@@ -59,7 +59,7 @@ Deviation deviation_of(const Tensor& result, const Tensor& reference, const Numb
     largest = std::max(largest, std::fabs(expected));
   }
   if (deviation.non_finite > 0) {
-    const double nan = std::numeric_limits<double>::quiet_NaN();
+    const double nan = std::numeric_limits<double>::quiet_NaN();  // for all figures but non_finite
     return {nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, deviation.non_finite};
   }
   deviation.mean_abs = sum / count;
@@ -73,16 +73,16 @@ Deviation deviation_of(const Tensor& result, const Tensor& reference, const Numb
 
 Interval interval_of(std::span<const double> values) {
   if (values.empty()) return {};
-  const Sample sample = sample_of(values);
-  if (values.size() < 2) return {sample.mean, sample.mean, sample.mean};
-  const double half = student_t(values.size() - 1) * sample.standard_error;
-  return {sample.mean, sample.mean - half, sample.mean + half};
+  const MeanAndError found = mean_and_error_of(values);
+  if (values.size() < 2) return {found.mean, found.mean, found.mean};
+  const double half = student_t(values.size() - 1) * found.standard_error;
+  return {found.mean, found.mean - half, found.mean + half};
 }
 
 double z_of(std::span<const double> values) {
   if (values.size() < 2) return 0;
-  const Sample sample = sample_of(values);
-  return ratio(sample.mean, sample.standard_error);
+  const MeanAndError found = mean_and_error_of(values);
+  return ratio(found.mean, found.standard_error);
 }
 
 namespace {
@@ -154,17 +154,17 @@ double largest_difference(const Tensor& a, const Tensor& b) {  // NaN if any dif
   return largest;
 }
 
-// Runs one group with the `seed`-th seed, counted from 0, and sets results[point][seed] for its points.
-void run_group(std::span<const Point> points, const Group& group, int seed,
+// Runs one group with one of its seeds, and sets results[point][seed_index] for its points.
+void run_group(std::span<const Point> points, const Group& group, int seed_index,
                std::vector<std::vector<Result>>& results) {
   const Point& first = points[group.points[0]];  // stands for all points of the group
   const Algorithm& plain = plain_of(find_algorithm(first.algorithm)->family);
-  const uint64_t seed_value = first.first_seed + seed;
+  const uint64_t seed = first.first_seed + seed_index;
   const auto inputs_in = [&](const NumberFormat& format) {
     return make_inputs({plain.family, first.rows, first.n, first.d}, *parse_input_law(first.input),
-                       first.scale, seed_value, format);
+                       first.scale, seed, format);
   };
-  Arithmetic plain_arithmetic = arithmetic_of(first, seed_value);
+  Arithmetic plain_arithmetic = arithmetic_of(first, seed);
   // The operands of a matrix product are in the format itself, other inputs in storage format (fp8: bf16).
   const bool in_format = plain.family == Family::kMatrixProduct;
   const Tensors inputs = inputs_in(in_format ? plain_arithmetic.format() : plain_arithmetic.storage());
@@ -180,15 +180,16 @@ void run_group(std::span<const Point> points, const Group& group, int seed,
   const auto plain_deviation = deviations(plain_results, reference, plain_arithmetic);
   for (size_t index : group.points) {
     const Point& point = points[index];
-    Arithmetic arithmetic = arithmetic_of(point, seed_value);
+    Arithmetic arithmetic = arithmetic_of(point, seed);
     const Tensors own = find_algorithm(point.algorithm)->run(inputs, settings_of(point), arithmetic);
-    Result& result = results[index][seed];
+    Result& result = results[index][seed_index];
     result = {deviations(own, reference, arithmetic), plain_deviation, {}};
     for (const auto& [name, tensor] : own)
       result.from_plain[name] = largest_difference(tensor, plain_results.at(name));
   }
 }
 
+// Unlike ratio(), this is 1 for 0 / 0: two exact results are equally good.
 double error_ratio(double own, double plain) { return own == 0 && plain == 0 ? 1 : own / plain; }
 
 // Summarises one output tensor of a point; `results` has the result of each seed.
@@ -260,7 +261,8 @@ std::string why_not(const Point& p) {  // later checks use names that earlier ch
 double bytes_needed(const Point& p) {
   const double n = p.n, d = p.d, rows = p.rows;
   const Family family = find_algorithm(p.algorithm)->family;
-  // `tensors`: elements of inputs, results and transposes. `scores`: of matrices rows x keys. Upper bounds.
+  // Numbers of elements, estimated to be too large rather than too small. `tensors`: of inputs, results and
+  // transposes. `scores`: of all matrices of size rows x keys.
   const double tensors =
       family == Family::kConvolution ? 40 * d * n * n + rows * (n * n + d * 9) : 6 * (rows + 2 * n) * d;
   const double scores = family == Family::kConvolution ? 0 : (p.backward ? 10 : 5) * rows * n;
@@ -271,7 +273,7 @@ std::vector<Measurement> measure(std::span<const Point> points, int threads, con
   const std::vector<Group> groups = groups_of(points);
   std::vector<std::pair<const Group*, int>> tasks;
   for (const Group& group : groups)
-    for (int seed = 0; seed < group.seeds; ++seed) tasks.emplace_back(&group, seed);
+    for (int seed_index = 0; seed_index < group.seeds; ++seed_index) tasks.emplace_back(&group, seed_index);
   std::vector<std::vector<Result>> results(points.size());
   for (size_t i = 0; i < points.size(); ++i) results[i].resize(points[i].seeds);
 

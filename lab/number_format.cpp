@@ -1,4 +1,4 @@
-// The table of floating-point formats and the spacing (ulp) of their numbers. `precision` has the hidden bit.
+// The table of floating-point formats and the spacing (ulp) of numbers. `precision` counts the hidden bit.
 #include "lab/number_format.h"
 
 #include <algorithm>
@@ -36,7 +36,8 @@ double NumberFormat::unit_roundoff() const { return std::ldexp(1.0, -precision);
 
 double NumberFormat::ulp(double x) const {
   // Uses bits, for speed, since ulp() is called for every element. `below` is the largest power of two <=
-  // |x|, or 0. The subnormal numbers of a format are as far apart as its smallest normal numbers.
+  // |x|, or 0. The subnormal numbers of a format are as far apart as its smallest normal numbers. For NaN and
+  // infinity the result is that for 0.
   const auto power = [](int exponent) {  // 2^exponent
     return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
   };
@@ -47,6 +48,7 @@ double NumberFormat::ulp(double x) const {
 
 std::optional<NumberFormat> parse_format(std::string_view text) {
   const std::string name(text);
+  // Name, precision, exponent of the smallest normal number, largest number, overflow.
   if (name == "fp64") return NumberFormat{name, 53, -1022, largest(53, 1023), Overflow::kInfinity};
   if (name == "fp32") return NumberFormat{name, 24, -126, largest(24, 127), Overflow::kInfinity};
   if (name == "tf32") return NumberFormat{name, 11, -126, largest(11, 127), Overflow::kInfinity};

@@ -15,7 +15,8 @@ Tensors convolution_direct(const Tensors& inputs, const Settings&, Arithmetic& a
   const Tensor& image = inputs.at("image");
   Tensor filter = inputs.at("filter");
   const int side = static_cast<int>(std::lround(std::sqrt(image.cols))), out_side = side - 2;
-  // Column `pixel` has the input pixels on which output pixel `pixel` depends, 3 x 3 in each channel.
+  // Column `pixel` has the input pixels on which output pixel `pixel` depends. Row `tap` has, in column
+  // `pixel`, number tap % 9 of the 3 x 3 input pixels in channel tap / 9.
   Tensor patches(image.rows * 9, out_side * out_side);
   for (int tap = 0; tap < patches.rows; ++tap)
     for (int pixel = 0; pixel < patches.cols; ++pixel) {
@@ -34,7 +35,7 @@ namespace {
 // The matrices of the Winograd convolution of a tile: out = at [(g filter g^T) * (bt image bt^T)] at^T, where
 // * is elementwise. g, bt and at are G, B^T and A^T of Lavin and Gray (arXiv 1509.09308).
 struct Transform {
-  int tile;  // outputs per side of a tile
+  int tile_side;  // outputs per side of a tile
   Tensor bt, g, at;
 };
 
@@ -87,10 +88,10 @@ Tensor sandwich(const Tensor& m, const Tensor& x, const Arithmetic& arithmetic) 
 }
 
 // The transformed 3 x 3 filter of an output channel and an input channel.
-Tensor transformed_filter(const Transform& t, const Tensor& filter, int out, int channel,
+Tensor transformed_filter(const Transform& t, const Tensor& filter, int out_channel, int channel,
                           const Arithmetic& arithmetic) {
   Tensor taps(3, 3);
-  std::copy_n(filter.row(out) + channel * 9, 9, taps.data.begin());
+  std::copy_n(filter.row(out_channel) + channel * 9, 9, taps.data.begin());
   return sandwich(t.g, taps, arithmetic);
 }
 
@@ -108,8 +109,9 @@ Tensor transformed_image(const Transform& t, const Tensor& image, int side, int 
 Tensors winograd(const Transform& t, const Tensors& inputs, Arithmetic& arithmetic) {
   const Tensor &image = inputs.at("image"), &filter = inputs.at("filter");
   const int side = static_cast<int>(std::lround(std::sqrt(image.cols))), out_side = side - 2;
-  const int channels = image.rows, out_channels = filter.rows, per_side = (out_side + t.tile - 1) / t.tile;
-  const int tiles = per_side * per_side, positions = t.bt.rows * t.bt.rows;
+  const int channels = image.rows, out_channels = filter.rows,
+            tiles_per_side = (out_side + t.tile_side - 1) / t.tile_side;
+  const int tiles = tiles_per_side * tiles_per_side, positions = t.bt.rows * t.bt.rows;
 
   // One matrix per position of the transformed tile, so that the sum over channels is a matrix product.
   std::vector<Tensor> left(positions, Tensor(out_channels, channels)),
@@ -120,7 +122,7 @@ Tensors winograd(const Transform& t, const Tensors& inputs, Arithmetic& arithmet
       for (int p = 0; p < positions; ++p) left[p].at(o, c) = transformed.data[p];
     }
     for (int tile = 0; tile < tiles; ++tile) {
-      const int y0 = tile / per_side * t.tile, x0 = tile % per_side * t.tile;
+      const int y0 = tile / tiles_per_side * t.tile_side, x0 = tile % tiles_per_side * t.tile_side;
       const Tensor transformed = transformed_image(t, image, side, c, y0, x0, arithmetic);
       for (int p = 0; p < positions; ++p) right[p].at(c, tile) = transformed.data[p];
     }
@@ -137,9 +139,9 @@ Tensors winograd(const Transform& t, const Tensors& inputs, Arithmetic& arithmet
       Tensor product(t.bt.rows, t.bt.rows);
       for (int p = 0; p < positions; ++p) product.data[p] = products[p].at(o, tile);
       const Tensor outputs = sandwich(t.at, product, arithmetic);
-      const int y0 = tile / per_side * t.tile, x0 = tile % per_side * t.tile;
-      for (int dy = 0; dy < t.tile && y0 + dy < out_side; ++dy)
-        for (int dx = 0; dx < t.tile && x0 + dx < out_side; ++dx)
+      const int y0 = tile / tiles_per_side * t.tile_side, x0 = tile % tiles_per_side * t.tile_side;
+      for (int dy = 0; dy < t.tile_side && y0 + dy < out_side; ++dy)
+        for (int dx = 0; dx < t.tile_side && x0 + dx < out_side; ++dx)
           out.at(o, (y0 + dy) * out_side + x0 + dx) = outputs.at(dy, dx);
     }
   arithmetic.store(out);
@@ -186,10 +188,10 @@ Tensors softmax_online(const Tensors& inputs, const Settings& settings, Arithmet
   for (int i = 0; i < out.rows; ++i) {
     double maximum = -std::numeric_limits<double>::infinity(), sum = 0;
     for (int first = 0; first < out.cols; first += settings.tiling.block_k) {
-      const int last = std::min(first + settings.tiling.block_k, out.cols);
-      const double raised = std::max(maximum, *std::max_element(out.row(i) + first, out.row(i) + last));
+      const int end = std::min(first + settings.tiling.block_k, out.cols);
+      const double raised = std::max(maximum, *std::max_element(out.row(i) + first, out.row(i) + end));
       double part = 0;  // the block's sum of exp(logit - raised); `sum` is scaled to `raised` below
-      for (int j = first; j < last; ++j)
+      for (int j = first; j < end; ++j)
         part = arithmetic.in_register(part + arithmetic.exp(arithmetic.in_register(out.at(i, j) - raised)));
       const double scaled = arithmetic.store(arithmetic.store(arithmetic.exp(maximum - raised)) * sum);
       sum = arithmetic.store(scaled + arithmetic.store(part));
@@ -211,7 +213,7 @@ struct Moments {
 
 using MomentsOf = Moments (*)(const double* x, int count, const Arithmetic& arithmetic);
 
-Moments two_pass(const double* x, int count, const Arithmetic& arithmetic) {
+Moments two_pass_moments(const double* x, int count, const Arithmetic& arithmetic) {
   double sum = 0, squares = 0;
   for (int j = 0; j < count; ++j) sum = arithmetic.in_register(sum + x[j]);
   const double mean = arithmetic.in_register(sum / count);
@@ -222,7 +224,7 @@ Moments two_pass(const double* x, int count, const Arithmetic& arithmetic) {
   return {mean, arithmetic.in_register(squares / count)};
 }
 
-Moments fused(const double* x, int count, const Arithmetic& arithmetic) {
+Moments fused_moments(const double* x, int count, const Arithmetic& arithmetic) {
   double sum = 0, squares = 0;
   for (int j = 0; j < count; ++j) {
     sum = arithmetic.in_register(sum + x[j]);
@@ -234,7 +236,7 @@ Moments fused(const double* x, int count, const Arithmetic& arithmetic) {
   return {mean, variance > 0 ? variance : 0};  // cancellation can make it negative
 }
 
-Moments welford(const double* x, int count, const Arithmetic& arithmetic) {
+Moments welford_moments(const double* x, int count, const Arithmetic& arithmetic) {
   double mean = 0, squares = 0;
   for (int j = 0; j < count; ++j) {
     const double before = arithmetic.in_register(x[j] - mean);
@@ -260,13 +262,13 @@ Tensors layer_norm(MomentsOf moments_of, const Tensors& inputs, Arithmetic& arit
 }  // namespace
 
 Tensors layer_norm_two_pass(const Tensors& inputs, const Settings&, Arithmetic& arithmetic) {
-  return layer_norm(two_pass, inputs, arithmetic);
+  return layer_norm(two_pass_moments, inputs, arithmetic);
 }
 Tensors layer_norm_fused(const Tensors& inputs, const Settings&, Arithmetic& arithmetic) {
-  return layer_norm(fused, inputs, arithmetic);
+  return layer_norm(fused_moments, inputs, arithmetic);
 }
 Tensors layer_norm_welford(const Tensors& inputs, const Settings&, Arithmetic& arithmetic) {
-  return layer_norm(welford, inputs, arithmetic);
+  return layer_norm(welford_moments, inputs, arithmetic);
 }
 
 namespace {
@@ -291,11 +293,11 @@ double log_sum_exp_of(const Tensor& logits, int i, int chunk, Keep keep, Arithme
   };
   double maximum = -std::numeric_limits<double>::infinity(), sum = 0;
   for (int first = 0; first < logits.cols; first += chunk) {
-    const int last = std::min(first + chunk, logits.cols);
-    const double chunk_maximum = *std::max_element(logits.row(i) + first, logits.row(i) + last);
+    const int end = std::min(first + chunk, logits.cols);
+    const double chunk_maximum = *std::max_element(logits.row(i) + first, logits.row(i) + end);
     const double raised = std::max(maximum, kept(chunk_maximum));
     double part = 0;
-    for (int j = first; j < last; ++j)
+    for (int j = first; j < end; ++j)
       part = arithmetic.in_register(part + arithmetic.exp(arithmetic.in_register(logits.at(i, j) - raised)));
     sum = kept(kept(kept(arithmetic.exp(maximum - raised)) * sum) + kept(part));
     maximum = raised;

@@ -36,7 +36,8 @@ HWY_INLINE V fused(D d, V a, V b, V c) {
 #endif
 }
 
-// Adds kRows rows of a times two vectors of columns of b to c. `columns`: padded row length of b and c.
+// Adds the product of kRows rows of a and two vectors of columns of b to c. `depth`: columns of a, rows of b.
+// `columns`: padded row length of b and c.
 template <class T, int kRows>
 void tile(const T* a, const T* b, T* c, int depth, size_t columns) {
   const hn::ScalableTag<T> d;
@@ -56,12 +57,13 @@ void tile(const T* a, const T* b, T* c, int depth, size_t columns) {
     for (int v = 0; v < 2; ++v) hn::StoreU(sum[r][v], d, c + r * columns + v * lanes);
 }
 
-// c += a * b. Each element of c is one chain of fused multiply-adds. rows: a multiple of kRows.
+// c += a * b. Each element of c is one chain of fused multiply-adds. rows must be a multiple of kRows,
+// columns of tile_columns.
 template <class T>
 void chain_of(const T* a, const T* b, T* c, int rows, int depth, size_t columns) {
-  constexpr int kRows = 4;
-  const size_t pair = 2 * hn::Lanes(hn::ScalableTag<T>());
-  for (size_t j = 0; j < columns; j += pair)
+  constexpr int kRows = 4;  // rows of a tile, whose 2 * kRows sums fit into vector registers
+  const size_t tile_columns = 2 * hn::Lanes(hn::ScalableTag<T>());
+  for (size_t j = 0; j < columns; j += tile_columns)
     for (int i = 0; i < rows; i += kRows)
       tile<T, kRows>(a + static_cast<size_t>(i) * depth, b + j, c + i * columns + j, depth, columns);
 }
@@ -107,7 +109,8 @@ void multiply_add_chain(Chain chain, const Tensor& a, const Tensor& b, Tensor& c
   for (int i = 0; i < c.rows; ++i) std::copy_n(sum.begin() + static_cast<size_t>(i) * cols, c.cols, c.row(i));
 }
 
-// Adds x to an expansion (Shewchuk): numbers without common bits, smallest first, with their sum as value.
+// Adds x to an expansion (Shewchuk): numbers whose bits do not overlap, smallest first. Its value is their
+// sum.
 void grow(std::vector<double>& expansion, double x) {
   size_t kept = 0;
   for (double y : expansion) {
@@ -134,8 +137,9 @@ double rounded(const std::vector<double>& expansion) {
     if (low != 0) break;
   }
   if (n > 0 && ((low < 0 && expansion[n - 1] < 0) || (low > 0 && expansion[n - 1] > 0))) {
-    const double twice = 2 * low, other = high + twice;
-    if (twice == other - high) high = other;
+    // If and only if `low` is half an ulp of `high`, 2 * low is a signed ulp and this sum is exact.
+    const double ulp = 2 * low, other = high + ulp;
+    if (ulp == other - high) high = other;
   }
   return high;
 }

@@ -25,7 +25,7 @@ using V = hn::Vec<D>;
 // Constants of a format. A binade is a power of two, and stands for the numbers from it up to the next one.
 struct Bounds {
   V smallest_binade, beyond_largest;  // binade of the smallest normal number; the binade after max_finite's
-  V spacing, max_finite;              // spacing: distance of neighbouring numbers in binade 1
+  V spacing, max_finite;              // spacing: distance of neighbouring numbers between 1 and 2
   V overflow, finite_overflow;        // the results for infinity; for a finite value beyond max_finite
 };
 

@@ -1,5 +1,6 @@
 // Defines the sweeps of `foreshock lab`, and writes their results as JSON, page and table. A sweep measures a
-// list of points. A point has one value for each axis: algorithm (see algorithm.cpp), format, input, ...
+// list of points. A point has one value for each axis: algorithm (see algorithm.cpp), format, input, ... An
+// axis that a sweep does not set has its default (measure.h): bf16, normal inputs, 1024 keys, 8 seeds, ...
 #include "lab/study.h"
 
 #include <algorithm>
@@ -122,7 +123,7 @@ const Names kFp8Units{"exact", "fp32", "hopper_fp8", "hopper_fp8_promoted", "bla
 std::vector<Point> with_units(const Point& bf16) {
   Point fp8 = bf16;
   fp8.format = "e4m3";
-  if (fp8.algorithm == "flash2_shipped") fp8.algorithm = "flash3_fp8";
+  if (fp8.algorithm == "flash2_shipped") fp8.algorithm = "flash3_fp8";  // attention for fp8
   std::vector<Point> points = vary({bf16}, &Point::accumulator, kBf16Units);
   const std::vector<Point> fp8_points = vary({fp8}, &Point::accumulator, kFp8Units);
   points.insert(points.end(), fp8_points.begin(), fp8_points.end());
@@ -337,7 +338,7 @@ ordered_json drawings(const Study& study) {
 
 using Row = std::vector<std::string>;
 
-// Number of characters; a multi-byte character of UTF-8 counts as one.
+// Number of characters in UTF-8: all bytes count but continuation bytes (10xxxxxx).
 size_t width_of(const std::string& text) {
   return static_cast<size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
@@ -480,7 +481,12 @@ void replace(std::string& page, const std::string& marker, const std::string& te
 // Escapes '<' in JSON, so that no string in it can close the page's script element, which contains the JSON.
 std::string escape_for_script(const std::string& json) {
   std::string text;
-  for (char c : json) c == '<' ? text += "\\u003c" : text += c;
+  for (char c : json) {
+    if (c == '<')
+      text += "\\u003c";
+    else
+      text += c;
+  }
   return text;
 }
 

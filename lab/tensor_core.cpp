@@ -17,6 +17,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+// foreach_target.h includes this file several times, but these types must be defined once.
 #ifndef FORESHOCK_LAB_TENSOR_CORE_OPERANDS
 #define FORESHOCK_LAB_TENSOR_CORE_OPERANDS
 namespace foreshock::lab {
@@ -88,7 +89,7 @@ HWY_INLINE void fused_step(const Accumulator& unit, const double* a, const doubl
       sum[r] = hn::Add(sum[r], hn::Trunc(hn::Mul(product, scale[r])));
     }
   }
-  const V ulp = hn::Set(d, std::ldexp(1.0, -unit.fraction_bits));
+  const V ulp = hn::Set(d, std::ldexp(1.0, -unit.fraction_bits));  // largest[r] * ulp equals 1 / scale[r]
   for (int r = 0; r < kRows; ++r)
     c[r] = truncated(hn::Mul(sum[r], hn::Mul(largest[r], ulp)), unit.output_bits);
 }
@@ -224,7 +225,7 @@ double tensor_core_dot(const Accumulator& unit, const NumberFormat& format, cons
       right.push_back(operand(format, b[static_cast<size_t>(i) * b_stride]));
     }
     sum = scalar_step(unit, format, left.data(), right.data(), static_cast<int>(left.size()), sum);
-    const int done = k + unit.step;
+    const int done = k + unit.step;  // products added so far; more than `count` after a last, shorter step
     if (unit.promotion && (done % unit.promotion == 0 || done >= count)) {
       promoted = static_cast<float>(promoted + sum);
       sum = 0;

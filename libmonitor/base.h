@@ -98,6 +98,8 @@ class DeferredSteps {
 
 using Word = uint64_t;
 
+// FORESHOCK_INTEGERS(X) lists the integer registers for arguments, FORESHOCK_DOUBLES(X) the floating-point
+// registers, with X around each name.
 #if defined(__x86_64__)
 #define FORESHOCK_INTEGERS(X) X(w0), X(w1), X(w2), X(w3), X(w4), X(w5)
 inline constexpr int kIntegerRegisters = 6;

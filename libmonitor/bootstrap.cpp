@@ -29,7 +29,7 @@ namespace {
 
 struct Search {
   const char* name;  // a file name ("libtorch_cpu.so"), or the beginning of one ("libtorch")
-  int skip;          // number of matches to ignore
+  int skip;          // number of matches still to ignore
   char path[512];    // the result
 };
 
@@ -39,11 +39,15 @@ int match_name(dl_phdr_info* info, size_t, void* data) {
   auto* search = static_cast<Search*>(data);
   const char* slash = std::strrchr(info->dlpi_name, '/');
   const size_t length = std::strlen(info->dlpi_name), name_length = std::strlen(search->name);
-  if (slash == nullptr || length >= sizeof search->path) return 0;
+  if (slash == nullptr || length >= sizeof search->path) return 0;  // the program has an empty name here
   if (std::strncmp(slash + 1, search->name, name_length) != 0) return 0;
   const bool is_file_name = std::strstr(search->name, ".so") != nullptr;
   const char next = slash[1 + name_length];  // '.' if a distribution appends a version: libtorch_cpu.so.2.6
-  if ((is_file_name && next != '\0' && next != '.') || search->skip-- > 0) return 0;
+  if (is_file_name && next != '\0' && next != '.') return 0;
+  if (search->skip > 0) {
+    --search->skip;
+    return 0;
+  }
   std::memcpy(search->path, info->dlpi_name, length + 1);
   return 1;
 }
@@ -68,6 +72,7 @@ bool read_assignment(const char* text, const char* name, char* value, size_t cap
     const char* begin = std::strpbrk(equals, "'\"\n");
     if (begin == nullptr || *begin == '\n') continue;
     const char* end = std::strchr(begin + 1, *begin);
+    // Without a closing quote, `length` is set to a value that is refused below.
     const size_t length = end != nullptr ? static_cast<size_t>(end - begin - 1) : capacity;
     if (length == 0 || length >= capacity) return false;
     std::memcpy(value, begin + 1, length);
@@ -155,6 +160,7 @@ void load_adapter_for(const char* torch, const char* adapters) {
   if (dlopen == nullptr || dlsym == nullptr) return g_process.off("adapter_not_loadable");  // weak
   char version[64], commit[64], path[700];
   if (!read_torch_version(torch, version, commit)) return g_process.off("torch_version_unknown");
+  // The folder's name has the first 12 digits of the commit.
   std::snprintf(path, sizeof path, "%s/torch-%s-%.12s/adapter.so", adapters, version, commit);
   if (access(path, R_OK) != 0) return g_process.off("adapter_missing");
   make_symbols_global();
@@ -235,6 +241,7 @@ void load_adapter() {
   if (!find_mapped("libtorch_cpu.so", &torch)) return;
   const SafeEnvironment variables;
   const char* adapters = option_value(variables, OptionId::kAdapters);
+  // read_environment() returns false if this process is not to be monitored.
   if (!read_environment(variables, &settings) || *adapters == '\0') return;
   if (!done.test_and_set()) load_adapter_for(torch.path, adapters);
 }
@@ -252,7 +259,7 @@ struct Object;  // PyObject
 
 // Finds a function or variable of Python, in the program or in a library loaded with RTLD_LOCAL.
 template <class T>
-bool find(const char* name, T** found) {
+bool find_in_python(const char* name, T** found) {
   void* symbol = dlsym != nullptr ? dlsym(RTLD_DEFAULT, name) : nullptr;  // weak
   if (symbol == nullptr) symbol = find_in_mapped("libpython3", name);
   *found = reinterpret_cast<T*>(symbol);
@@ -262,11 +269,12 @@ bool find(const char* name, T** found) {
 bool holds_python_lock() {  // the GIL
   int (*is_initialized)() = nullptr;
   int (*is_lock_held)() = nullptr;
-  return find("Py_IsInitialized", &is_initialized) && find("PyGILState_Check", &is_lock_held) &&
-         is_initialized() != 0 && is_lock_held() != 0;
+  return find_in_python("Py_IsInitialized", &is_initialized) &&
+         find_in_python("PyGILState_Check", &is_lock_held) && is_initialized() != 0 && is_lock_held() != 0;
 }
 
-// Functions of Python. An Object that is not "borrowed" must be passed to release() later.
+// Functions of Python; find_all() has their names there. An Object that is not "borrowed" must be passed to
+// release() later.
 struct Python {
   Object* (*locals)();                               // borrowed reference
   Object* (*item)(Object* dict, const char* name);   // borrowed reference
@@ -278,10 +286,11 @@ struct Python {
   void (*forget_error)();
 
   bool find_all() {
-    return find("PyEval_GetLocals", &locals) && find("PyDict_GetItemString", &item) &&
-           find("PyTuple_GetItem", &element) && find("PyObject_GetAttrString", &attribute) &&
-           find("PyUnicode_EncodeFSDefault", &bytes) && find("PyBytes_AsString", &text) &&
-           find("Py_DecRef", &release) && find("PyErr_Clear", &forget_error);
+    return find_in_python("PyEval_GetLocals", &locals) && find_in_python("PyDict_GetItemString", &item) &&
+           find_in_python("PyTuple_GetItem", &element) &&
+           find_in_python("PyObject_GetAttrString", &attribute) &&
+           find_in_python("PyUnicode_EncodeFSDefault", &bytes) && find_in_python("PyBytes_AsString", &text) &&
+           find_in_python("Py_DecRef", &release) && find_in_python("PyErr_Clear", &forget_error);
   }
 };
 
@@ -319,11 +328,13 @@ bool read_imported_file(char (&path)[4096]) {
   return is_known;
 }
 
-// Makes the import fail with this ImportError. The module's initialization must then return null.
+// Makes the import fail with an ImportError that has this text. The module's initialization must then return
+// null.
 void refuse_import(const char* text) {
   void (*set_error)(Object * type, const char* text) = nullptr;
   Object** type = nullptr;
-  if (holds_python_lock() && find("PyErr_SetString", &set_error) && find("PyExc_ImportError", &type))
+  if (holds_python_lock() && find_in_python("PyErr_SetString", &set_error) &&
+      find_in_python("PyExc_ImportError", &type))
     set_error(*type, text);
 }
 
@@ -361,6 +372,8 @@ void* init_module(const void* ours) {
     return nullptr;
   }
   void* module = real();
+  // The adapter needs a torch that is initialized, so the initModule of other modules does not load it. `own`
+  // shows which module is imported; `visible` may belong to another tool.
   if (module != nullptr && is_init_module_of_torch(own != nullptr ? own : visible, ours)) load_adapter();
   return module;
 }
@@ -368,7 +381,7 @@ void* init_module(const void* ours) {
 }  // namespace
 }  // namespace foreshock
 
-// Not part of hook.h: only the dynamic linker calls it.
+// Not declared in hook.h: the dynamic linker finds it by name for torch.
 extern "C" FORESHOCK_EXPORT void* initModule(void) {
   return foreshock::init_module(reinterpret_cast<void*>(&initModule));
 }

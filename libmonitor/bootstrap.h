@@ -19,7 +19,7 @@ void* find_in_mapped(const char* library, const char* function, const char* vers
                      const void* ours = nullptr);
 
 // Returns the definition that a caller of `ours` would get without libforeshock.so: the next definition in
-// the global order of the dynamic linker. If that order has no other, the function may have been loaded with
+// the global order of the dynamic linker. If there is none, the function may have been loaded with
 // RTLD_LOCAL; then `library` is searched, then all mapped libraries.
 void* find_original(const char* library, const char* function, const char* version, const void* ours);
 

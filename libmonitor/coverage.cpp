@@ -49,7 +49,7 @@ int attention_pass_of_kernel(const char* symbol) {
 }
 
 // Exclusive access to the counter; false if another thread has it. Then the event is dropped, and the next
-// Turn marks all graphs as unknown: the dropped event may have destroyed one whose handle is now reused.
+// Turn marks all graphs as unknown: the dropped event may have destroyed a graph whose handle is now reused.
 class CudaGraphCounter::Turn {
  public:
   explicit Turn(CudaGraphCounter* counter) : lock_(counter->busy_) {
@@ -74,7 +74,8 @@ void CudaGraphCounter::mark_all_unknown() {
   for (Graph& graph : graphs_) graph = {};  // a graph without an entry is unknown
 }
 
-// Returns the recording of the stream and removes it from the table; if it has none, `stream` is 0.
+// Removes the recording of the stream from the table and returns it. If the stream has none, the returned
+// recording has stream 0.
 CudaGraphCounter::Recording CudaGraphCounter::remove_recording(uintptr_t stream) {
   for (Recording& recording : recordings_) {
     if (stream == 0 || recording.stream != stream) continue;
@@ -113,7 +114,7 @@ void CudaGraphCounter::begin(uintptr_t stream, uintptr_t body, const PassCalls& 
     active_recordings_.store(others + 1, std::memory_order_relaxed);
     return;
   }
-  has_overflowed_ = true;  // ends can no longer be matched with begins, so the recorded graphs are unknown
+  has_overflowed_ = true;  // some begins are not stored, so all graphs recorded at this time are unknown
 }
 
 void CudaGraphCounter::end_recording(uintptr_t stream, uintptr_t graph, const PassCalls& so_far) {
@@ -125,21 +126,24 @@ void CudaGraphCounter::end_recording(uintptr_t stream, uintptr_t graph, const Pa
   if (was_seen && active_recordings_.load(std::memory_order_relaxed) == 0)
     for (uint32_t pass = 0; pass < kPasses; ++pass)
       add(recorded_[pass], so_far.of[pass] - calls_before_all_.of[pass]);
-  uint64_t calls[kPasses], all = 0;
-  for (uint32_t pass = 0; pass < kPasses; ++pass)
-    all += calls[pass] = so_far.of[pass] - ended.before.of[pass];
+  uint64_t calls[kPasses], calls_of_both = 0;  // not used if the begin was not seen
+  for (uint32_t pass = 0; pass < kPasses; ++pass) {
+    calls[pass] = so_far.of[pass] - ended.before.of[pass];
+    calls_of_both += calls[pass];
+  }
   // Calls in the body of a conditional node, or in a recording whose begin was not seen, were also counted
   // for the recordings that are still active. These become unknown. (Without a begin and a graph, nothing was
   // recorded.)
-  const bool is_body_with_calls = ended.body != 0 && all != 0;
+  const bool is_body_with_calls = ended.body != 0 && calls_of_both != 0;
   if (was_seen ? is_body_with_calls : graph != 0) mark_recordings_unknown();
   const bool is_known = was_seen && ended.is_alone && !has_overflowed_;
   Graph* entry = nullptr;  // of the graph that gets the calls; null: no graph gets them
   if (ended.body == 0)
     entry = graph != 0 ? add_graph(graph) : nullptr;
-  else if (all != 0)
+  else if (calls_of_both != 0)
     entry = graph_of(ended.body);
-  for (uint32_t pass = 0; entry != nullptr && pass < kPasses; ++pass)  // a body may be recorded in pieces
+  // The calls are added to those of the entry: a body may be recorded in pieces. A new entry has 0 calls.
+  for (uint32_t pass = 0; entry != nullptr && pass < kPasses; ++pass)
     calls[pass] = entry->calls[pass] != kUnknown ? calls[pass] + entry->calls[pass] : kUnknown;
   for (uint32_t pass = 0; entry != nullptr && pass < kPasses; ++pass)
     entry->calls[pass] = is_known && calls[pass] < kUnknown ? static_cast<uint32_t>(calls[pass]) : kUnknown;
@@ -151,8 +155,11 @@ void CudaGraphCounter::end_step() {
     return;
   const TryLock lock(busy_);
   if (!lock) return;  // the next step tries again
-  for (Recording& recording : recordings_)
-    if (recording.stream != 0 && ++recording.steps > kMostRecordingSteps) remove_recording(recording.stream);
+  for (Recording& recording : recordings_) {
+    if (recording.stream == 0) continue;  // unused entry
+    ++recording.steps;
+    if (recording.steps > kMostRecordingSteps) remove_recording(recording.stream);
+  }
 }
 
 CudaGraphCounter::Graph* CudaGraphCounter::graph_of(uintptr_t handle) {
@@ -177,7 +184,8 @@ void CudaGraphCounter::clone(uintptr_t graph, uintptr_t clone) {
   const Turn turn(this);
   if (!turn) return;
   const Graph* known = graph_of(graph);
-  const Graph original = known != nullptr ? *known : Graph{};  // add_graph() may reuse its entry
+  // A copy, since add_graph() may reuse the entry `known`.
+  const Graph original = known != nullptr ? *known : Graph{};
   Graph* made = known != nullptr ? add_graph(clone) : graph_of(clone);
   for (uint32_t pass = 0; made != nullptr && pass < kPasses; ++pass)
     made->calls[pass] = known != nullptr ? original.calls[pass] : kUnknown;
@@ -197,7 +205,8 @@ void CudaGraphCounter::destroy_executable(uintptr_t executable) {
 // with `add` a free entry, whose handle is 0 (never used) or kGone (destroyed), or null if the table is full.
 // Any thread may call it; with `add` the thread must hold the lock.
 CudaGraphCounter::Executable* CudaGraphCounter::executable_of(uintptr_t handle, bool add) {
-  // Multiplicative hashing into 10 bits. The low bits are dropped first, since handles are aligned addresses.
+  // Multiplicative hashing (by 2^64 / golden ratio) into 10 bits. The low 4 bits are dropped first, since
+  // handles are aligned addresses.
   const auto first = static_cast<uint32_t>((handle >> 4) * 0x9e3779b97f4a7c15u >> 54);
   static_assert(kExecutables == 1u << 10);
   Executable* free = nullptr;
@@ -240,18 +249,18 @@ uint64_t CudaGraphCounter::calls_in_graphs() const {
 
 void CudaGraphCounter::store(segment::Coverage* coverage) const {
   // Totals only grow. Several threads may store at once, so a smaller value must not overwrite a larger one.
-  const auto store = [](uint64_t& to, const std::atomic<uint64_t>& from) {
+  const auto store_if_larger = [](uint64_t& to, const std::atomic<uint64_t>& from) {
     const std::atomic_ref<uint64_t> word(to);
     const uint64_t now = from.load(std::memory_order_relaxed);
     uint64_t stored = word.load(std::memory_order_relaxed);
     while (stored < now && !word.compare_exchange_weak(stored, now, std::memory_order_relaxed)) {
     }
   };
-  store(coverage->graph_launches, launches_);
-  store(coverage->unknown_launches, unknown_launches_);
+  store_if_larger(coverage->graph_launches, launches_);
+  store_if_larger(coverage->unknown_launches, unknown_launches_);
   for (uint32_t pass = 0; pass < kPasses; ++pass) {
-    store(coverage->recorded_calls[pass], recorded_[pass]);
-    store(coverage->launched_calls[pass], launched_[pass]);
+    store_if_larger(coverage->recorded_calls[pass], recorded_[pass]);
+    store_if_larger(coverage->launched_calls[pass], launched_[pass]);
   }
 }
 
@@ -339,7 +348,7 @@ void KernelCounter::finish(KernelCountState state, segment::Coverage* coverage) 
     enable(0);
     library_.unsubscribe(subscriber_);
   }
-  *this = {};
+  *this = {};  // steps_ is 0, so end_step() does nothing from now on
   store_state(state, coverage);
 }
 

@@ -37,7 +37,7 @@ struct SubscriberParams {  // of subscribe_v2()
   char* holder;  // buffer that receives the name of another subscriber
   size_t holder_size;
 };
-inline constexpr size_t kHolderSize = 64;
+inline constexpr size_t kHolderSize = 64;  // bytes of the buffer that is passed as `holder`
 
 using Subscriber = void*;
 using Callback = void (*)(void* user_data, int domain, uint32_t function, const void* data);
@@ -89,8 +89,8 @@ class CudaGraphCounter {
   void launch(uintptr_t executable);
   void destroy_graph(uintptr_t graph);  // must be called before the driver can reuse the handle
   void destroy_executable(uintptr_t executable);
-  // Called at the end of every step that is not brief. Drops recordings whose end was not seen for
-  // kMostRecordingSteps such steps.
+  // Called at the end of every step that is not brief (in a brief step, only calls and losses are counted).
+  // Drops recordings whose end was not seen for kMostRecordingSteps such steps.
   void end_step();
 
   bool is_recording() const { return active_recordings_.load(std::memory_order_relaxed) > 0; }
@@ -99,11 +99,11 @@ class CudaGraphCounter {
   void forget();  // clears all counts; called in a forked child process that trains
 
  private:
-  static constexpr uint32_t kRecordings = 8;
-  static constexpr uint32_t kGraphs = 64;  // the latest are kept: programs instantiate a graph soon
-  static constexpr uint32_t kExecutables = 1024;
-  static constexpr uint32_t kUnknown = UINT32_MAX;
-  static constexpr uintptr_t kGone = 1;               // replaces the handle of an entry that may be reused
+  static constexpr uint32_t kRecordings = 8;  // most streams that record at the same time
+  static constexpr uint32_t kGraphs = 64;  // the latest ones: a graph is instantiated soon after it was made
+  static constexpr uint32_t kExecutables = 1024;    // launches of further ones are unknown
+  static constexpr uint32_t kUnknown = UINT32_MAX;  // in the place of a number of calls
+  static constexpr uintptr_t kGone = 1;  // replaces a handle if its entry may be reused; no handle is 1
   static constexpr uint32_t kMostRecordingSteps = 8;  // a recording usually spans one step or a few
 
   struct Recording {
@@ -111,7 +111,7 @@ class CudaGraphCounter {
     uintptr_t body = 0;    // the existing graph that is recorded into (begin_recording_into), or 0
     bool is_alone = true;  // false: its calls cannot be separated from those of other recordings
     uint32_t steps = 0;    // steps that have ended since the recording began
-    PassCalls before;
+    PassCalls before;      // attention calls when the recording began
   };
   struct Graph {
     uintptr_t handle = 0;

@@ -48,9 +48,9 @@ const char* DriverApi::find_all(const char* library, int oldest) {
 #define FORESHOCK_DRIVER_FIND(call, symbol, version, parameters) all &= find(#symbol, version, &call);
   FORESHOCK_DRIVER_CALLS(FORESHOCK_DRIVER_FIND)
 #undef FORESHOCK_DRIVER_FIND
-#define FORESHOCK_DRIVER_LOOK_FOR(call, symbol, version, parameters) find(#symbol, version, &call);
-  FORESHOCK_OPTIONAL_DRIVER_CALLS(FORESHOCK_DRIVER_LOOK_FOR)
-#undef FORESHOCK_DRIVER_LOOK_FOR
+#define FORESHOCK_DRIVER_FIND_OPTIONAL(call, symbol, version, parameters) find(#symbol, version, &call);
+  FORESHOCK_OPTIONAL_DRIVER_CALLS(FORESHOCK_DRIVER_FIND_OPTIONAL)
+#undef FORESHOCK_DRIVER_FIND_OPTIONAL
   return all ? nullptr : "old_driver";
 }
 
@@ -126,7 +126,7 @@ const char* read_sealed(int fd, const DeviceCodeSeal& seal, std::span<const std:
 
 void Fatbin::read(const char* path, const DeviceCodeSeal& seal) {
   if (is_read() || failure_ != nullptr) return;
-  if (seal.bytes == 0) {
+  if (seal.bytes == 0) {  // the library was built without device kernels
     failure_ = "not_built";
     return;
   }
@@ -154,7 +154,7 @@ void StagingRing::free_completed() {
 
 // Finds a free range, which commit() then takes. The used ranges follow one another, from the oldest to the
 // newest. After a range near the end of the ring, the next one begins at offset 0.
-bool StagingRing::find(uint64_t bytes, Place* place) {
+bool StagingRing::find(uint64_t bytes, FreeRange* free) {
   free_completed();
   const uint64_t need = (bytes + kAlign - 1) / kAlign * kAlign;
   if (count_ == kMostSlices || need > bytes_) return false;
@@ -172,7 +172,7 @@ bool StagingRing::find(uint64_t bytes, Place* place) {
     }
   }
   found_ = {begin, begin + need, nullptr, 0};
-  *place = {begin, (first_ + count_) % kMostSlices};
+  *free = {begin, (first_ + count_) % kMostSlices};
   return true;
 }
 

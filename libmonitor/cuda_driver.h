@@ -32,26 +32,28 @@ using Function = struct FunctionOf*;
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kAlreadyRegistered = 712;  // the host memory was already pinned for another device
-inline constexpr Result kCaptureImplicit = 906;    // legacy default stream used while another one captures
+inline constexpr Result kCaptureImplicit = 906;    // the legacy stream is used while a stream captures
 
 // Smaller handles are the default streams: 1 the legacy stream, 2 the per-thread stream.
 inline constexpr uintptr_t kFirstStreamHandle = 3;
 
 inline constexpr int kCaptureRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED, see CaptureGuard
-inline constexpr int kNotCapturing = 0;
+inline constexpr int kNotCapturing = 0;    // result of cuStreamIsCapturing
+// Flags of cuStreamCreateWithPriority, cuEventCreate and cuMemHostRegister.
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kRegisterPortable = 1, kRegisterDeviceMap = 2;
 inline constexpr int kCanWriteFromStream = 122;  // device attribute: stream operations on 64-bit words
-inline constexpr int kProcessors = 16, kSharedBytesOptIn = 97;  // device attributes (DeviceLimits)
+// Device attributes (DeviceLimits): number of multiprocessors; most shared memory of a block, on request.
+inline constexpr int kProcessors = 16, kSharedBytesOptIn = 97;
 inline constexpr int kMostDynamicShared = 8;  // function attribute: limit of dynamic shared memory
 inline constexpr uint64_t kLegacyStream = 1;  // flag of cuGetProcAddress: a null stream is the legacy stream
 
 // Driver versions are 1000 * major + 10 * minor, as cuDriverGetVersion returns them. The entry points below
 // are those of 12.0. The kernels are stored as machine code for some devices and as PTX for newer ones.
 // Machine code needs a driver of at least the major version of its toolkit, with any minor version (NVIDIA's
-// minor version compatibility). PTX needs a driver at least as new as the toolkit. So loading fails on an
-// older driver if no machine code fits the device.
+// minor version compatibility). PTX needs a driver at least as new as the toolkit. So on a driver older than
+// the toolkit, loading fails if no machine code fits the device.
 inline constexpr int kOldestDriver = 12000;
 // From this version on, cuStreamGetCtx does not invalidate the capture of a stream that is being captured.
 inline constexpr int kGetContextKeepsCapture = 12050;
@@ -65,7 +67,7 @@ constexpr int oldest_driver_for(int toolkit) {
 
 inline bool ok(cuda::Result result) { return result == cuda::kSuccess; }
 
-// Columns: call, symbol, version of its signature, parameters.
+// Columns: call (a member of DriverApi), symbol, CUDA version of its signature, parameters.
 #define FORESHOCK_DRIVER_CALLS(X)                                                                          \
   X(ctx_get_current, cuCtxGetCurrent, 4000, (cuda::Context*))                                              \
   X(ctx_push_current, cuCtxPushCurrent, 4000, (cuda::Context))                                             \
@@ -148,7 +150,7 @@ class PerContext {
   static constexpr int kMostSetUps = 4;
 
   // Whether the last set-up, successful or not, was in this context.
-  bool is_of(uint64_t context_id) const { return is_set_up_ && context_id_ == context_id; }
+  bool was_set_up_in(uint64_t context_id) const { return is_set_up_ && context_id_ == context_id; }
 
   // Returns the FORESHOCK_SKIP_ reason (0 or more) why the object cannot be used, or -1 if it can be used.
   int skip_reason() const { return skip_reason_; }
@@ -189,8 +191,8 @@ class PerContext {
  private:
   int skip_reason_ = -1;
   bool is_set_up_ = false;  // skip_reason_ holds the result for context_id_
-  bool is_ready_ = false;
-  int set_ups_ = 0;
+  bool is_ready_ = false;   // the marker was found once (has_written_marker)
+  int set_ups_ = 0;         // number of calls of try_set_up()
   uint64_t context_id_ = 0;
   uint64_t refused_ = ~uint64_t{0};  // ~0: no context
 };
@@ -212,7 +214,7 @@ class CaptureGuard {
 
  private:
   const DriverApi& driver_;
-  int mode_;
+  int mode_;  // the mode that the destructor restores: the driver's exchange stores it here
   bool exchanged_;
 };
 
@@ -253,12 +255,12 @@ class StagingRing {
   // Sets the size of the ring to `bytes` (a multiple of kAlign) and frees all of it.
   void reset(uint64_t bytes);
 
-  struct Place {
+  struct FreeRange {
     uint64_t offset = 0;
     uint32_t number = 0;  // unique among the slices in the ring
   };
   // Finds a free range of `bytes` bytes. Returns false if no such range is free now. commit() allocates it.
-  bool find(uint64_t bytes, Place* place);
+  bool find(uint64_t bytes, FreeRange* free);
 
   // Allocates the range that find() found last. It is free again once `*sequence` >= `done`.
   void commit(const uint64_t* sequence, uint64_t done);

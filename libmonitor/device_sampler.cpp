@@ -56,23 +56,24 @@ constexpr uint64_t round_up(uint64_t value) {
   return (value + StagingRing::kAlign - 1) / StagingRing::kAlign * StagingRing::kAlign;
 }
 
-// Bytes before the payloads of a part in the ring: the begin and end times of its gather, and for a packed
-// batch the GatheredSequence, the sequence that the kernel chose (only the device has the sequences'
-// lengths).
-constexpr uint64_t kTimes = 64, kSequenceOffset = 64, kTimesAndSequence = 192;
-static_assert(kSequenceOffset + sizeof(GatheredSequence) <= kTimesAndSequence);
+// Bytes before the payloads of a part in the ring. kTimesBytes: for the begin and end times of its gather (16
+// bytes, padded). kTimesAndSequenceBytes: for a packed batch, also for the GatheredSequence, at
+// kSequenceOffset. It describes the sequence that the kernel chose, since only the device has the sequences'
+// lengths.
+constexpr uint64_t kTimesBytes = 64, kSequenceOffset = 64, kTimesAndSequenceBytes = 192;
+static_assert(kSequenceOffset + sizeof(GatheredSequence) <= kTimesAndSequenceBytes);
 // In a slot the payloads follow the header, in the ring they follow these bytes. The header must be at least
 // as large, so that a part takes no more space in the ring than in its slot.
-static_assert(kTimesAndSequence <= sizeof(segment::Slot));
+static_assert(kTimesAndSequenceBytes <= sizeof(segment::Slot));
 static_assert(sizeof(GatheredSequence) == sizeof(segment::SequenceTold) &&
               offsetof(GatheredSequence, position) == offsetof(segment::SequenceTold, position));
 
 constexpr uint64_t before_payloads(const segment::Slot& slot) {
-  return slot.packed == segment::kNotPacked ? kTimes : kTimesAndSequence;
+  return slot.packed == segment::kNotPacked ? kTimesBytes : kTimesAndSequenceBytes;
 }
 
 // Bytes before the ring: a GatherClock for each slice, scratch memory in which gather kernels measure times.
-constexpr uint64_t kClocks = round_up(StagingRing::kMostSlices * sizeof(GatherClock));
+constexpr uint64_t kClocksBytes = round_up(StagingRing::kMostSlices * sizeof(GatherClock));
 
 uint64_t bytes_of_part(const segment::Slot& slot) {
   const PayloadRange range = payloads_of(slot);
@@ -123,11 +124,11 @@ int DeviceState::try_set_up() {
 
   size_t free = 0, total = 0;
   if (!ok(driver.mem_get_info(&free, &total))) return FORESHOCK_SKIP_DEVICE;
-  const uint64_t wanted = setting_.writer->slots() * round_up(kTimes + setting_.writer->slot_bytes());
+  const uint64_t wanted = setting_.writer->slots() * round_up(kTimesBytes + setting_.writer->slot_bytes());
   const uint64_t available =
       std::min<uint64_t>(free / kShareOfFree, kMostRingBytes) / StagingRing::kAlign * StagingRing::kAlign;
-  if (available < kClocks + kLeastRingBytes) return FORESHOCK_SKIP_DEVICE_MEMORY;
-  const uint64_t bytes = std::min(wanted, available - kClocks);
+  if (available < kClocksBytes + kLeastRingBytes) return FORESHOCK_SKIP_DEVICE_MEMORY;
+  const uint64_t bytes = std::min(wanted, available - kClocksBytes);
 
   int lowest = 0, highest = 0;  // priorities of streams; this object's stream has the lowest
   if (!driver.find_kernel(module, name_of(DeviceKernel::kGather), &gather_) ||
@@ -137,11 +138,12 @@ int DeviceState::try_set_up() {
       !ok(driver.stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, lowest)) ||
       !ok(driver.event_create(&event_, cuda::kEventDisableTiming)))
     return FORESHOCK_SKIP_DEVICE;
-  // The memory is allocated after all steps that may fail on a sound device, so that none is lost then.
-  if (!pin_segment() || !ok(driver.mem_alloc(&clocks_, kClocks + bytes))) return FORESHOCK_SKIP_DEVICE_MEMORY;
-  memory_ = clocks_ + kClocks;
+  // The memory is allocated after everything that may fail on a sound device, so that no memory is lost.
+  if (!pin_segment() || !ok(driver.mem_alloc(&clocks_, kClocksBytes + bytes)))
+    return FORESHOCK_SKIP_DEVICE_MEMORY;
+  memory_ = clocks_ + kClocksBytes;
   ring_.reset(bytes);
-  if (!ok(driver.memset_d8_async(clocks_, 0, kClocks, stream_)) ||
+  if (!ok(driver.memset_d8_async(clocks_, 0, kClocksBytes, stream_)) ||
       !ok(driver.stream_write_value_64(stream_, progress_on_device(), marker(), 0)))  // is_ready() reads it
     return FORESHOCK_SKIP_DEVICE;
   return -1;
@@ -149,12 +151,13 @@ int DeviceState::try_set_up() {
 
 bool DeviceState::is_ready() { return has_written_marker(setting_.writer->progress()->by_device[index_]); }
 
-// A part takes no more bytes of the ring than of its slot (kTimesAndSequence), but they are rounded up to
-// kAlign.
+// A part takes no more bytes of the ring than of its slot (see kTimesAndSequenceBytes), except that its bytes
+// in the ring are rounded up to a multiple of kAlign.
 uint64_t DeviceState::capacity() const {
   return std::min(setting_.writer->slot_bytes(), ring_.bytes() - StagingRing::kAlign);
 }
 
+// The divisor is an upper bound of the bytes of a part in the ring.
 uint32_t DeviceState::most_parts() const {
   const uint64_t parts = ring_.bytes() / (round_up(capacity()) + StagingRing::kAlign);
   return static_cast<uint32_t>(std::clamp<uint64_t>(parts, 1, setting_.writer->slots()));
@@ -164,13 +167,13 @@ uint32_t DeviceState::most_parts() const {
 bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const ClaimedSlice& claimed,
                          cuda::Stream stream) {
   const DriverApi& driver = *setting_.driver;
-  cuda::Address part_begin = memory_ + place_.offset;
+  cuda::Address part_begin = memory_ + range_.offset;
   for (uint32_t part = 0; part < claimed.parts; ++part) {
     const segment::Slot& slot = *claimed.slots[part];
     const uint64_t payloads = part_begin + before_payloads(slot);
     const auto set_times = [&](GatherJob* job) {
       job->times = part_begin;
-      job->clock = clocks_ + place_.number * sizeof(GatherClock);
+      job->clock = clocks_ + range_.number * sizeof(GatherClock);
     };
     if (slot.columns == 1) {  // a slice of key positions
       KeyGatherJob job = key_gather_for_slot(call, slice, slot, payloads);
@@ -196,7 +199,7 @@ bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const Cl
 // packed batch, the GatheredSequence.
 bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
   const DriverApi& driver = *setting_.driver;
-  cuda::Address part_begin = memory_ + place_.offset;
+  cuda::Address part_begin = memory_ + range_.offset;
   for (uint32_t part = 0; part < claimed.parts; ++part) {
     segment::Slot* slot = claimed.slots[part];
     const PayloadRange range = payloads_of(*slot);
@@ -226,7 +229,7 @@ int DeviceState::send(const ValidatedCall& call, const Slice& slice, const Claim
                       cuda::Stream stream) {
   uint64_t bytes = 0;
   for (uint32_t part = 0; part < claimed.parts; ++part) bytes += bytes_of_part(*claimed.slots[part]);
-  if (!ring_.find(bytes, &place_)) return FORESHOCK_SKIP_RING_FULL;
+  if (!ring_.find(bytes, &range_)) return FORESHOCK_SKIP_RING_FULL;
   if (!gather(call, slice, claimed, stream)) return fail();
   if (!copy_and_publish(claimed)) fail();  // no return: the device may still write, so the slots stay claimed
   times_.expect(claimed.slots, claimed.ticket, claimed.parts);
@@ -288,8 +291,9 @@ bool DeviceSampler::may_query_context(const DeviceStream& stream, bool is_before
 }
 
 // Returns the context of the stream, or null. It need not be the current one, because a hook is called before
-// the framework has switched to the device of the tensors. If the stream cannot be queried yet, returns the
-// context of the device's default stream, which claim() later compares with the context of the stream.
+// the framework has switched to the device of the tensors. If the stream cannot be queried
+// (may_query_context), returns the current context if that is on the stream's device, else the device's
+// primary context. claim() compares the result with the stream's context once the stream can be queried.
 cuda::Context DeviceSampler::context_of(const DeviceStream& stream, cuda::Context current) const {
   cuda::Context context = nullptr;
   if (may_query_context(stream, true))
@@ -385,7 +389,7 @@ int DeviceSampler::claim(const DeviceStream& stream, cuda::Context context, Devi
 // context, handles of the old context are invalid.
 int DeviceSampler::check_context(const PerContext& object, Purpose purpose, const DeviceTurn& turn) {
   if (object.is_refused(turn.context_id_)) return FORESHOCK_SKIP_DEVICE;
-  return object.is_of(turn.context_id_) ? -1 : request_set_up(turn.place_, purpose, turn.context_id_);
+  return object.was_set_up_in(turn.context_id_) ? -1 : request_set_up(turn.place_, purpose, turn.context_id_);
 }
 
 template <class State>
@@ -399,6 +403,7 @@ int DeviceSampler::send_scalars(const DeviceStream& stream, const foreshock_tens
                                 uint64_t* numbers) {
   DeviceTurn turn;
   if (const int why = enter(stream, kCalls, &turn); why >= 0) return why;
+  // Not check(): values can be sent even if the state has no memory for slices.
   if (const int why = check_context(turn.state(), kCalls, turn); why >= 0) return why;
   ScalarReadback& scalars = turn.state().scalars();
   const uint64_t first = scalars.send(values, count, handle_of(stream));

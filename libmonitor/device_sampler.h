@@ -1,9 +1,10 @@
 // Samples calls, weights and gradients on CUDA devices. DeviceSampler finds the context of a stream, checks
 // that the stream is not being captured into a graph, and gives one thread at a time access to the device.
-// DeviceState copies slices from one device into slots of the segment (the memory shared with the agent).
-// Nothing here waits for a device or synchronizes with it. A sample that is not possible immediately is
-// skipped with a reason. Work that may wait (opening the driver, reading the kernels, setting up a device) is
-// only requested, and done between two steps.
+// DeviceState copies slices (parts of calls) from one device into slots of the segment, the memory shared
+// with the agent. A slice that is larger than a slot takes several slots, one for each of its parts. A ticket
+// is the running number of a use of a slot. Nothing here waits for a device or synchronizes with it. A sample
+// that is not possible immediately is skipped with a reason. Work that may wait (opening the driver, reading
+// the kernels, setting up a device) is only requested, and done between two steps.
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_SAMPLER_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_SAMPLER_H_
 
@@ -25,7 +26,7 @@ namespace foreshock {
 // until their times can be read. It reads only host memory and never waits. Thread-compatible.
 class CopyTiming {
  public:
-  // Remembers a slice whose gathers were launched, in `parts` slots. Its slot n has ticket `ticket` + n.
+  // Remembers a slice whose gathers were launched. It has `parts` slots; slot n has ticket `ticket` + n.
   void expect(segment::Slot* const* slots, uint64_t ticket, uint32_t parts);
 
   struct Spent {
@@ -71,6 +72,7 @@ struct ClaimedSlice {
 // functions after it must be called in the context `context_id`. Thread-compatible.
 class DeviceState : public PerContext {
  public:
+  // Bounds of the ring. If the device has less free memory than the lower bound needs, no slice is sampled.
   static constexpr uint64_t kMostRingBytes = uint64_t{64} << 20;
   static constexpr uint64_t kLeastRingBytes = uint64_t{64} << 10;
   static constexpr uint64_t kShareOfFree = 8;  // the ring takes at most an eighth of the free memory
@@ -82,7 +84,8 @@ class DeviceState : public PerContext {
   // Whether the stream has completed the work of set_up(). Nothing is sampled before that.
   bool is_ready();
 
-  // The largest slot, in bytes, and the most slots of one slice that the ring can hold.
+  // capacity(): the bytes of the largest slot that the ring can hold. most_parts(): the most parts of one
+  // slice.
   uint64_t capacity() const;
   uint32_t most_parts() const;
 
@@ -116,7 +119,7 @@ class DeviceState : public PerContext {
   cuda::Address slots_ = 0, progress_ = 0;  // device addresses of the segment's regions
   cuda::Address memory_ = 0, clocks_ = 0;   // the ring; a GatherClock (scratch memory) for each slice in it
   StagingRing ring_;
-  StagingRing::Place place_;  // where in the ring the slice is that send() is sending
+  StagingRing::FreeRange range_;  // where in the ring the slice is that send() is sending
   CopyTiming times_;
   ScalarReadback scalars_;
 };
@@ -162,7 +165,7 @@ class DeviceSampler {
   int send_gradients(const DeviceStream& stream, const foreshock_gradient* gradients, size_t count,
                      SentGradients* sent);
 
-  // Whether a call, weight, number or gradient was on a device.
+  // Whether a call, weight, number or gradient was on a device. (Entries of devices_ are used in order.)
   bool is_any_used() const { return devices_[0].index.load(std::memory_order_relaxed) != -1; }
   // Whether one of these was on a device that is not set up for it.
   bool needs_set_up() const { return needs_set_up_.load(std::memory_order_relaxed); }
@@ -232,7 +235,7 @@ class DeviceTurn {
   friend class DeviceSampler;
   const DriverApi* driver_ = nullptr;  // not null: the context was pushed and must be popped
   DeviceSampler::Device* device_ = nullptr;
-  int place_ = -1;  // index of device_
+  int place_ = -1;  // index of *device_ in DeviceSampler::devices_
   uint64_t context_id_ = 0;
 };
 

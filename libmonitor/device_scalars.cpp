@@ -126,12 +126,13 @@ struct Head {
   uint32_t arrived, reserved;  // arrived: scratch memory of the kernels that sum
   uint64_t first[2], last[2];  // begin and end of the two store_time() kernels, before and after the sums
 };
-constexpr uint64_t kHeadBytes = 256;
+constexpr uint64_t kHeadBytes = 256;  // Head, padded
 static_assert(sizeof(Head) <= kHeadBytes);
 
-constexpr uint64_t kResults = kHeadBytes;  // offset of the sums of tensors; kPartials: of parts of tensors
-constexpr uint64_t kPartials = kResults + GradientReadback::kMostTensors * sizeof(GradientSums);
-constexpr uint64_t kSumsBytes = kPartials + GradientReadback::kMostChunks * sizeof(GradientSums);
+// Where the sums of tensors and the sums of chunks (parts of tensors) begin.
+constexpr uint64_t kResultsOffset = kHeadBytes;
+constexpr uint64_t kPartialsOffset = kResultsOffset + GradientReadback::kMostTensors * sizeof(GradientSums);
+constexpr uint64_t kSumsBytes = kPartialsOffset + GradientReadback::kMostChunks * sizeof(GradientSums);
 
 uint64_t elements_of(const foreshock_gradient& gradient) {
   return static_cast<uint64_t>(gradient.values.shape[0]);
@@ -150,7 +151,7 @@ bool is_gradient_on_device(const foreshock_gradient& gradient) {
 void GradientReadback::set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id) {
   set_up_in(context_id, [&] {
     driver_ = &driver;
-    last_ = 0;
+    last_number_ = 0;
     return try_set_up(code);
   });
 }
@@ -173,7 +174,7 @@ int GradientReadback::try_set_up(std::span<const std::byte> code) {
       !driver.find_kernel(module, name_of(DeviceKernel::kGather), &clock_) ||
       !driver.find_kernel(module, name_of(DeviceKernel::kGradientSums), &sums_))
     return FORESHOCK_SKIP_DEVICE;
-  // The memory is allocated last, so that no memory is lost if another step fails.
+  // The memory is allocated last, so that no memory is lost if something else fails.
   return ok(driver.mem_alloc(&memory_, kSumsBytes)) ? -1 : FORESHOCK_SKIP_DEVICE_MEMORY;
 }
 
@@ -187,8 +188,8 @@ bool GradientReadback::store_time(cuda::Address times, cuda::Stream stream) {
 // hold. The kernels run one after the other, so they can use the same memory for the sums of chunks.
 bool GradientReadback::sum_all(const foreshock_gradient* gradients, size_t count, cuda::Stream stream) {
   GradientSumsJob job = {};
-  job.results = memory_ + kResults;
-  job.partials = memory_ + kPartials;
+  job.results = memory_ + kResultsOffset;
+  job.partials = memory_ + kPartialsOffset;
   job.arrived = memory_ + offsetof(Head, arrived);
   const auto launch_job = [&] {
     if (job.tensors == 0) return true;
@@ -221,7 +222,7 @@ int GradientReadback::send(const foreshock_gradient* gradients, size_t count, cu
   }
   if (tensors > kMostTensors) return FORESHOCK_SKIP_TOO_LARGE;
   // On another stream, the new kernels could run at the same time as the earlier ones, in the same memory.
-  const bool is_in_use = last_ != 0 && stream != last_stream_ && !scalars->has_arrived(last_);
+  const bool is_in_use = last_number_ != 0 && stream != last_stream_ && !scalars->has_arrived(last_number_);
   if (is_in_use || !scalars->has_room(tensors + kTimes)) return FORESHOCK_SKIP_RING_FULL;
   if (!ok(driver_->memset_d8_async(memory_, 0, kHeadBytes, stream)) ||
       !store_time(memory_ + offsetof(Head, first), stream) || !sum_all(gradients, count, stream) ||
@@ -230,12 +231,12 @@ int GradientReadback::send(const foreshock_gradient* gradients, size_t count, cu
   constexpr auto kWord = static_cast<uint32_t>(DType::kFp64);  // bits of the kTimes (2) times, sent as fp64
   const ScalarRow rows[] = {{memory_ + offsetof(Head, first), kWord, 1},
                             {memory_ + offsetof(Head, last) + sizeof(uint64_t), kWord, 1},
-                            {memory_ + kResults, kSumOfSquares, tensors}};
+                            {memory_ + kResultsOffset, kSumOfSquares, tensors}};
   const uint64_t first = scalars->send(rows, stream);
   if (first == 0) return fail();
   *sent = {.begin = first, .end = first + 1, .first = first + kTimes, .stride = 1};
   last_stream_ = stream;
-  last_ = first + tensors + kTimes - 1;
+  last_number_ = first + tensors + kTimes - 1;
   return -1;
 }
 

@@ -79,10 +79,11 @@ bool is_gradient_on_device(const foreshock_gradient& gradient);
 // may no longer exist. set_up() and send() must be called in the same context. Thread-compatible.
 class GradientReadback : public PerContext {
  public:
-  static constexpr uint64_t kMostTensors = 4096;
-  static constexpr uint64_t kMostChunks = 32768;  // a chunk has 2^16 elements: 2^31 elements in all
-  static constexpr uint64_t kShareOfFree = 32;    // takes at most 1/32 of the device's free memory
-  static constexpr size_t kTimes = 2;             // times (begin and end) that are sent before the sums
+  static constexpr uint64_t kMostTensors = 4096;  // gradients of a step; with more, none is summed
+  // Chunks that one kernel can sum, so the largest tensor has 2^31 elements: a chunk has 2^16.
+  static constexpr uint64_t kMostChunks = 32768;
+  static constexpr uint64_t kShareOfFree = 32;  // takes at most 1/32 of the device's free memory
+  static constexpr size_t kTimes = 2;           // times (begin and end) that are sent before the sums
 
   void forget() { *this = {}; }
   void set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id);
@@ -103,7 +104,7 @@ class GradientReadback : public PerContext {
   cuda::Function sums_ = nullptr, clock_ = nullptr;  // clock_: the gather kernel, which also stores times
   cuda::Address memory_ = 0;
   cuda::Stream last_stream_ = nullptr;  // of the last send(), whose work must end before others use memory_
-  uint64_t last_ = 0;                   // the last number sent in last_stream_; 0: none yet
+  uint64_t last_number_ = 0;            // the last number sent in last_stream_; 0: none yet
 };
 
 }  // namespace foreshock

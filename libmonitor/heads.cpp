@@ -1,6 +1,7 @@
-// Recognizes query and key projections by their names and shapes, and copies the rows of their heads. kFused
-// projections compute all queries, then all keys, then all values. kGrouped ones compute, for each kv-head
-// in turn, its queries, its key and its value.
+// Recognizes query and key projections by their names and shapes, and copies the rows of their heads. A
+// kv-head is a key head with its value head; one or more query heads share it. kFused projections compute all
+// queries, then all keys, then all values. kGrouped projections compute, for each kv-head in turn, its
+// queries, its key and its value.
 #include <algorithm>
 #include <cstring>
 
@@ -13,8 +14,8 @@ namespace {
 struct NameWord {
   const char* text;
   ProjectionKind kind;
-  // Of the models with several query heads per kv-head, some use this name for kFused, others for kGrouped.
-  // The shapes are equal.
+  // Some models with several query heads per kv-head use this name for kFused, others for kGrouped. Both
+  // kinds have the same shape, so the shape cannot decide.
   bool is_ambiguous = false;
 };
 // clang-format off
@@ -54,7 +55,7 @@ Component last_component(const char* name) {
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
-bool is_same(const Component& component, const char* word) {
+bool equals_ignoring_case(const Component& component, const char* word) {
   if (std::strlen(word) != component.length) return false;
   for (size_t n = 0; n < component.length; ++n)
     if (lower(component.begin[n]) != word[n]) return false;
@@ -78,7 +79,7 @@ bool has_several_groups(const HeadGeometry& heads) {
 const NameWord* word_of(const char* name) {
   const Component component = last_component(name);
   for (const NameWord& word : kWords)
-    if (is_same(component, word.text)) return &word;
+    if (equals_ignoring_case(component, word.text)) return &word;
   return nullptr;
 }
 
@@ -132,6 +133,8 @@ HeadGeometry with_kv_heads_of_model(const HeadGeometry& called, const Projection
   return {called.heads, static_cast<uint32_t>(kv_heads), called.head_dim};
 }
 
+// In a kGrouped projection a kv-head has the outputs of group_size() + 2 heads: its queries, its key, its
+// value.
 uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head) {
   if (projection.kind == ProjectionKind::kGrouped) return kv_head * (group_size(heads) + 2) * heads.head_dim;
   return kv_head * group_size(heads) * heads.head_dim;

@@ -2,8 +2,8 @@
 // cudaGraphLaunch() reaches the function of that name here. A function here calls the runtime's function,
 // counts the call, and makes no other CUDA call. Attention in a launched graph calls none of foreshock's
 // hooks. So CudaGraphCounter (coverage.h) takes the attention calls that the hooks counted while a graph was
-// recorded, and multiplies them by the number of its launches. The names are exported under the symbol
-// versions of the runtime, and not as default versions: only programs that are linked with the runtime
+// recorded, and multiplies them by the number of the graph's launches. The names are exported under the
+// symbol versions of the runtime, and not as default versions: only programs that are linked with the runtime
 // resolve them, and a program that looks up the names to test for CUDA does not find them.
 //
 // The end of the file finds CUPTI (NVIDIA's profiling library) for KernelCounter (coverage.h).
@@ -26,8 +26,8 @@ namespace {
 
 // The interposed functions take at most six arguments, each in one integer register. Every function here
 // takes six words of unknown type (Word is uint64_t) and forwards all of them, so one type fits all.
-#define FORESHOCK_SIX Word a, Word b, Word c, Word d, Word e, Word f
-using Function = int (*)(FORESHOCK_SIX);
+#define FORESHOCK_SIX_WORDS Word a, Word b, Word c, Word d, Word e, Word f
+using Function = int (*)(FORESHOCK_SIX_WORDS);
 
 // X(kind, name, stream) for every interposed function. `stream`: the default stream that the handle 0 stands
 // for in this function; meaningless for a function without a stream argument. Programs that are compiled with
@@ -98,7 +98,10 @@ Function real_function(Runtime runtime, Number number, const void* ours) {
 // Whether to count calls in this process: its environment requests foreshock, and foreshock is not off.
 bool is_monitored() {
   int known = g_is_monitored.load(std::memory_order_relaxed);
-  if (known < 0) g_is_monitored.store(known = is_monitored_process() ? 1 : 0, std::memory_order_relaxed);
+  if (known < 0) {
+    known = is_monitored_process() ? 1 : 0;
+    g_is_monitored.store(known, std::memory_order_relaxed);
+  }
   return known != 0 && !g_process.is_off();
 }
 
@@ -160,7 +163,7 @@ void count_destruction(Kind kind, Word handle) {
   if (kind == kDestroyExecutable) g_monitor.graphs().destroy_executable(handle);
 }
 
-int forward_call(Runtime runtime, Number number, const void* ours, FORESHOCK_SIX) {
+int forward_call(Runtime runtime, Number number, const void* ours, FORESHOCK_SIX_WORDS) {
   const Function real = real_function(runtime, number, ours);
   if (real == nullptr) return kSymbolNotFound;
   if (!is_monitored()) return real(a, b, c, d, e, f);
@@ -226,7 +229,7 @@ bool profiler_runs() {
 
 // Sets *function to CUPTI's function `name`. Returns false, and sets null, if it is not found.
 template <class T>
-bool find(const char* name, T* function) {
+bool find_in_cupti(const char* name, T* function) {
   *reinterpret_cast<void**>(function) = find_in_mapped("libcupti", name);
   return *function != nullptr;
 }
@@ -235,9 +238,10 @@ bool find(const char* name, T* function) {
 bool find_cupti(cupti::Library* found) {
   *found = {};
   found->profiler_runs = profiler_runs;
-  find("cuptiSubscribe_v2", &found->subscribe_v2);
-  return find("cuptiSubscribe", &found->subscribe) && find("cuptiUnsubscribe", &found->unsubscribe) &&
-         find("cuptiEnableCallback", &found->enable_callback);
+  find_in_cupti("cuptiSubscribe_v2", &found->subscribe_v2);
+  return find_in_cupti("cuptiSubscribe", &found->subscribe) &&
+         find_in_cupti("cuptiUnsubscribe", &found->unsubscribe) &&
+         find_in_cupti("cuptiEnableCallback", &found->enable_callback);
 }
 
 // The monitor must not refer to this file, which the static library that unit tests link does not contain.

@@ -49,7 +49,7 @@ std::atomic<void (*)(const foreshock_shim_call*, int)> g_ended{nullptr};
 
 // Returns torch's function; null if it is missing. It is looked up at every call until it is found. Before a
 // look-up, load_adapter() loads the adapter unless it is already loaded: the program may have just loaded
-// torch.
+// torch. `ours`: the function of this file that has the same name.
 Function real_function(uint32_t number, void* ours) {
   Shim& shim = g_shims[number];
   void* found = shim.real.load(std::memory_order_acquire);
@@ -115,6 +115,7 @@ int32_t forward_call(uint32_t number, void* ours, FORESHOCK_PARAMETERS) {
   foreshock_shim_call call = {};
   call.size = sizeof call;
   call.number = number;
+  // The first argument is the query, or in a backward function grad_out, followed by the query.
   call.query = handle_of(words[g_shims[number].pass == FORESHOCK_BACKWARD ? 1 : 0]);
   call.dropout = number <= 1 ? d0 : 0;  // the only floating-point argument of the CPU functions
   if (number == 0) read_forward(words, &call);

@@ -8,7 +8,7 @@
 // other version are counted under a separate name, skipped as `unknown` when sampled, and reported once.
 //
 // TransformerEngine makes two calls for each attention. The first call passes no workspace and returns the
-// size that the workspace must have. If its arguments can be read, it is forwarded without being counted.
+// size that the workspace must have. It is forwarded and, if its arguments can be read, not counted.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -36,6 +36,7 @@ constexpr int kStackWords = 48;
 using Function = Word (*)(FORESHOCK_PARAMETERS);
 
 constexpr const char* kLibrary = "libtransformer_engine.so";
+// Only the library that replaces TransformerEngine in our tests defines this symbol.
 constexpr const char* kTestLibrarySymbol = "foreshock_stand_in_of_transformer_engine";
 constexpr const char* kFunctions[] = {"nvte_fused_attn_fwd", "nvte_fused_attn_bwd"};  // by pass (0, 1)
 constexpr const char* kUnknownVersionNames[] = {"nvte_fused_attn_fwd of an unknown version",
@@ -50,12 +51,12 @@ constexpr int kDeviceOrdinal = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 // The real functions and what is known about their library. The first call fills in all members.
 struct Library {
-  Function real[2];         // by pass; null: not found
-  bool is_monitored;        // this process is monitored; if not, only `real` is set
-  bool is_known;            // version, signature and tensors are valid
-  bool is_test_library;     // its tensors are in host memory
-  NvteSignature signature;  // which words are which arguments in this version
-  NvteTensors tensors;      // the library's functions that read a tensor handle
+  Function real[2];             // by pass; null: not found
+  bool is_monitored;            // this process is monitored; if not, only `real` is set
+  bool is_known;                // version, signature and tensors are valid
+  bool is_test_library;         // its tensors are in host memory
+  NvteSignature signature;      // which words are which arguments in this version
+  NvteTensorFunctions tensors;  // the library's functions that read a tensor handle
   Driver driver;
   char version[64];
   int32_t ops[2];  // by pass: numbers from foreshock_register_op
@@ -106,7 +107,7 @@ Library find_library(void* const (&ours)[2]) {
 }
 
 Library g_library;
-std::atomic<int> g_library_state{0};  // 1: a thread fills in g_library, 2: g_library is complete
+std::atomic<int> g_library_state{0};  // 0: no call yet, 1: a thread fills in g_library, 2: it is complete
 
 // Returns g_library, or *temporary with only the real functions. Never waits: while one thread fills in
 // g_library, other threads only forward their calls.
@@ -152,7 +153,7 @@ bool is_in_backward() {
 constexpr int32_t kHost = -1, kUnknownDevice = -2;  // in place of the index of a device
 
 // Returns the device of the memory, kHost for the test library, or kUnknownDevice if the driver cannot be
-// queried: all memory is on devices, and the host must not read it. Must not be called during a capture.
+// queried. It is never assumed that the host can read the memory. Must not be called during a capture.
 int32_t device_of(const Library& library, const void* data) {
   if (library.is_test_library) return kHost;
   int ordinal = kUnknownDevice;
@@ -207,7 +208,7 @@ uint32_t flags_of(const Library& library, uint32_t pass, const Word* words, bool
   return (trains ? FORESHOCK_NEEDS_GRADIENT : 0) | (is_in_backward() ? FORESHOCK_IN_BACKWARD : 0);
 }
 
-// Whether the words are the arguments of the known version. If not, no later call is read either.
+// Whether the words are the arguments of the known version. If not, calls refuse(): no later call is read.
 bool are_arguments(const Library& library, uint32_t pass, const Word* words, const float (&floats)[2]) {
   if (g_trust[pass].load(std::memory_order_acquire) == kRefused) return false;
   if (are_words_plausible(argument_indices(library, pass), words, floats[0], floats[1])) return true;
@@ -244,7 +245,8 @@ Word forward_call(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
   if (is_read && target.tensors.data(words[argument_indices(target, pass).workspace]) == nullptr)
     return real(FORESHOCK_ARGUMENTS);  // computes only the size of the workspace
   // A known version whose words are refused is counted under the name of an unknown one.
-  const int32_t op = is_read || !target.is_known ? target.ops[pass] : g_refused_ops[pass].load();
+  const bool is_refused = target.is_known && !is_read;
+  const int32_t op = is_refused ? g_refused_ops[pass].load() : target.ops[pass];
   const int must_describe = foreshock_attention_enter(op, flags_of(target, pass, words, is_read));
   const Word result = real(FORESHOCK_ARGUMENTS);  // exceptions propagate; nothing needs cleanup
   if (must_describe == 0) return result;

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <utility>
 
 #include "foreshock/hook.h"
 #include "libmonitor/process.h"
@@ -15,8 +14,8 @@
 namespace foreshock {
 namespace {
 
-// Multiplicative hash of an address without its low bits, which are equal in most addresses. `buckets` is a
-// power of 2.
+// Multiplicative hash (by 2^64 / golden ratio) of an address without its low bits, which are equal in most
+// addresses. `buckets` is a power of 2.
 uint32_t bucket_of(const void* identity, uint32_t buckets) {
   const uint64_t mixed = (reinterpret_cast<uintptr_t>(identity) >> 4) * 0x9e3779b97f4a7c15u;
   return static_cast<uint32_t>(mixed >> (64 - std::countr_zero(buckets)));
@@ -134,7 +133,8 @@ int LayerTable::find(const void* identity) const {
 }
 
 void LayerTable::begin_gradients() {
-  if (!std::exchange(gradients_.has_any, false)) return;
+  if (!gradients_.has_any) return;
+  gradients_.has_any = false;
   std::memset(gradients_.is_set, 0, sizeof gradients_.is_set);
 }
 

@@ -60,6 +60,7 @@ class LayerTable {
   bool add(const void* identity, int layer);  // to the hash table; false: it has no space
   static void shorten(segment::Layer* record, const char* name);
 
+  // Most parameters; buckets of the hash table, at least half of which stay free.
   static constexpr uint32_t kMostNamed = 1u << 16, kBuckets = 2 * kMostNamed;
   struct Entry {  // of a hash table with open addressing
     std::atomic<const void*> identity;

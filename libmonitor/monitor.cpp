@@ -78,7 +78,7 @@ uint32_t Monitor::plan_slices() {
   if (!lock) return affordable_slices_.load(std::memory_order_relaxed);  // the last result
   const double grant_left = first_look_.seconds_left();
   if (grant_left <= 0 && !budget_.allows()) return 0;
-  const double saved = budget_.balance_seconds() - gradient_cost_.seconds();
+  const double saved = budget_.balance_seconds() - gradient_cost_.expected_seconds();
   const uint64_t calls =
       std::min<uint64_t>(calls_last_step_.load(std::memory_order_relaxed), segment::kMaxSlots);
   const double payable_seconds = std::max(grant_left, saved);
@@ -167,7 +167,7 @@ void Monitor::charge_step(StepCosts costs, const AgentForecast::Report& report) 
     agent_seconds = agent_forecast_.end_step(costs.slices, is_first_look, report);
     unavoidable_seconds = cost_.bare_seconds() + agent_forecast_.rest_seconds();
     smallest_sample_seconds = cost_.sampled_step_extra_seconds() + cost_.slice_seconds(is_cold()) +
-                              agent_forecast_.slice_seconds() + gradient_cost_.seconds();
+                              agent_forecast_.slice_seconds() + gradient_cost_.expected_seconds();
   }
   // The time that the grant of the first look pays for is removed from the step and from its cost.
   const double grant_paid =

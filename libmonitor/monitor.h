@@ -145,7 +145,7 @@ class Monitor {
   void note_event() { is_eventful_.store(true, std::memory_order_relaxed); }
   void count_kernels();
   // Whether observations must wait in pending_steps_, because earlier numbers are still on a device.
-  bool must_wait() { return pending_steps_.has_ended() || pending_steps_.open().events > 0; }
+  bool must_wait() { return pending_steps_.has_waiting() || pending_steps_.open().event_count > 0; }
   // Whether the next slot to be used has never been written.
   bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_process.writer().slots(); }
 

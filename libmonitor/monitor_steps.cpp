@@ -1,8 +1,8 @@
 // The parts of Monitor for ends of steps, losses, scalars, names, weights and gradients; monitor.cpp has the
-// rest. `g_process` (process.h) has the segment (the memory shared with the agent), the settings, and the hot
-// word. Flags of the hot word are: armed (the segment exists), sampled step, paused, and tick pending (a step
-// has ended and no forward call has begun the next one). Counting has this thread's counters. If a TryLock
-// fails (another thread holds the lock), the work is skipped.
+// rest, monitor.h describes the members. `g_process` (process.h) has the segment (the memory shared with the
+// agent), the settings, and the hot word. Flags of the hot word are: armed (the segment exists), sampled
+// step, paused, and tick pending (a step has ended and no forward call has begun the next one). Counting has
+// this thread's counters. If a TryLock fails (another thread holds the lock), the work is skipped.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -36,7 +36,8 @@ bool Monitor::step_is_sampled() {
   if ((hot & kHotArmed) == 0 || (hot & kHotPaused) != 0) return false;
   if ((hot & kHotTickPending) == 0) return (hot & kHotSampledStep) != 0;
   // No forward call has come since the last step, for example because no hook sees the attention. So
-  // begin_step() has not decided, and the budget is checked here. The first look has a grant of its own.
+  // begin_step() has not decided, and the budget is checked here. The first look (the first sampled steps of
+  // the process) has a grant of its own.
   TryLock lock(clock_busy_);
   return lock && is_due(ending_step()) &&
          (samples_without_limit() || first_look_.is_open() || budget_.allows());
@@ -45,7 +46,8 @@ bool Monitor::step_is_sampled() {
 // Whether the step that ends is brief: nothing happened in it but calls that were only counted, and losses on
 // the host (note_event() reports anything else). The end of a brief step uses few parts of the monitor, since
 // a training evicts the monitor's code and data from the caches at every step. Long steps are never brief:
-// there the saving is small, and commands and costs of the agent would wait long.
+// there the saving is small, and commands and costs of the agent would wait long. A brief step has the source
+// (reported or detected) of the last step that was not brief, and reports at most a learning rate.
 bool Monitor::is_brief(const foreshock_step& step, uint64_t duration_ns) {
   const bool is_eventful = is_eventful_.exchange(false, std::memory_order_relaxed);
   if (is_eventful || !may_be_brief_ || step_was_sampled_ || brief_steps_ == kMostBriefSteps) return false;
@@ -55,7 +57,8 @@ bool Monitor::is_brief(const foreshock_step& step, uint64_t duration_ns) {
 
 // Writes the step's record, charges the step's cost to the budgets (later if the step is brief), and prepares
 // the next step. The order matters: pending steps (earlier ones that wait for numbers from a device) are
-// completed before this step's loss is taken, and time is added to the counters before their totals are read.
+// completed before this step's loss is taken, and devices' time is added to the counters before their totals
+// are read.
 void Monitor::end_step(const foreshock_step& step) {
   uint64_t begin = monotonic_ns();
   if ((g_process.hot() & kHotArmed) == 0) ensure_segment(0);  // 0: the slot size is unknown without a call
@@ -70,7 +73,7 @@ void Monitor::end_step(const foreshock_step& step) {
   const int64_t expected = (g_process.hot() & kHotTickPending) != 0 ? next_step_.load() : step_.load();
   const bool is_known = step.step >= 0 && step.step < kTooManySteps;
   segment::StepRecord record = {};
-  record.step = is_known ? step.step : std::max<int64_t>(expected, 1);
+  record.step = is_known ? step.step : std::max<int64_t>(expected, 1);  // `expected` -1: the first step
   record.duration_ns = begin - last_tick_ns_;
   const bool is_brief_step = is_brief(step, record.duration_ns);
   const Counting counting = g_process.counting();
@@ -89,9 +92,10 @@ void Monitor::end_step(const foreshock_step& step) {
   record.step_source = step.step_source;
   if ((step.given & FORESHOCK_GIVEN_LOSS) != 0) observe_loss(step.loss, FORESHOCK_LOSS_REPORTED);
   TryLock losses(loss_busy_);
-  if (!losses) note_event();  // the next step's end completes what is pending
+  if (!losses) note_event();  // the next step is then not brief: its end completes what is pending
   if (losses && !is_brief_step) complete_pending(/*is_step_end=*/true);
-  const bool is_late = losses && !is_brief_step && !complete_open();  // numbers are still on a device
+  // complete_open() returns false if numbers of this step are still on a device.
+  const bool is_late = losses && !is_brief_step && !complete_open();
   if (losses && !is_late && loss_.take(&record.loss, &record.loss_source))
     record.given |= FORESHOCK_GIVEN_LOSS;
   if (!is_brief_step) [[unlikely]]
@@ -102,11 +106,13 @@ void Monitor::end_step(const foreshock_step& step) {
   record.skipped_steps = skipped_steps_.load(std::memory_order_relaxed);
   if (skips_unseen_.load(std::memory_order_relaxed)) record.given |= segment::kSkipsUnseen;
   record.interval = interval_.load(std::memory_order_relaxed);
-  // prepare_ns, the caller's time for this report, may include time before the segment was created.
+  // prepare_ns, the caller's time for the monitor, may include time before the segment was created.
   const uint64_t prepare_ns = std::min(step.prepare_ns, record.duration_ns);
   const uint64_t measured_until = monotonic_ns();
-  const uint64_t own_ns = measured_until - begin + std::exchange(unreported_ns_, 0) + prepare_ns +
-                          record.calls * kUnsampledCallNs;
+  // The time of the last end_step() after its measured_until.
+  const uint64_t unreported_ns = std::exchange(unreported_ns_, 0);
+  const uint64_t own_ns =
+      measured_until - begin + unreported_ns + prepare_ns + record.calls * kUnsampledCallNs;
   counting.add(counting.block->step_ns, own_ns);
   record.cost_ns = totals.cost_ns - last_totals_.cost_ns + own_ns;
   if (is_late) record.given |= segment::kNumbersPending;
@@ -124,9 +130,9 @@ void Monitor::end_step(const foreshock_step& step) {
     graphs_.end_step();
     count_kernels();
     read_switches();  // here too, since begin_step() never runs in a trainer without attention calls
-    // With a device, results may arrive in any later step. Recordings of graphs, and kernels, are counted at
-    // the end of every step.
-    may_be_brief_ = !first_look_.is_open() && !devices_.is_any_used() && !pending_steps_.has_ended() &&
+    // With a device, results may arrive in any later step. The first look, recordings of graphs, and counting
+    // kernels need the whole end_step() of every step.
+    may_be_brief_ = !first_look_.is_open() && !devices_.is_any_used() && !pending_steps_.has_waiting() &&
                     !graphs_.is_recording() && g_process.settings().count_kernels == 0;
   }
   advance(ended);
@@ -136,7 +142,8 @@ void Monitor::end_step(const foreshock_step& step) {
 }
 
 // Adds the values that the training has logged, and the gradient norm. The norm is, best first: reported with
-// the step, measured (`norm`), logged. `is_late`: numbers of the step are still on a device.
+// the step, measured (`norm`), logged. Once a norm was reported or measured (norm_is_seen_), logged norms are
+// not used. `is_late`: numbers of the step are still on a device.
 void Monitor::take_logged_and_norm(bool is_late, segment::StepRecord* record) {
   std::optional<double> logged_norm;
   if (TryLock busy(scalars_busy_); busy) {
@@ -152,7 +159,7 @@ void Monitor::take_logged_and_norm(bool is_late, segment::StepRecord* record) {
     record->given |= FORESHOCK_GIVEN_GRADIENT_NORM;
   }
   if ((record->given & FORESHOCK_GIVEN_GRADIENT_NORM) != 0 ||
-      (is_late && pending_steps_.open().gradients > 0)) {
+      (is_late && pending_steps_.open().gradient_count > 0)) {
     norm_is_seen_ = true;
   } else if (logged_norm && !norm_is_seen_) {
     record->gradient_norm = *logged_norm;
@@ -272,8 +279,9 @@ size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
   const int64_t steps = period_steps_.load(std::memory_order_relaxed);
   deferred_steps_.take([&](int64_t step) { weights_.count_missed(step, steps); });
   const size_t found = weights_.find_due(now, steps, numbers, room);
-  // Calls before the step no_weights_before_ return at once; 0 lets the next call run in full. If tensors are
-  // due, it must count those that were not passed. If another thread ended the step, next_due() may be old.
+  // Calls before the step no_weights_before_ return at once. It is 0 if the next call must run in full: after
+  // tensors were due, to count those that were not passed to observe_weights(); or if another thread has
+  // ended the step, since next_due() may be old.
   const bool has_ended = ending_step() != now;
   no_weights_before_.store(found > 0 || has_ended ? 0 : weights_.next_due(), std::memory_order_relaxed);
   return found;
@@ -284,7 +292,7 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
   TryLock lock(weights_busy_);
   if (!lock) return;
   note_event();
-  const bool has_ended = (when & FORESHOCK_ENDED_STEP) != 0;  // its end was reported before this work
+  const bool has_ended = (when & FORESHOCK_ENDED_STEP) != 0;  // the step's end was reported before this work
   const int64_t step = ending_step() - (has_ended ? 1 : 0);
   if ((when & FORESHOCK_AFTER_STEP) == 0) {
     weights_.before_step(states, count, step);
@@ -319,7 +327,7 @@ constexpr uint64_t kScalarKernelNs = 4000;
 bool Monitor::fetch(const foreshock_tensor* values, size_t count, void* stream, uint32_t what,
                     uint64_t* numbers) {
   const bool is_loss = what == FORESHOCK_FETCH_LOSS;
-  if (is_loss && loss_is_reported_.load(std::memory_order_relaxed)) return false;
+  if (is_loss && loss_is_reported_.load(std::memory_order_relaxed)) return false;  // no other loss is used
   for (size_t n = 0; n < count; ++n)
     if (!is_scalar_on_device(values[n]) || values[n].device_index != values[0].device_index) return false;
   const uint64_t begin = monotonic_ns();
@@ -421,7 +429,7 @@ void Monitor::skip_step() {
 void Monitor::skip_step_if(uint64_t number) {
   TryLock lock(loss_busy_);
   note_event();
-  if (number == 0 || !lock) return mark_skips_unknown();
+  if (number == 0 || !lock) return mark_skips_unknown();  // 0: no value has this number
   pending_steps_.open_with_room().add(PendingEvent{PendingEvent::kSkip, {0, number}, {1, 0}, false});
 }
 
@@ -430,7 +438,7 @@ void Monitor::skip_step_if(uint64_t number) {
 // Applies the events of a step to loss_ and skipped_steps_, when its numbers have arrived or are given up. If
 // not `with_losses`, some numbers are missing; only losses that the trainer reported or logged are then used.
 void Monitor::apply_events(const PendingStep& step, bool with_losses) {
-  for (uint32_t n = 0; n < step.events; ++n) {
+  for (uint32_t n = 0; n < step.event_count; ++n) {
     const PendingEvent& event = step.event[n];
     const bool has_value = event.value.number == 0;
     if (event.source == PendingEvent::kSkip) {
@@ -465,7 +473,8 @@ void Monitor::complete_record(PendingStep* step) {
   apply_events(*step, step->knows_losses() && step->knows_skips());  // losses may belong to a skipped step
   if (loss_.take(&record.loss, &record.loss_source)) record.given |= FORESHOCK_GIVEN_LOSS;
   double norm = 0;
-  if (step->knows_gradients() && layers_.publish_late(step->gradient, step->gradients, record.step, &norm) &&
+  if (step->knows_gradients() &&
+      layers_.publish_late(step->gradient, step->gradient_count, record.step, &norm) &&
       (record.given & FORESHOCK_GIVEN_GRADIENT_NORM) == 0) {
     record.gradient_norm = norm;
     record.given |= FORESHOCK_GIVEN_GRADIENT_NORM;
@@ -478,16 +487,17 @@ void Monitor::complete_record(PendingStep* step) {
 }
 
 // Completes pending steps, oldest first, until one still waits for a number. At the end of a step
-// (`is_step_end`) a pending step no longer waits for numbers that only the training itself can supply
-// (is_without_kernel()). If then pending_steps_ is full, the oldest step does not wait for any number.
+// (`is_step_end`) a pending step stops waiting for numbers that only the training itself can supply
+// (is_without_kernel()), and if pending_steps_ is full, the oldest step stops waiting for any number.
 void Monitor::complete_pending(bool is_step_end) {
   const auto find = [this](uint64_t number, double* value) { return find_number(number, value); };
-  while (pending_steps_.has_ended()) {
+  while (pending_steps_.has_waiting()) {
     PendingStep& oldest = pending_steps_.oldest();
     const bool is_complete = oldest.store_arrived(find);
-    const bool will_come =
+    const bool some_will_come =
         oldest.count_missing([](uint64_t number) { return !is_without_kernel(number); }) > 0;
-    if (!is_complete && (!is_step_end || (will_come && !pending_steps_.is_full()))) return;
+    const bool may_wait = !is_step_end || (some_will_come && !pending_steps_.is_full());
+    if (!is_complete && may_wait) return;
     complete_record(&oldest);
     pending_steps_.drop_oldest();
   }
@@ -497,15 +507,15 @@ void Monitor::complete_pending(bool is_step_end) {
 // an earlier step that is pending.
 bool Monitor::complete_open() {
   PendingStep& open = pending_steps_.open();
-  if (pending_steps_.has_ended()) return false;
+  if (pending_steps_.has_waiting()) return false;
   const bool is_unused =
-      open.events == 0 && open.gradients == 0 && open.has_all_events && open.has_all_gradients;
+      open.event_count == 0 && open.gradient_count == 0 && open.has_all_events && open.has_all_gradients;
   if (is_unused) return true;
   if (!open.store_arrived([this](uint64_t number, double* value) { return find_number(number, value); }))
     return false;
   if (!open.has_all_events) mark_skips_unknown();
-  apply_events(open, open.knows_losses());
-  for (uint32_t n = 0; n < open.gradients && open.has_all_gradients; ++n)
+  apply_events(open, open.knows_losses());  // false: events were dropped, or a scale is unknown
+  for (uint32_t n = 0; n < open.gradient_count && open.has_all_gradients; ++n)
     layers_.add_gradient_of(open.gradient[n].layer, open.gradient[n].square());
   open.clear();
   return true;
@@ -515,7 +525,7 @@ void Monitor::finish_at_exit() {
   {
     TryLock clock(clock_busy_);
     TryLock busy(loss_busy_);
-    if (clock && busy) complete_pending(false);
+    if (clock && busy) complete_pending(/*is_step_end=*/false);
   }
   if (TryLock busy(weights_busy_); busy) collect_weights(g_process.counting());
   g_process.publish_described();
@@ -531,7 +541,7 @@ void Monitor::fetched(uint64_t number, double value) {
   if (!g_process.has_other_ranks()) fetched_.add(number, value);
   pending_steps_.open().store_arrived(
       [this](uint64_t wanted, double* found) { return find_number(wanted, found); });
-  complete_pending(false);
+  complete_pending(/*is_step_end=*/false);
 }
 
 // -- gradients --
@@ -562,7 +572,8 @@ struct DeviceGradients {
   void add(const foreshock_gradient& gradient) {
     const foreshock_tensor& values = gradient.values;
     if (values.data == nullptr) return;
-    if (tensors++ == 0) stream = {values.device_index, gradient.stream};
+    if (tensors == 0) stream = {values.device_index, gradient.stream};
+    ++tensors;
     is_whole &= is_gradient_on_device(gradient) && values.device_index == stream.device_index &&
                 gradient.stream == stream.handle;
     if (is_whole) bytes += static_cast<uint64_t>(values.shape[0]) * size_of(static_cast<DType>(values.dtype));
@@ -588,6 +599,7 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   if (any_gradient(gradients, count, [](const auto& one) { return one.norm_fetched != 0; })) {
     for (size_t n = 0; n < count; ++n) {
       const foreshock_gradient& one = gradients[n];
+      // With norm_fetched 0 the value is valid; else it is replaced by the norm when that arrives.
       const PendingNumber norm = {std::sqrt(one.sum_of_squares), one.norm_fetched};
       pending_steps_.open_with_room().add(PendingGradient{layers_.find(one.identity), false, norm});
     }
@@ -626,7 +638,7 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   DeviceGradients wanted;
   for (size_t n = 0; n < count; ++n) wanted.add(gradients[n]);
   const double needed =
-      static_cast<double>(gradient_cost_.charge_for(wanted.bytes, wanted.further_launches())) * 1e-9;
+      static_cast<double>(gradient_cost_.expect_work(wanted.bytes, wanted.further_launches())) * 1e-9;
   if (!budget_.is_unlimited() && budget_.balance_seconds() < needed) return 0;
   segment::Coverage& coverage = *g_process.writer().coverage();
   bump_shared(coverage.numbers_fetched, wanted.tensors);
@@ -649,7 +661,10 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   for (size_t n = 0; n < count; ++n) {
     const foreshock_gradient& one = gradients[n];
     PendingNumber squares = {one.sum_of_squares, 0};  // a gradient without values has its sum already
-    if (one.values.data != nullptr) squares = {0, std::exchange(number, number + sent.stride)};
+    if (one.values.data != nullptr) {
+      squares = {0, number};
+      number += sent.stride;
+    }
     pending_steps_.open_with_room().add(PendingGradient{layers_.find(one.identity), true, squares});
   }
   const uint64_t charged = gradient_cost_.record_launch(sent.begin, sent.end);

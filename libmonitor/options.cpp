@@ -230,7 +230,8 @@ const char* SafeEnvironment::find(const char* name) const {
 
 namespace {
 
-// Returns the value of the first named variable that holds a whole number up to 10 million, else `fallback`.
+// Returns the value of the first named variable that holds a whole number up to 10 million (more than a job
+// has ranks), else `fallback`.
 int first_number(const SafeEnvironment& variables, std::initializer_list<const char*> names, int fallback) {
   for (const char* name : names) {
     const char* text = variables.find(name);
@@ -241,7 +242,8 @@ int first_number(const SafeEnvironment& variables, std::initializer_list<const c
 }
 
 // Returns the number of tasks on node number `node` from Slurm's list for all nodes: "4(x2),3" means 4, 4 and
-// 3. Reads the list only as far as needed. Returns -1 if this part is missing, invalid or too short.
+// 3. Reads the list only as far as needed. Returns -1 if this part is missing, invalid or too short; numbers
+// above 10 million are invalid.
 int tasks_of_node(const char* list, int node) {
   for (int64_t first = 0; list != nullptr && *list >= '0' && *list <= '9';) {
     char* end = nullptr;

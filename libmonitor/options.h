@@ -74,7 +74,7 @@ struct Option {
   const char* help;      // one sentence, for --help
   OptionGroup group;
   uint32_t readers;  // OptionReader bits
-  // Bounds of a number. If the default is 0, it is allowed outside the bounds: it means never, or automatic.
+  // Bounds of a number. A default of 0 is allowed outside the bounds: it means never, or automatic.
   uint64_t least = 0, most = UINT64_MAX;
   const char* details = "";  // for docs/options.md only
 };
@@ -82,9 +82,10 @@ struct Option {
 inline constexpr size_t kOptionCount = static_cast<size_t>(OptionId::kCount);
 
 inline constexpr uint64_t kMiB = 1 << 20;
-inline constexpr uint64_t kMostGivenInterval = 1 << 20;  // steps, of --every and --weights
-inline constexpr uint64_t kMostCountedSteps = 64;        // steps in which --count-kernels counts
+inline constexpr uint64_t kMostGivenInterval = 1 << 20;  // largest --every and --weights, in steps
+inline constexpr uint64_t kMostCountedSteps = 64;        // largest --count-kernels, in steps
 
+// Each row has the members of Option in their order. `0, UINT64_MAX` before details: a number has no bounds.
 inline constexpr Option kOptions[kOptionCount] = {
     {OptionId::kEnabled, nullptr, "FORESHOCK", "1", "0|1",
      "0: switch foreshock off; the command runs as if alone", OptionGroup::kBasic,
@@ -210,7 +211,8 @@ const char* option_value(OptionId id);
 // "1%", "0.5 %", "0.01": a ratio in [0, 1], returned as 0.01, 0.005, 0.01.
 bool parse_ratio(const char* text, double* result);
 
-// "4096", "64KiB", "64MiB", "2GiB", "1MB": bytes. KiB, MiB, GiB are powers of 1024; kB, MB, GB of 1000.
+// "4096", "64KiB", "64MiB", "2GiB", "1MB": bytes. KiB, MiB, GiB, K, M, G are powers of 1024; kB, KB, MB, GB
+// of 1000.
 bool parse_bytes(const char* text, uint64_t* result);
 
 // Decimal digits that fit into 64 bits.

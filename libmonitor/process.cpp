@@ -1,5 +1,6 @@
 // Creates the segment (the shared file of this trainer process), plans its size from the free shared memory,
-// and keeps the process's counters. Reports why a process is not monitored, and reads the agent's advice.
+// and keeps the process's counters. Reports why a process is not monitored. Reads the advice of the agent,
+// the process that judges the samples in the segment.
 #include "libmonitor/process.h"
 
 #include <fcntl.h>
@@ -25,20 +26,24 @@
 namespace foreshock {
 namespace {
 
-constexpr uint32_t kSharedBlock = segment::kThreadBlocks - 1;  // the last block; later threads share it
+constexpr uint32_t kSharedBlock =
+    segment::kThreadBlocks - 1;  // the last block, for threads that find no free one
 
 uint64_t load(uint64_t& word) { return std::atomic_ref<uint64_t>(word).load(std::memory_order_relaxed); }
 
 // If this many slots of double size fit, slots get double size, since later calls may have more keys.
 constexpr uint32_t kSlotsToDouble = 32;
 
-// If fewer than kFewWholeSlots slots that hold a whole slice fit, slices are split over smaller slots: at
-// most kSlotsOfParts slots, each with at least kLeastPart bytes and a multiple of 64.
-constexpr uint64_t kFewWholeSlots = 8, kSlotsOfParts = 32, kLeastPart = uint64_t{256} << 10;
+// If fewer than kFewWholeSlots slots that hold a whole slice fit, a slice larger than kLeastPartBytes is
+// split over several smaller slots. Their number is at most kSlotsOfParts. The size of each is a multiple of
+// 64 bytes, at least kLeastPartBytes.
+constexpr uint64_t kFewWholeSlots = 8, kSlotsOfParts = 32, kLeastPartBytes = uint64_t{256} << 10;
+// Bounds of the ring of weight records. If it would be smaller, the segment has no ring.
 constexpr uint64_t kLeastTensorRingBytes = uint64_t{256} << 10, kMostTensorRingBytes = uint64_t{4} << 20;
 
-// Reads the start of a file and returns its length. The text is empty if the file cannot be read.
-size_t read_small(const char* path, char* text, size_t capacity) {
+// Reads the first `capacity` - 1 bytes of a file, and ends them with a 0. Returns the length of the text. If
+// the file cannot be opened, returns 0 and leaves `text` unset.
+size_t read_start(const char* path, char* text, size_t capacity) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return 0;
   const ssize_t got = read(fd, text, capacity - 1);
@@ -53,7 +58,7 @@ bool read_number(const char* directory, const char* file, uint64_t* value) {
   if (std::snprintf(path, sizeof path, "%s/%s", directory, file) >= static_cast<int>(sizeof path))
     return false;
   // The limit file of a cgroup without a limit has the text "max".
-  if (read_small(path, text, sizeof text) == 0 || text[0] < '0' || text[0] > '9') return false;
+  if (read_start(path, text, sizeof text) == 0 || text[0] < '0' || text[0] > '9') return false;
   *value = std::strtoull(text, nullptr, 10);
   return true;
 }
@@ -83,7 +88,7 @@ uint64_t stat_number(const char* text, const char* name, const char* name_in_v1)
 uint64_t reclaimable(const char* directory) {
   char path[1300], text[8192];
   std::snprintf(path, sizeof path, "%s/memory.stat", directory);
-  if (read_small(path, text, sizeof text) == 0) return 0;
+  if (read_start(path, text, sizeof text) == 0) return 0;
   const uint64_t cached = stat_number(text, "inactive_file", "total_inactive_file") +
                           stat_number(text, "active_file", "total_active_file");
   const uint64_t unwritten =
@@ -104,14 +109,15 @@ constexpr CgroupNames kCgroupVersions[] = {
 // newline. Null: no line has this marker, so the process has no cgroup of this version.
 const char* own_path(const char* text, const char* marker) {
   for (const char* line = text; line != nullptr; line = std::strchr(line, '\n')) {
-    line += *line == '\n';
+    if (*line == '\n') ++line;
     const char* after = line + std::strspn(line, "0123456789");
     if (std::strncmp(after, marker, std::strlen(marker)) == 0) return after + std::strlen(marker);
   }
   return nullptr;
 }
 
-// Returns the least remaining memory of this process's cgroup and its parents; UINT64_MAX: no limit.
+// Returns the least remaining memory of this process's cgroup and its parents; UINT64_MAX: no limit. `root`:
+// mount of all cgroups. `text`: content of /proc/self/cgroup.
 uint64_t headroom_of(const CgroupNames& names, const char* root, const char* text) {
   const char* path = own_path(text, names.marker);
   if (path == nullptr) return UINT64_MAX;
@@ -120,7 +126,8 @@ uint64_t headroom_of(const CgroupNames& names, const char* root, const char* tex
   std::snprintf(directory, sizeof directory, "%s%s%.*s", root, names.tree,
                 static_cast<int>(std::strcspn(path, "\n")), path);
   uint64_t headroom = UINT64_MAX;
-  for (char* cut = directory; cut != nullptr && std::strlen(directory) >= root_length;) {  // cut to parents
+  // Each round ends with `directory` cut to its parent. The loop ends above the root of the cgroups.
+  for (char* cut = directory; cut != nullptr && std::strlen(directory) >= root_length;) {
     uint64_t limit = 0, usage = 0;
     if (read_number(directory, names.limit, &limit) && read_number(directory, names.usage, &usage)) {
       usage -= std::min(usage, reclaimable(directory));
@@ -135,7 +142,7 @@ uint64_t headroom_of(const CgroupNames& names, const char* root, const char* tex
 // A process may have cgroups of both versions at once; the smaller headroom counts.
 uint64_t cgroup_headroom(const CgroupFiles& files) {
   char text[4096];
-  if (read_small(files.self, text, sizeof text) == 0) return UINT64_MAX;
+  if (read_start(files.self, text, sizeof text) == 0) return UINT64_MAX;
   uint64_t headroom = UINT64_MAX;
   for (const CgroupNames& names : kCgroupVersions)
     headroom = std::min(headroom, headroom_of(names, files.root, text));
@@ -193,19 +200,20 @@ FreeMemory free_shared_memory(const char* directory, const CgroupFiles& cgroup) 
   return {std::min(free_on_mount, headroom), headroom < free_on_mount};
 }
 
+// A tenth of the free memory for all ranks of the node together; the rest stays free for the user.
 uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks) {
   return std::min(free_bytes / 10 / static_cast<uint64_t>(std::max(local_ranks, 1)), limit);
 }
 
 uint64_t tensor_bytes(uint64_t share) {
-  const uint64_t part = std::min(share / 16, kMostTensorRingBytes);
-  return part < kLeastTensorRingBytes ? 0 : part / 4096 * 4096;  // whole pages
+  const uint64_t part = std::min(share / 16, kMostTensorRingBytes);  // most of the share is for slots
+  return part < kLeastTensorRingBytes ? 0 : part / 4096 * 4096;      // whole pages
 }
 
 SlotPlan plan_slots(uint64_t bytes, uint64_t need) {
   if (need == 0) return {0, 0};  // a whole slice needs `need` bytes; 0: no slots are wanted
-  if (bytes / need < kFewWholeSlots && need > kLeastPart) {
-    const uint64_t slots = std::min<uint64_t>(bytes / kLeastPart, kSlotsOfParts);
+  if (bytes / need < kFewWholeSlots && need > kLeastPartBytes) {  // split slices
+    const uint64_t slots = std::min<uint64_t>(bytes / kLeastPartBytes, kSlotsOfParts);
     return slots < 2 ? SlotPlan{0, 0} : SlotPlan{static_cast<uint32_t>(slots), bytes / slots / 64 * 64};
   }
   if (bytes / need < 2) return {0, 0};
@@ -247,7 +255,8 @@ bool write_launcher_id(const char* path, uint64_t launcher_id) {
   const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return false;
   rlimit limit = {};
-  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= 64) {  // beyond the limit: signal SIGXFSZ
+  // A write beyond RLIMIT_FSIZE raises SIGXFSZ. 64 is more than the bytes written here.
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= 64) {
     char text[24];
     const int digits = std::snprintf(text, sizeof text, "%llu", static_cast<unsigned long long>(launcher_id));
     [[maybe_unused]] const ssize_t written = write(fd, text, static_cast<size_t>(digits));
@@ -281,20 +290,22 @@ void ProcessState::add_calls_to(uint64_t (&calls)[segment::kPasses]) const {
   for (uint32_t n = 0; n < segment::kThreadBlocks; ++n) add(writer_.threads()[n]);
 }
 
-// Replaces before_set_up_, once, by a page that the kernel zeroes in a forked child (MADV_WIPEONFORK).
+// Replaces initial_page_, once, by a page that the kernel zeroes in a forked child (MADV_WIPEONFORK).
+// Returns false if no such page is available.
 bool ProcessState::prepare_own_page() {
-  OwnPage* initial = &before_set_up_;
+  OwnPage* initial = &initial_page_;
   if (own_page() != initial) return true;
   void* page = mmap(nullptr, sizeof(OwnPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return false;
   if (madvise(page, sizeof(OwnPage), MADV_WIPEONFORK) != 0 ||
-      !own_.compare_exchange_strong(initial, new (page) OwnPage, std::memory_order_acq_rel))
+      !own_page_.compare_exchange_strong(initial, new (page) OwnPage, std::memory_order_acq_rel))
     munmap(page, sizeof(OwnPage));
-  return own_page() != &before_set_up_;
+  return own_page() != &initial_page_;
 }
 
 // Returns null, or the reason for off(). `share` is divided into the fixed part (counters, steps, layers),
-// the ring of weight records (kLeastTensorsBytes: empty), and slots. The fixed part may exceed `share`.
+// the ring of weight records (an empty one takes kLeastTensorsBytes), and slots. The fixed part may exceed
+// `share`.
 const char* ProcessState::create_segment(uint64_t slot_bytes_needed) {
   if (access(settings_.directory, W_OK | X_OK) != 0) return "no_directory";
   const FreeMemory free = free_shared_memory(settings_.directory);
@@ -407,7 +418,7 @@ void ProcessState::off(const char* reason) {
   char path[512], temporary[512], word[48];
   copy_word(word, sizeof word, reason);
   const int length = std::snprintf(path, sizeof path, "%s/off.%d.%s", settings.directory, getpid(), word);
-  if (length <= 0 || length >= static_cast<int>(sizeof path) - 1) return;
+  if (length <= 0 || length >= static_cast<int>(sizeof path) - 1) return;  // 1: the dot of `temporary`
   std::snprintf(temporary, sizeof temporary, "%s/.off.%d.%s", settings.directory, getpid(), word);
   // The file gets its name once it is complete, because an empty file is attributed to every launcher. If
   // rename() fails, the file is written under its final name, where it may stay empty.
@@ -490,7 +501,8 @@ constexpr size_t kWords = sizeof(segment::Advice) / sizeof(uint64_t);
 
 // Copies the advice. Returns false if the agent has written no advice, or does not finish writing it. Word 0
 // is the sequence number: 0 before the first advice, odd while the agent writes. The copy is consistent if
-// the number is even and the same after copying. Acquire order of the loads keeps the second read last.
+// the number is even and the same after copying. Acquire order of the loads keeps the second read of word 0
+// last.
 bool copy_whole(const segment::Advice& shared, segment::Advice* copy) {
   using Word [[gnu::may_alias]] = const uint64_t;
   auto* words = reinterpret_cast<Word*>(&shared);
@@ -507,7 +519,7 @@ bool copy_whole(const segment::Advice& shared, segment::Advice* copy) {
 }
 
 // Copies text from the shared file, which any process of the user may have written. Terminates the text, and
-// replaces spaces and characters that are not printable ASCII.
+// replaces spaces and characters that are not printable ASCII by '_'.
 template <size_t n>
 void copy_printable(const char (&from)[n], char (&to)[n]) {
   size_t i = 0;

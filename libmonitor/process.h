@@ -119,9 +119,8 @@ class ProcessState {
   void set_bits(uint32_t bits) { own_page()->hot.fetch_or(bits, std::memory_order_relaxed); }
   void clear_bits(uint32_t bits) { own_page()->hot.fetch_and(~bits, std::memory_order_relaxed); }
 
-  bool is_off() const {
-    return off_.load(std::memory_order_relaxed);
-  }  // off() was called, or the environment does not want foreshock
+  // Whether off() was called, or create_segment_once() found that the environment does not request foreshock.
+  bool is_off() const { return off_.load(std::memory_order_relaxed); }
 
   // Whether this is a child (fork, clone) of the process that created the segment. Makes a system call.
   bool is_inherited() const;
@@ -169,14 +168,14 @@ class ProcessState {
   // Writes the exit status for the agent into the segment, if it is known. Must be the monitor's last action.
   void publish_exit();
 
-  // Writes framework and parallel ranks of a new describe() into the segment. Called when a step ends that is
-  // not brief.
+  // Writes framework and parallel ranks of a new describe() into the segment. Called at the end of a step,
+  // except after a brief step, in which only calls and losses were counted.
   void publish_described();
 
  private:
   const char* create_segment(uint64_t slot_bytes_needed);
   void begin_counting(uint32_t generation);  // claims this thread's block in the segment of this number
-  OwnPage* own_page() const { return own_.load(std::memory_order_relaxed); }
+  OwnPage* own_page() const { return own_page_.load(std::memory_order_relaxed); }
   bool prepare_own_page();
   int32_t with_ops(auto f);
   uint32_t publish_ops(uint32_t first);
@@ -189,8 +188,8 @@ class ProcessState {
   static inline constinit thread_local Counting t_counting;
   static inline constinit thread_local uint32_t t_generation = 0;
 
-  OwnPage before_set_up_;  // used until prepare_own_page(); a child process inherits it
-  std::atomic<OwnPage*> own_{&before_set_up_};
+  OwnPage initial_page_;  // used until prepare_own_page(); a child process inherits it
+  std::atomic<OwnPage*> own_page_{&initial_page_};
   std::atomic<bool> off_{false};
   std::atomic<pid_t> creating_pid_{0};   // pid of the process in which a thread is creating the segment
   std::atomic<pid_t> segment_pid_{0};    // pid of the process that has a segment

@@ -23,6 +23,7 @@ uint32_t reversed(uint32_t bits) {  // the 32 bits in reverse order
 
 }  // namespace
 
+// 0x9e3779b97f4a7c15 (2^64 divided by the golden ratio) is the increment of splitmix64.
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c) {
   uint64_t x = scramble(seed + 0x9e3779b97f4a7c15u);
   for (uint64_t word : {a, b, c}) x = scramble(x + word + 0x9e3779b97f4a7c15u);
@@ -54,8 +55,8 @@ void OrdinalFollower::end_run() {
   if (last_run_length_ % period_ == 0) {
     ++agreeing_runs_;
   } else if (agreeing_runs_ >= kRunsToTrust || (!is_first && last_run_length_ < period_)) {
-    // A trusted period has changed, or a later run of the step is shorter (perhaps a recomputation). No
-    // ordinals from now on, since the earlier or the later ones would be wrong.
+    // A trusted period has changed, or a later run of the step is shorter than the period (perhaps a
+    // recomputation). No ordinals from now on, since the earlier or the later ones would be wrong.
     unstable_ = true;
   } else {
     period_ = last_run_length_;
@@ -80,7 +81,10 @@ void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interva
                       double smallest_sample_seconds) {
   const double trainer_seconds = std::max(step_seconds - cost_seconds, 0.0);
   step_seconds_ += (step_seconds_ == 0 ? 1 : kWeight) * (trainer_seconds - step_seconds_);
-  if (steps_ < kFirstSteps) return void(++steps_);  // the set-up is not charged
+  if (steps_ < kFirstSteps) {  // the set-up is not charged
+    ++steps_;
+    return;
+  }
   const auto earnings = [&](uint64_t steps) {
     return max_slowdown_ * static_cast<double>(steps) * step_seconds_;
   };
@@ -129,8 +133,8 @@ double AgentForecast::end_step(uint64_t slices, bool is_first_look, const Report
 double CostModel::reused_seconds(double bytes) const {
   const double mean_bytes = bytes_sum_ / count_, mean_seconds = seconds_sum_ / count_;
   const double variance = bytes_squares_ / count_ - mean_bytes * mean_bytes;
-  const double limit = kSpread * mean_bytes;
-  const double slope = variance > limit * limit
+  const double least_deviation = kSpread * mean_bytes;
+  const double slope = variance > least_deviation * least_deviation
                            ? (products_sum_ / count_ - mean_bytes * mean_seconds) / variance
                            : mean_seconds / mean_bytes;
   // At least a tenth of the mean, because the fitted line may fall below zero.
@@ -190,23 +194,23 @@ uint32_t CostModel::slices_within(double seconds, bool first_use_of_slot, double
 }
 
 // owed_ns_: by how much earlier charges were too small, in total; negative: too large.
-uint64_t GradientCost::due_ns() const {
+uint64_t GradientCost::expected_charge_ns() const {
   const double kernels = kKernelNs * static_cast<double>(kernels_);
   const double estimate = ns_per_byte_ * static_cast<double>(bytes_) + kernels;
   return static_cast<uint64_t>(std::max(estimate + owed_ns_, 0.0));
 }
 
-uint64_t GradientCost::charge_for(uint64_t bytes, uint64_t kernels) {
+uint64_t GradientCost::expect_work(uint64_t bytes, uint64_t kernels) {
   bytes_ = bytes;
   kernels_ = kernels;
-  return due_ns();
+  return expected_charge_ns();
 }
 
 // Returns the charge for the launched kernels: the estimate plus owed_ns_, but at least 0. If owed_ns_ is far
 // below 0, a part of it stays for later charges.
 uint64_t GradientCost::record_launch(uint64_t begin, uint64_t end) {
   const double bytes_ns = ns_per_byte_ * static_cast<double>(bytes_);  // the part that is measured later
-  const uint64_t charged = due_ns();
+  const uint64_t charged = expected_charge_ns();
   owed_ns_ += bytes_ns + kKernelNs * static_cast<double>(kernels_) - static_cast<double>(charged);
   launches_[launched_++ % kMostPending] = {begin, end, bytes_, bytes_ns};
   return charged;
@@ -256,7 +260,8 @@ uint64_t WeightSchedule::for_each_due(int64_t step, int64_t steps, uint64_t inte
     const uint32_t steps_until_due = turn >= now ? turn - now : turn + (length - now);
     const bool is_due = steps_until_due < static_cast<uint64_t>(steps);
     const bool is_next = steps_until_due < next;  // the nearest of those seen so far that are not due
-    if ((!is_due && !is_next) || !states()[n].is_here) continue;  // is_here last: few states are read then
+    if (!is_due && !is_next) continue;
+    if (!states()[n].is_here) continue;  // checked last, so that few states are read
     if (is_due)
       use(n, &states()[n]);
     else
@@ -276,7 +281,10 @@ size_t WeightSchedule::find_due(int64_t step, int64_t steps, uint64_t interval, 
   size_t found = 0;
   const uint64_t next = for_each_due(step, steps, interval, [&](uint32_t number, State* state) {
     if (state->end_round == round_) return;  // mark_done() was called in this step
-    if (state->due_round != round_) ++due_not_shown_, ++count->due;
+    if (state->due_round != round_) {        // not yet counted in this step
+      ++due_not_shown_;
+      ++count->due;
+    }
     state->due_round = round_;
     if (found < room) numbers[found++] = number;
   });
@@ -317,7 +325,7 @@ void WeightCadence::end_step(double step_seconds, double cost_seconds, double by
                              double unavoidable_seconds) {
   double free_seconds = std::max(step_seconds - cost_seconds, 0.0);
   if (max_slowdown_ > 0) {
-    // The unavoidable costs use up the limit of this length of training.
+    // Length of training that pays for the unavoidable costs: each second pays for max_slowdown_ seconds.
     const double used_seconds = unavoidable_seconds / max_slowdown_;
     free_seconds = std::max(free_seconds - used_seconds, kMinShareLeft * free_seconds);
   }

@@ -42,9 +42,9 @@ bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices
 // too, with an evaluation between two steps. Call n (from 0) of a forward run gets the ordinal n modulo the
 // period; the backward calls after the run get its ordinals in reverse. Ordinals are known once two forward
 // runs in a row agree: the length of each is a multiple of the period. They become unknown for the rest of
-// the process if a later run does not agree, or, at any time, if a step has a run that is shorter than an
-// earlier one (perhaps a recomputation that is not marked). next() must be called for every call of the
-// sampled steps, in order.
+// the process if a later run does not agree, or, at any time, if a run that is not the first of its step is
+// shorter than the period (perhaps a recomputation that is not marked). next() must be called for every call
+// of the sampled steps, in order.
 class OrdinalFollower {
  public:
   // Called at the start of a sampled step.
@@ -76,8 +76,8 @@ class OrdinalFollower {
 // intervals, so that one stall (many page faults, a stopped process) does not stop the sampling for hours.
 class Budget {
  public:
-  // Sets the limit to `times` times max_slowdown; `times` is above 1 in a burst. A max_slowdown below 100 %
-  // is raised to at most 99 %, since a limit of 100 % means no limit.
+  // Sets the limit to `times` times max_slowdown; `times` is above 1 in a burst (denser sampling after a
+  // warning). A max_slowdown below 100 % is raised to at most 99 %, since a limit of 100 % means no limit.
   void set_limit(double max_slowdown, double times = 1) {
     max_slowdown_ = std::max(max_slowdown, std::min(times * max_slowdown, kMaxRaisedLimit));
   }
@@ -120,16 +120,16 @@ class Budget {
 
 // The first look: the first steps of a process are sampled regardless of the interval, so that a short run is
 // judged too. Instead of the budget, a fixed grant of seconds pays for the monitor's time in these steps. The
-// first look ends as soon as kSteps steps were sampled; or at least kSlices slices, and two per call of a
-// step, were copied; or kMostSteps steps have ended; or the grant is spent.
+// first look ends as soon as kSampledSteps steps were sampled; or at least kSlices slices, and two per call
+// of a step, were copied; or kMostSteps steps have ended; or the grant is spent.
 class FirstLook {
  public:
-  static constexpr int kSteps = 8, kMostSteps = 32;
+  static constexpr int kSampledSteps = 8, kMostSteps = 32;
   static constexpr uint64_t kSlices = 64;  // limits the agent's work; a verdict needs 8 slices of each pass
 
   FirstLook() = default;
   // `is_wanted`: false if the user chose the sampled steps, or allows no cost.
-  explicit FirstLook(bool is_wanted) : sampled_steps_left_(is_wanted ? kSteps : 0) {}
+  explicit FirstLook(bool is_wanted) : sampled_steps_left_(is_wanted ? kSampledSteps : 0) {}
   bool is_open() const { return sampled_steps_left_ > 0 && seconds_left_ > 0; }
   // The unspent grant, in seconds; 0 when the first look has ended.
   double seconds_left() const { return is_open() ? seconds_left_ : 0; }
@@ -141,7 +141,8 @@ class FirstLook {
     seconds_left_ -= paid;
     slices_ += slices;
     if (was_sampled) --sampled_steps_left_;
-    if (slices_ >= std::max(kSlices, 2 * calls) || ++ended_steps_ == kMostSteps) sampled_steps_left_ = 0;
+    ++ended_steps_;
+    if (slices_ >= std::max(kSlices, 2 * calls) || ended_steps_ == kMostSteps) sampled_steps_left_ = 0;
     return paid;
   }
 
@@ -160,7 +161,7 @@ class AgentForecast {
   // The agent's CPU time since the previous call of end_step(), divided by the number of the rank's cores.
   struct Report {
     double seconds = 0;  // total, without slices of the first look, for which the grant pays
-    // On slices. Those of the first look are included: all slices show the cost of one.
+    // On slices, also those of the first look, since they too show what a slice costs.
     double slices_seconds = 0;
     uint64_t slices = 0;         // slices of query rows in slices_seconds
     double tensors_seconds = 0;  // on weight tensors
@@ -170,13 +171,14 @@ class AgentForecast {
   // for them. Returns the seconds that the budget pays in this step; negative: a forecast was too high.
   double end_step(uint64_t slices, bool is_first_look, const Report& report);
 
-  // The agent's expected time for a slice of query rows and the key positions beside it; 0: not known yet.
+  // The agent's expected time for a slice of query rows and the slice of key positions that may come with it;
+  // 0: not known yet.
   double slice_seconds() const { return slice_seconds_; }
   // The agent's mean time for the rest of its work in a step: all but slices and weight tensors.
   double rest_seconds() const { return rest_seconds_; }
 
  private:
-  static constexpr double kMostMeanSteps = 128;
+  static constexpr double kMostMeanSteps = 128;  // after so many steps a new one has the weight 1 / 128
   double slice_seconds_ = 0, rest_seconds_ = 0;
   double steps_ = 0;          // steps in the mean rest_seconds_; at most kMostMeanSteps
   double charged_ = 0;        // seconds charged for slices that the agent has not reported
@@ -234,14 +236,15 @@ class CostModel {
 // is charged and an excess is deducted from later charges. Pure arithmetic, fixed state. Thread-compatible.
 class GradientCost {
  public:
-  // Returns the charge to expect, in ns, for reading `bytes` bytes and launching `kernels` further kernels.
-  // The further kernels run outside of the interval between the device's two times, so their time is never
-  // measured. If the kernels are launched, the caller must charge the result of record_launch().
-  uint64_t charge_for(uint64_t bytes, uint64_t kernels);
-  // Returns the charge to expect, in seconds, for repeating the work of the last charge_for().
-  double seconds() const { return static_cast<double>(due_ns()) * 1e-9; }
+  // Stores the work of a step: kernels that read `bytes` bytes, and `kernels` further kernels. The further
+  // kernels run outside of the interval between the device's two times, so their time is never measured.
+  // Returns the charge to expect, in ns. If the kernels are launched, the caller must charge the result of
+  // record_launch().
+  uint64_t expect_work(uint64_t bytes, uint64_t kernels);
+  // Returns the charge to expect, in seconds, for repeating the work of the last expect_work().
+  double expected_seconds() const { return static_cast<double>(expected_charge_ns()) * 1e-9; }
 
-  // Records a launch of the kernels of the last charge_for(). Its begin and end (ns) arrive later, under the
+  // Records a launch of the kernels of the last expect_work(). Its begin and end (ns) arrive later, under the
   // numbers `begin` and `end` (SentGradients). Returns the charge in ns.
   uint64_t record_launch(uint64_t begin, uint64_t end);
 
@@ -265,18 +268,19 @@ class GradientCost {
     uint64_t bytes;       // 0: the times have been read
     double expected_ns;   // estimate for `bytes` alone
   };
-  uint64_t due_ns() const;  // the estimate for bytes_ and kernels_, corrected by owed_ns_
+  uint64_t expected_charge_ns() const;  // the estimate for bytes_ and kernels_, corrected by owed_ns_
   void record_times(const Launch& launch, uint64_t begin_ns, uint64_t end_ns);
 
-  // Training GPUs read at least 200 bytes per ns. An empty kernel takes 2 to 3 us from launch to launch.
+  // Training GPUs read at least 200 bytes per ns.
   static constexpr double kFirstNsPerByte = 1.0 / 200;
-  static constexpr double kKernelNs = 4000;    // the estimate for each further kernel
+  // A high estimate for each further kernel: an empty one takes 2000 to 3000 ns from launch to launch.
+  static constexpr double kKernelNs = 4000;
   static constexpr uint32_t kMostPending = 8;  // steps whose times can be pending; older ones are ignored
 
   double ns_per_byte_ = kFirstNsPerByte;
   bool is_measured_ = false;          // ns_per_byte_ comes from the device's times
   double owed_ns_ = 0;                // negative: too much was charged
-  uint64_t bytes_ = 0, kernels_ = 0;  // of the last charge_for()
+  uint64_t bytes_ = 0, kernels_ = 0;  // of the last expect_work()
   Launch launches_[kMostPending] = {};
   uint32_t launched_ = 0;  // number of launches so far
 };
@@ -295,8 +299,8 @@ class WeightSchedule {
 
   // Set-up. Allocates room for `count` tensors and forgets the present ones. Returns false without memory.
   bool reserve(uint32_t count);
-  // Adds the next tensor. `begins_at`, from 0 to 1, is the share of the model's elements before it. `is_here`
-  // false: this rank has no part of it, so it is never due.
+  // Adds the next tensor. `begins_at`, in [0, 1), is the share of the model's elements before it. `is_here`
+  // false: this rank has no part of the tensor, so the tensor is never due.
   void add(double begins_at, bool is_here);
   uint32_t count() const { return count_; }
 
@@ -387,8 +391,8 @@ class WeightCadence {
   double max_slowdown_ = 0, share_ = 0;  // share_: kShare * max_slowdown_, of the training time
   uint64_t interval_ = kFirstInterval;
   bool is_fixed_ = false, is_unlimited_ = false, is_budget_overdrawn_ = false;
-  // free_seconds_: running mean of a step's length - its unavoidable costs / max_slowdown. Each of these
-  // seconds earns share_ seconds for measurements.
+  // free_seconds_: running mean of a step's length without measurements, minus (its unavoidable costs divided
+  // by max_slowdown). Each of these seconds earns share_ seconds for measurements.
   double free_seconds_ = 0;
   double balance_ = 0;        // the savings; negative: debt
   double last_per_byte_ = 0;  // true cost of the last measurement, not limited by kMaxTimesUsual

@@ -24,8 +24,8 @@ bool is_whole(double x) { return std::fabs(x - std::nearbyint(x)) <= kTolerance 
 
 // Whether root = nll / k, or root = nll * 2^n / k with a gradient scaler (2^n > k); k is a whole number.
 bool root_is_scaled_nll(double root, double nll) {
-  if (root == 0 || nll == 0 || !(root / nll > 0)) return false;
-  const double ratio = nll / root;  // k / 2^n
+  if (root == 0 || nll == 0 || !(root / nll > 0)) return false;  // the signs differ, or the quotient is NaN
+  const double ratio = nll / root;                               // k / 2^n
   if (ratio >= 1 - kTolerance) return is_whole(ratio) && ratio < kMostDivisor;
   int exponent = 0;
   const double mantissa = std::frexp(ratio, &exponent);  // in [0.5, 1)
@@ -57,7 +57,7 @@ void LossTracker::choose_root_meaning() {
   const bool has_unsummed_nll = mean_by_source_[FORESHOCK_LOSS_NLL].weight > 0;
   if (root_meaning_ != RootMeaning::kUnknown || roots.weight < 2 || has_unsummed_nll) return;
   const double ratio = roots.sum / (summed.sum / summed.weight);
-  if (!(ratio > 0) || std::isinf(ratio)) return;
+  if (!(ratio > 0) || std::isinf(ratio)) return;  // NaN or infinite: summed nlls are missing or 0
   root_meaning_ = ratio < std::sqrt(roots.weight) ? RootMeaning::kShares : RootMeaning::kWhole;
 }
 
@@ -97,9 +97,9 @@ void LossTracker::forget_step() {
 }
 
 bool LossTracker::take(double* loss, uint32_t* source) {
-  // If no finite root has chosen a source, the nlls are the loss of this step. They are chosen for good only
-  // in a step without any root (autograd.grad may have been called instead of backward): after a root that is
-  // not finite, a finite root of a later step decides. Summed nlls are not used in a step with such a root.
+  // If no finite root has chosen a source, the nlls are the loss of this step. They become the chosen source
+  // only in a step without any root (autograd.grad may have been called instead of backward). In a step with
+  // a root that is not finite, the choice is left to a later finite root, and summed nlls are not used.
   const bool has_root = mean_by_source_[FORESHOCK_LOSS_BACKWARD_ROOT].weight > 0;
   uint32_t used_source = chosen_source_;
   if (used_source == 0 && mean_by_source_[FORESHOCK_LOSS_NLL].weight > 0) used_source = FORESHOCK_LOSS_NLL;
@@ -129,46 +129,46 @@ bool LossTracker::take(double* loss, uint32_t* source) {
 
 void PendingStep::clear() {
   record = 0;
-  events = gradients = 0;
+  event_count = gradient_count = 0;
   has_all_events = has_all_gradients = true;
 }
 
 void PendingStep::add(const PendingEvent& added) {
-  if (events == kMostEvents || event == nullptr)
+  if (event_count == kMostEvents || event == nullptr)
     has_all_events = false;
   else
-    event[events++] = added;
+    event[event_count++] = added;
 }
 
 void PendingStep::add(const PendingGradient& added) {
-  if (gradients == kMostGradients || gradient == nullptr)
+  if (gradient_count == kMostGradients || gradient == nullptr)
     has_all_gradients = false;
   else
-    gradient[gradients++] = added;
+    gradient[gradient_count++] = added;
 }
 
-// `number` is a ticket while a value is on a device, then 0. kSkip: a gradient scaler's decision on the step.
+// `number` is not 0 while a value is still on a device. kSkip: a gradient scaler's decision on the step.
 bool PendingStep::knows_losses() const {
   bool all = has_all_events;
-  for (uint32_t n = 0; n < events; ++n) {
+  for (uint32_t n = 0; n < event_count; ++n) {
     const PendingEvent& e = event[n];
     // If the optimizer itself divides the gradients by the scale, the gradient scaler reports a scale of 1.
     // The true scale is then unknown.
-    const bool has_scale = e.scale.number == 0 && !(e.is_scaled && e.scale.value == 1);
-    all &= e.source == PendingEvent::kSkip || (e.value.number == 0 && has_scale);
+    const bool lacks_scale = e.scale.number != 0 || (e.is_scaled && e.scale.value == 1);
+    all &= e.source == PendingEvent::kSkip || (e.value.number == 0 && !lacks_scale);
   }
   return all;
 }
 
 bool PendingStep::knows_gradients() const {
   bool all = has_all_gradients;
-  for (uint32_t n = 0; n < gradients; ++n) all &= gradient[n].norm.number == 0;
+  for (uint32_t n = 0; n < gradient_count; ++n) all &= gradient[n].norm.number == 0;
   return all;
 }
 
 bool PendingStep::knows_skips() const {
   bool all = has_all_events;
-  for (uint32_t n = 0; n < events; ++n)
+  for (uint32_t n = 0; n < event_count; ++n)
     all &= event[n].source != PendingEvent::kSkip || event[n].value.number == 0;
   return all;
 }

@@ -1,5 +1,6 @@
-// Selects the loss of a step among the observed values, and stores the observations of steps whose numbers
-// (losses, gradient norms, results of a gradient scaler) are still on a device. One writer at a time.
+// Selects the loss of a step among the observed values, stores the observations of steps whose numbers
+// (losses, gradient norms, results of a gradient scaler) are still on a device, and stores numbers that the
+// training logs. One writer at a time.
 #ifndef FORESHOCK_LIBMONITOR_STEP_NUMBERS_H_
 #define FORESHOCK_LIBMONITOR_STEP_NUMBERS_H_
 
@@ -63,17 +64,17 @@ class LossTracker {
   uint64_t nlls_since_root_ = 0;                      // cross-entropies since the last root
 };
 
-// A loss, norm, scale or divisor. While it is on the device, only `number` is known, by which it is found
-// later.
+// A loss, norm, scale or divisor. While `value` is still on a device, it has no meaning here.
 struct PendingNumber {
   double value;
-  uint64_t number;  // from foreshock_fetch; 0: `value` is valid
+  uint64_t number;  // from foreshock_fetch, to find the value later; 0: `value` is valid
 };
 
 // An observation that is applied when all numbers of its step have arrived.
 struct PendingEvent {
   // kSkip: the step was skipped if `value` is not 0. kSum: a summed cross-entropy. kDivisor: the divisor of
-  // the next root. kOtherOptimizer: the earlier losses belong to another optimizer.
+  // the next root. kOtherOptimizer: the earlier losses belong to another optimizer. The values differ from
+  // those of FORESHOCK_LOSS_...
   static constexpr uint32_t kSkip = 0, kSum = ~0u, kDivisor = ~1u, kOtherOptimizer = ~2u;
   uint32_t source;  // one of the constants above, or FORESHOCK_LOSS_...: a loss
   PendingNumber value;
@@ -93,17 +94,17 @@ struct PendingGradient {
 
 // The observations, in order, of a step some of whose numbers are still on a device.
 struct PendingStep {
-  static constexpr uint32_t kMostEvents = 512, kMostGradients = 4096;
+  static constexpr uint32_t kMostEvents = 512, kMostGradients = 4096;  // as GradientReadback::kMostTensors
 
   uint64_t record;             // number of the step's record in the segment; 0: step has not ended
   segment::StepRecord so_far;  // the record as it was written, without the missing numbers
-  uint32_t events, gradients;  // number of events and of gradients
+  uint32_t event_count, gradient_count;
   bool has_all_events, has_all_gradients;  // false: the array had no room for some of them
   PendingEvent* event;                     // array of kMostEvents, or null
   PendingGradient* gradient;               // array of kMostGradients, or null
 
   void clear();
-  void begin_gradients() { gradients = 0, has_all_gradients = true; }
+  void begin_gradients() { gradient_count = 0, has_all_gradients = true; }
   void add(const PendingEvent& added);
   void add(const PendingGradient& added);
 
@@ -118,8 +119,8 @@ struct PendingStep {
       else
         all_found = false;
     };
-    for (uint32_t n = 0; n < events; ++n) store_one(&event[n].value), store_one(&event[n].scale);
-    for (uint32_t n = 0; n < gradients; ++n) store_one(&gradient[n].norm);
+    for (uint32_t n = 0; n < event_count; ++n) store_one(&event[n].value), store_one(&event[n].scale);
+    for (uint32_t n = 0; n < gradient_count; ++n) store_one(&gradient[n].norm);
     return all_found;
   }
 
@@ -132,9 +133,9 @@ struct PendingStep {
       count += pending.number != 0 && pending.number != *last && is_counted(pending.number);
       *last = pending.number;
     };
-    for (uint32_t n = 0; n < events; ++n)
+    for (uint32_t n = 0; n < event_count; ++n)
       count_one(event[n].value, &last_value), count_one(event[n].scale, &last_scale);
-    for (uint32_t n = 0; n < gradients; ++n) count_one(gradient[n].norm, &last_norm);
+    for (uint32_t n = 0; n < gradient_count; ++n) count_one(gradient[n].norm, &last_norm);
     return count;
   }
 
@@ -156,7 +157,7 @@ class PendingSteps {
     reserve();
     return open();
   }
-  bool has_ended() const { return count_ > 0; }  // whether an ended step waits
+  bool has_waiting() const { return count_ > 0; }  // whether an ended step waits
   bool is_full() const { return count_ == kMost; }
   PendingStep& oldest() { return at(0); }
 

@@ -33,7 +33,7 @@ namespace {
 #define BACKWARD_BEGIN "Q K V O dO S dP Aux_CTX_Tensors dQ dK dV dBias "
 
 struct Names {
-  const char *forward, *backward;
+  const char *forward, *backward;  // names separated by spaces
 };
 
 constexpr Names kNames[] = {
@@ -151,7 +151,7 @@ NvteIndices indices_of(const char* names) {
   indices.bottom_right = find("bottom_right_diagonal");
   indices.workspace = find("workspace");
   indices.stream = find("stream");
-  for (const char* name = names; indices.count < kMostNvteWords; ++name) {
+  for (const char* name = names; indices.count < kMostNvteWords; ++name) {  // ++name skips the space
     indices.kinds[indices.count++] = kind_of(name);
     name += std::strcspn(name, " ");
     if (*name == '\0') break;
@@ -165,7 +165,8 @@ bool find_nvte_signature(const char* version, NvteSignature* found) {
   for (size_t n = 0; n < sizeof kVersions / sizeof *kVersions; ++n) {
     if (std::strcmp(kVersions[n].version, version) != 0) continue;
     const Names& names = kNames[kVersions[n].names];
-    *found = {indices_of(names.forward), indices_of(names.backward), n >= kIndexOf240, n >= kIndexOf240};
+    *found = {indices_of(names.forward), indices_of(names.backward), /*has_int16=*/n >= kIndexOf240,
+              /*has_new_shape=*/n >= kIndexOf240};
     return true;
   }
   return false;
@@ -212,8 +213,11 @@ constexpr Arrangements kLayouts[] = {
 // Returns false for a layout that is not in kLayouts: sequences packed without padding (thd) or in pages,
 // because their lengths are on the device, and layouts of later versions.
 bool arrangements_of(uint32_t layout, Arrangements* found) {
-  for (const Arrangements& entry : kLayouts)
-    if (entry.layout == layout) return *found = entry, true;
+  for (const Arrangements& entry : kLayouts) {
+    if (entry.layout != layout) continue;
+    *found = entry;
+    return true;
+  }
   return false;
 }
 
@@ -268,7 +272,7 @@ class Describer {
   bool all_are_floating() const;
   bool fit_together(const foreshock_attention_call& call) const;
   int dtype_of(Word tensor) const;
-  bool shape_of(Word tensor, NvteTensors::Shape* shape) const;
+  bool shape_of(Word tensor, NvteTensorFunctions::Shape* shape) const;
   bool view(Word tensor, Arrangement arranged, foreshock_tensor* to) const;
   void add_optional(int8_t index, Arrangement arranged, foreshock_tensor* to) const;
   int causal(int64_t queries, int64_t keys) const;
@@ -291,7 +295,7 @@ bool all_required_tensors(const NvteIndices& indices, auto condition) {
 // throws an exception when the shape is read.
 bool Describer::all_have_data() const {
   return all_required_tensors(
-      indices_, [this](int8_t index) { return nvte_call_.tensors->data(word(index)) != nullptr; });
+      indices_, [this](int8_t index) { return nvte_call_.functions->data(word(index)) != nullptr; });
 }
 
 // Whether all required tensors hold floating-point numbers (fp8 and narrower formats included), not bytes or
@@ -299,8 +303,8 @@ bool Describer::all_have_data() const {
 bool Describer::all_are_floating() const {
   const int first = nvte_call_.signature->has_int16 ? 4 : 3;  // NVTE_DType of fp32, the first floating format
   return all_required_tensors(indices_, [this, first](int8_t index) {
-    const int type = nvte_call_.tensors->type(word(index));
-    return type >= first && type <= first + 8;  // with room for formats of later versions
+    const int type = nvte_call_.functions->type(word(index));
+    return type >= first && type <= first + 8;  // first + 6 in 2.8; the rest is room for later versions
   });
 }
 
@@ -326,19 +330,19 @@ constexpr int kFp8 = -2;  // result of dtype_of() for fp8 and for formats with f
 // Returns the FORESHOCK_ format of a tensor (FORESHOCK_DTYPE_NONE for integers), or kFp8. In NVTE_DType
 // without int16, 0 to 2 are integers; 3, 4, 5 are fp32, fp16, bf16; above are narrower formats.
 int Describer::dtype_of(Word tensor) const {
-  const int type = nvte_call_.tensors->type(tensor) - (nvte_call_.signature->has_int16 ? 1 : 0);
+  const int type = nvte_call_.functions->type(tensor) - (nvte_call_.signature->has_int16 ? 1 : 0);
   constexpr int kFormats[] = {FORESHOCK_FP32, FORESHOCK_FP16, FORESHOCK_BF16};
   if (type >= 3 && type < 6) return kFormats[type - 3];
   return type < 3 ? FORESHOCK_DTYPE_NONE : kFp8;
 }
 
 // Reads the shape. Returns false if it does not have four dimensions.
-bool Describer::shape_of(Word tensor, NvteTensors::Shape* shape) const {
-  void* function = nvte_call_.tensors->shape;
+bool Describer::shape_of(Word tensor, NvteTensorFunctions::Shape* shape) const {
+  void* function = nvte_call_.functions->shape;
   if (nvte_call_.signature->has_new_shape) {
-    *shape = reinterpret_cast<NvteTensors::Shape (*)(Word)>(function)(tensor);
+    *shape = reinterpret_cast<NvteTensorFunctions::Shape (*)(Word)>(function)(tensor);
   } else {
-    const auto older = reinterpret_cast<NvteTensors::OlderShape (*)(Word)>(function)(tensor);
+    const auto older = reinterpret_cast<NvteTensorFunctions::OlderShape (*)(Word)>(function)(tensor);
     if (older.dims > 4 || older.sizes == nullptr) return false;
     shape->dims = older.dims;
     std::copy_n(older.sizes, older.dims, shape->sizes);
@@ -349,8 +353,8 @@ bool Describer::shape_of(Word tensor, NvteTensors::Shape* shape) const {
 // Describes a tensor as a view with the dimensions (batch, heads, position, element). Returns false if the
 // tensor has no data or not four dimensions, or if the order of its dimensions is not supported.
 bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) const {
-  NvteTensors::Shape shape;
-  if (nvte_call_.tensors->data(tensor) == nullptr || !shape_of(tensor, &shape)) return false;
+  NvteTensorFunctions::Shape shape;
+  if (nvte_call_.functions->data(tensor) == nullptr || !shape_of(tensor, &shape)) return false;
   constexpr int kSbhdAxes[] = {1, 2, 0, 3}, kBshdAxes[] = {0, 2, 1, 3}, kBhsdAxes[] = {0, 1, 2, 3};
   const int* axes = arranged.format == kFormatSbhd   ? kSbhdAxes
                     : arranged.format == kFormatBshd ? kBshdAxes
@@ -364,7 +368,7 @@ bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) co
   strides[2] = arranged.per_head ? arranged.packed * size(3) : size(3);
   strides[1] = size(2) * size(3) * arranged.packed;
   strides[0] = size(1) * strides[1];
-  to->data = nvte_call_.tensors->data(tensor);
+  to->data = nvte_call_.functions->data(tensor);
   for (int n = 0; n < 4; ++n) {
     to->shape[n] = size(axes[n]);
     to->stride[n] = strides[axes[n]];
@@ -472,10 +476,10 @@ int describe_nvte_call(const NvteCall& nvte_call, foreshock_attention_call* call
 
 namespace {
 
-constexpr Word kEndOfLengths = Word{1} << 31;  // also for windows
+constexpr Word kEndOfLengths = Word{1} << 31;  // a larger length or window is not plausible
 
-// Whether a word can be an argument of this kind. Enumerations use the lower half of their word; their limits
-// are the largest values in 2.18, "not set" included.
+// Whether a word can be an argument of this kind. A boolean uses only the lowest byte of its word, an
+// enumeration only the lower half. Limits of enumerations: the largest values in 2.18, "not set" included.
 bool is_plausible(NvteKind kind, Word word, const Handles& handles) {
   const auto number = static_cast<uint32_t>(word);
   switch (kind) {

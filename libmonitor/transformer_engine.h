@@ -1,7 +1,8 @@
 // Reads the arguments of the fused attention of NVIDIA's TransformerEngine (functions nvte_fused_attn_fwd and
-// _bwd of "the library", libtransformer_engine.so) from machine words. The order of the arguments changes
-// between minor versions, so only the released versions in a table are supported. A tensor is passed as a
-// handle, an opaque word that functions of the library can read. Finds the installed version, too.
+// _bwd of "the library", libtransformer_engine.so). The arguments are given as words: the 64-bit contents of
+// registers and stack. The order of the arguments changes between minor versions, so only the released
+// versions in a table are supported. A tensor is passed as a handle, an opaque word that functions of the
+// library can read. Finds the installed version, too.
 #ifndef FORESHOCK_LIBMONITOR_TRANSFORMER_ENGINE_H_
 #define FORESHOCK_LIBMONITOR_TRANSFORMER_ENGINE_H_
 
@@ -33,8 +34,8 @@ enum class NvteKind : uint8_t {
 
 // The indices of the arguments among the integer and pointer words of a function. -1: the function does not
 // have the argument in this version. `aux`: a pack of auxiliary tensors; in a training it holds the
-// log-sum-exp. `bottom_right`: a causal mask ends at the last key. `returns_max`: the call returns the
-// largest score. Scale and dropout, floats, are not included.
+// log-sum-exp. `bottom_right`: with a causal mask, the last query sees all keys. `returns_max`: the call
+// returns the largest score. Scale and dropout are floats, which are not among these words.
 struct NvteIndices {
   int8_t query, key, value, out, grad_out, grad_query, grad_key, grad_value, aux;
   int8_t is_training, returns_max;
@@ -49,14 +50,14 @@ struct NvteIndices {
 struct NvteSignature {
   NvteIndices forward, backward;
   bool has_int16;      // the library's enumeration of number formats has int16 before fp32
-  bool has_new_shape;  // shapes are returned as NvteTensors::Shape, not as OlderShape
+  bool has_new_shape;  // shapes are returned as NvteTensorFunctions::Shape, not as OlderShape
 };
 
 // Finds the signature for the version of the package ("2.8.0"). Returns false if the version is unknown.
 bool find_nvte_signature(const char* version, NvteSignature* found);
 
 // Functions of the library that read a tensor handle. `shape` returns OlderShape before version 2.4.
-struct NvteTensors {
+struct NvteTensorFunctions {
   struct Shape {
     size_t sizes[15];
     size_t dims;
@@ -76,7 +77,7 @@ struct NvteTensors {
 // tensors, or -1 for the host. `pass` is FORESHOCK_FORWARD or _BACKWARD.
 struct NvteCall {
   const NvteSignature* signature;
-  const NvteTensors* tensors;
+  const NvteTensorFunctions* functions;
   const Word* words;
   float scale, dropout;
   uint32_t pass;

@@ -90,7 +90,7 @@ void CopiesBeforeStep::overwrite(const Copy& copy, const void* values) {
     std::memcpy(to + n * kPiece, from + piece_offset(n, copy.bytes, copy.whole_bytes), kPiece);
 }
 
-Update CopiesBeforeStep::update(const Copy& copy, const void* values, uint64_t* elements) const {
+Update CopiesBeforeStep::update_since(const Copy& copy, const void* values, uint64_t* elements) const {
   *elements = copy.bytes / size_of(copy.type);
   const auto* now = static_cast<const char*>(values);
   const char* before = memory_.data() + copy.offset;
@@ -333,7 +333,7 @@ AdamSumsJob sums_of_moment(const WeightWork& work, uint64_t at) {
 // stream stores the ticket of work there when its results have arrived. kReadyWord is set when the device has
 // finished the set-up.
 constexpr uint32_t kReadyWord = StagingRing::kMostSlices;
-constexpr uint64_t kWordBytes = 4096;
+constexpr uint64_t kWordBytes = 4096;  // space for the words; the copies of results follow
 static_assert((kReadyWord + 1) * sizeof(uint64_t) <= kWordBytes);
 static_assert(StagingRing::kAlign == WeightWork::kAlign);
 
@@ -348,7 +348,7 @@ void WeightStaging::set_up(const DriverApi& driver, std::span<const std::byte> c
 
 // Loads the kernels. The kernel that counts patterns may use kPatternSharedBytes of shared memory if the
 // device has that much for a block; otherwise it counts without shared memory, which is slower.
-bool WeightStaging::load(std::span<const std::byte> code) {
+bool WeightStaging::load_kernels(std::span<const std::byte> code) {
   const DriverApi& driver = *driver_;
   cuda::Module module = nullptr;
   if (!ok(driver.module_load_data(&module, code.data()))) return false;
@@ -384,9 +384,9 @@ int WeightStaging::try_set_up(std::span<const std::byte> code) {
   if (!host_.reserve(kWordBytes + kMostBytes) || madvise(host_.data(), host_.bytes(), MADV_DONTFORK) != 0)
     return FORESHOCK_SKIP_DEVICE_MEMORY;
 
-  int least = 0, greatest = 0;
-  if (!load(code) || !ok(driver.ctx_get_stream_priority_range(&least, &greatest)) ||
-      !ok(driver.stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, least)) ||
+  int lowest = 0, highest = 0;  // priorities of streams; this object's stream has the lowest
+  if (!load_kernels(code) || !ok(driver.ctx_get_stream_priority_range(&lowest, &highest)) ||
+      !ok(driver.stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, lowest)) ||
       !ok(driver.event_create(&event_, cuda::kEventDisableTiming)))
     return FORESHOCK_SKIP_DEVICE;
   // The host memory is pinned late, so that no pinned memory is lost if a call above fails. All of it is
@@ -410,7 +410,7 @@ bool WeightStaging::is_ready() { return has_written_marker(*word(kReadyWord)); }
 
 // Queues four operations on this object's stream: wait for the kernels, copy the results to the host, zero
 // the device memory for the next work, and store the ticket in the host word.
-bool WeightStaging::copy(const WeightWork& work, const SentWork& sent) {
+bool WeightStaging::queue_copy(const WeightWork& work, const SentWork& sent) {
   const DriverApi& driver = *driver_;
   const cuda::Address on_device = memory_ + sent.offset;
   return ok(driver.stream_wait_event(stream_, event_, 0)) &&
@@ -420,9 +420,10 @@ bool WeightStaging::copy(const WeightWork& work, const SentWork& sent) {
          ok(driver.stream_write_value_64(stream_, word_on_device(sent.place), sent.ticket, 0));
 }
 
-// Queues the kernels on `stream`, and copy() after them. Returns -1 or the reason, like try_set_up().
+// Queues the kernels on `stream`, and queue_copy() after them. Returns -1 or the reason, like try_set_up().
+// After an error of the driver, fail() makes the object unusable in this context.
 int WeightStaging::send(const WeightWork& work, cuda::Stream stream, SentWork* sent) {
-  StagingRing::Place place;
+  StagingRing::FreeRange place;
   if (!ring_.find(work.bytes, &place)) return FORESHOCK_SKIP_RING_FULL;
   *sent = {context_id(), ticket_ + 1, place.offset, place.number};
   const auto launch = [&](DeviceKernel kernel, const LaunchShape& shape, void* job) {
@@ -431,7 +432,7 @@ int WeightStaging::send(const WeightWork& work, cuda::Stream stream, SentWork* s
                                      1, 1, shape.shared_bytes, stream, parameters, nullptr));
   };
   if (!launch_all(work, memory_ + place.offset, limits_, launch) ||
-      !ok(driver_->event_record(event_, stream)) || !copy(work, *sent))
+      !ok(driver_->event_record(event_, stream)) || !queue_copy(work, *sent))
     return fail();
   ++ticket_;
   ring_.commit(&released_[place.number], sent->ticket);  // in use until release() stores this ticket

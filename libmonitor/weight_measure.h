@@ -20,7 +20,8 @@
 
 namespace foreshock {
 
-// Packs the values of a small tensor, or the counts of the values of a large one. One caller at a time.
+// Packs the values of a small tensor, or the counts of the values of a large one: by bit pattern for 16-bit
+// formats, by bin for fp32 (kernels/histogram.h). One caller at a time.
 class HistogramPacker {
  public:
   static constexpr uint64_t kSmallBytes = 16 << 10;  // largest tensor whose values are packed themselves
@@ -73,7 +74,7 @@ class CopiesBeforeStep {
 
   // Returns the change since the copy was made. holds(copy) must be true, and `values` must have the same
   // size and type. Sets *elements to the number of elements compared.
-  Update update(const Copy& copy, const void* values, uint64_t* elements) const;
+  Update update_since(const Copy& copy, const void* values, uint64_t* elements) const;
 
   // Returns a limit of bytes per tensor, near the largest with which the copies of `count` tensors fit into
   // `room` bytes. Tensor n has bytes_of(n) bytes, of which at most the limit is copied.
@@ -92,7 +93,7 @@ class CopiesBeforeStep {
 // becomes smaller.
 template <class BytesOf>
 uint64_t CopiesBeforeStep::share_per_tensor(uint64_t room, uint64_t count, const BytesOf& bytes_of) {
-  constexpr int kPasses = 8;
+  constexpr int kPasses = 8;  // limits the time; the share may then be below the largest
   uint64_t share = count > 0 ? room / count : room;
   for (int pass = 0; pass < kPasses; ++pass) {
     uint64_t small = 0, large = 0;  // bytes of all small tensors, number of large tensors
@@ -142,12 +143,12 @@ struct WeightResults {
   GradientSums gradient;       // not with `moment`, which includes these sums
   AdamSums moment;
 };
-static_assert(sizeof(WeightResults) == 184);
+static_assert(sizeof(WeightResults) == 184);  // no padding, and at most WeightWork::kPayload
 
 // The measurement of one tensor on a device. Its device memory holds WeightResults, then the payload at
 // offset kPayload (the values themselves or their counts), then scratch memory.
 struct WeightWork {
-  static constexpr uint64_t kAlign = 256;
+  static constexpr uint64_t kAlign = 256;  // in bytes, of payload and scratch memory; that of StagingRing
   static constexpr uint64_t kPayload = kAlign;
 
   uint64_t from;   // address of the dense values
@@ -230,7 +231,7 @@ class WeightStaging : public PerContext {
   void forget() { *this = {}; }
   void set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id);
   bool is_ready();  // whether the device has finished the set-up
-  bool holds(const WeightWork& work) const { return work.bytes <= ring_.bytes(); }  // whether it can fit
+  bool can_fit(const WeightWork& work) const { return work.bytes <= ring_.bytes(); }
 
   // Launches the work on the trainer's `stream`, and copies the results to the host on this object's own
   // stream. Returns -1, or the FORESHOCK_SKIP_ reason why no results will arrive.
@@ -245,8 +246,8 @@ class WeightStaging : public PerContext {
 
  private:
   int try_set_up(std::span<const std::byte> code);
-  bool load(std::span<const std::byte> code);
-  bool copy(const WeightWork& work, const SentWork& sent);
+  bool load_kernels(std::span<const std::byte> code);
+  bool queue_copy(const WeightWork& work, const SentWork& sent);
   uint64_t* word(uint32_t n) const { return reinterpret_cast<uint64_t*>(host_.data()) + n; }
   cuda::Address word_on_device(uint32_t n) const { return words_ + n * sizeof(uint64_t); }
 

@@ -32,7 +32,8 @@ constexpr uint64_t kCopyAlign = 64;          // CopiesBeforeStep aligns copies t
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Returns the number of elements; 0: the shape has a size <= 0 or more than 2^48 elements.
+// Returns the number of elements; 0: the shape has a size <= 0 or more than 2^48 elements. The sizes of
+// unused dimensions are 1.
 uint64_t product(const int64_t (&shape)[FORESHOCK_TENSOR_DIMS]) {
   uint64_t elements = 1;
   for (const int64_t size : shape) {
@@ -42,7 +43,8 @@ uint64_t product(const int64_t (&shape)[FORESHOCK_TENSOR_DIMS]) {
   return elements;
 }
 
-// Whether the elements fill a block of memory without gaps or overlaps, in any order of the dimensions.
+// Whether the elements fill a block of memory without gaps or overlaps, in any order of the dimensions. The
+// loops include unused dimensions, whose size is 1.
 bool is_dense(const foreshock_tensor& tensor) {
   bool used[FORESHOCK_TENSOR_DIMS] = {};
   int64_t expected = 1;
@@ -57,7 +59,7 @@ bool is_dense(const foreshock_tensor& tensor) {
   return true;
 }
 
-bool can_be_measured(uint32_t dtype) {
+bool is_measured_format(uint32_t dtype) {
   return dtype == FORESHOCK_FP32 || dtype == FORESHOCK_BF16 || dtype == FORESHOCK_FP16;
 }
 
@@ -80,20 +82,20 @@ segment::TensorSkip skip_of(int why) {  // `why`: a FORESHOCK_SKIP_ reason
 }
 
 // Returns the times and sums of a device's results. The payload (counters or values) follows them.
-WeightResults head_of(const char* results) {
-  WeightResults head;
-  std::memcpy(&head, results, sizeof head);
-  return head;
+WeightResults read_results(const char* results) {
+  WeightResults measured;
+  std::memcpy(&measured, results, sizeof measured);
+  return measured;
 }
 
 }  // namespace
 
 void WeightSampler::attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
-                           double max_slowdown, uint64_t fixed_interval, uint64_t memory, bool is_off,
-                           DeviceSampler* devices) {
+                           double max_slowdown, uint64_t fixed_interval, uint64_t most_copy_bytes,
+                           bool is_off, DeviceSampler* devices) {
   writer_.attach(ring, ring_bytes, control);
   cadence_.start(max_slowdown, fixed_interval);
-  memory_ = memory;
+  most_copy_bytes_ = most_copy_bytes;
   is_off_ = is_off;
   count_ = 0;
   rank_bytes_ = bytes_measured_ = 0;
@@ -135,7 +137,8 @@ int WeightSampler::name_tensors(const foreshock_weight* weights, size_t count) {
     add(weights[n], static_cast<double>(before) / static_cast<double>(total + 1));  // + 1: total may be 0
     before += product(weights[n].shape);
   }
-  copies_.reserve(std::max<uint64_t>(std::min(memory_, rank_bytes_ + count_ * kCopyAlign), 1));
+  // At least 1 byte, since reserve() cannot map 0 bytes.
+  copies_.reserve(std::max<uint64_t>(std::min(most_copy_bytes_, rank_bytes_ + count_ * kCopyAlign), 1));
   copies_.forget();
   copy_share_ = copies_.room();  // limit for the copy of one tensor until find_due() divides the memory
   copy_step_ = -1;
@@ -146,7 +149,8 @@ int WeightSampler::name_tensors(const foreshock_weight* weights, size_t count) {
 }
 
 // `begins_at`: the share of the model's elements in the tensors before this one, from which its turn follows.
-// A tensor that is not followed, or of which this rank has no part, gets a number but is never due.
+// A tensor that is not followed, or of which this rank has no part, gets a number but is never due. outputs_
+// collects the shapes of projections, from which set_heads() gets the model's number of kv-heads.
 void WeightSampler::add(const foreshock_weight& given, double begins_at) {
   Weight& tensor = *weight(count_++);
   tensor = {};
@@ -169,7 +173,7 @@ void WeightSampler::add(const foreshock_weight& given, double begins_at) {
 }
 
 // Counts tensors that have become due, and due tensors that the trainer did not pass (kTensorUnknown).
-void WeightSampler::count(const WeightSchedule::DueCount& turns) {
+void WeightSampler::count_turns(const WeightSchedule::DueCount& turns) {
   if (turns.due > 0) writer_.count_due(turns.due);
   if (turns.lost > 0) writer_.count_skipped(segment::kTensorUnknown, turns.lost);
 }
@@ -178,8 +182,9 @@ size_t WeightSampler::find_due(int64_t step, int64_t steps, uint32_t* numbers, s
   if (count_ == 0 || step < 0) return 0;  // step -1: unknown
   WeightSchedule::DueCount turns;
   const size_t found = turns_.find_due(step, steps, cadence_.interval(), numbers, room, &turns);
-  count(turns);
-  if (!cadence_.allows() && !(has_replicas_ && cadence_.allows_checksum())) {  // the budget does not pay
+  count_turns(turns);
+  // The budget pays neither for snapshots nor for checksums, which only replicas need.
+  if (!cadence_.allows() && !(has_replicas_ && cadence_.allows_checksum())) {
     for (size_t n = 0; n < found; ++n) turns_.mark_done(numbers[n], step);
     if (found > 0) writer_.count_skipped(segment::kTensorBudget, found);
     return 0;
@@ -193,7 +198,7 @@ size_t WeightSampler::find_due(int64_t step, int64_t steps, uint32_t* numbers, s
 }
 
 void WeightSampler::count_missed(int64_t step, int64_t steps) {
-  if (count_ > 0 && step >= 0) count(turns_.count_missed(step, steps, cadence_.interval()));
+  if (count_ > 0 && step >= 0) count_turns(turns_.count_missed(step, steps, cadence_.interval()));
 }
 
 // Sets the limit for the copy of one tensor so that the copies of this step's tensors fit into the memory.
@@ -205,7 +210,7 @@ void WeightSampler::share_copies(const uint32_t* numbers, size_t count) {
 }
 
 // Whether the tensor can be measured as it was passed. If not, sets *why to the reason.
-bool WeightSampler::check(const foreshock_weight_state& state, segment::TensorSkip* why) {
+bool WeightSampler::can_measure(const foreshock_weight_state& state, segment::TensorSkip* why) {
   const foreshock_tensor& values = state.parameter;
   const auto refuse = [why](segment::TensorSkip reason) {
     *why = reason;
@@ -213,7 +218,7 @@ bool WeightSampler::check(const foreshock_weight_state& state, segment::TensorSk
   };
   if (values.device_type != FORESHOCK_DEVICE_CPU && (devices_ == nullptr || !is_on_device(state)))
     return refuse(segment::kTensorDevice);
-  if (!can_be_measured(values.dtype)) return refuse(segment::kTensorFormat);
+  if (!is_measured_format(values.dtype)) return refuse(segment::kTensorFormat);
   const uint64_t misaligned =
       reinterpret_cast<uintptr_t>(values.data) % size_of(static_cast<DType>(values.dtype));
   if (values.data == nullptr || product(values.shape) != weight(state.number)->elements ||
@@ -230,7 +235,8 @@ void WeightSampler::before_step(const foreshock_weight_state* states, size_t cou
     const foreshock_weight_state& state = states[n];
     segment::TensorSkip why;
     // Tensors on a device are not copied, because the copies would take the training's device memory.
-    if (state.number >= count_ || is_on_device(state) || !check(state, &why) || !cadence_.allows()) continue;
+    if (state.number >= count_ || is_on_device(state) || !can_measure(state, &why) || !cadence_.allows())
+      continue;
     Weight& tensor = *weight(state.number);
     const auto type = static_cast<DType>(state.parameter.dtype);
     tensor.element_bytes = size_of(type);
@@ -250,7 +256,8 @@ void WeightSampler::after_step(const foreshock_weight_state* states, size_t coun
   for (size_t n = 0; n < count; ++n) {
     const foreshock_weight_state& state = states[n];
     if (state.number >= count_) continue;
-    if (turns_.mark_done(state.number, step) > 0) writer_.count_due(1);  // it was not due, but is measured
+    // mark_done() returns 1 if find_due() has not counted this tensor. It is measured, so it counts as due.
+    if (turns_.mark_done(state.number, step) > 0) writer_.count_due(1);
     if (!is_on_device(state)) measure(state, step);
   }
   const uint64_t first = static_cast<uint64_t>(step) / cadence_.interval();
@@ -264,10 +271,10 @@ void WeightSampler::after_step(const foreshock_weight_state* states, size_t coun
 // only its checksum is written, for the comparison with its replicas.
 void WeightSampler::measure(const foreshock_weight_state& state, int64_t step) {
   segment::TensorSkip why = segment::kTensorBudget;
-  if (!check(state, &why)) return writer_.count_skipped(why);
-  const bool is_paid = cadence_.allows();
-  if (!is_paid || skips_turn(weight(state.number))) {
-    writer_.count_skipped(is_paid ? segment::kTensorTooLarge : segment::kTensorBudget);
+  if (!can_measure(state, &why)) return writer_.count_skipped(why);
+  const bool is_affordable = cadence_.allows();
+  if (!is_affordable || use_up_skip(weight(state.number))) {
+    writer_.count_skipped(is_affordable ? segment::kTensorTooLarge : segment::kTensorBudget);
     return write_checksum(state, step);
   }
   is_on_device(state) ? send(state, step) : measure_on_host(state, step);
@@ -296,7 +303,7 @@ void WeightSampler::describe(const Weight& tensor, uint32_t number, DType type, 
 }
 
 // Sums the values and, for the part that before_step() copied, the change made by the step. Sets the sums
-// that it cannot compute to NaN.
+// that it cannot compute to NaN. If all values were copied, one pass computes both sums.
 void WeightSampler::reduce(const Weight& tensor, const foreshock_tensor& values, DType type, int64_t step,
                            double* reductions) const {
   std::fill_n(reductions, segment::kTensorReductionCount, std::numeric_limits<double>::quiet_NaN());
@@ -306,7 +313,7 @@ void WeightSampler::reduce(const Weight& tensor, const foreshock_tensor& values,
     reductions[segment::kSumOfSquares] = sum_of_squares(values.data, type, tensor.elements);
   if (!has_copy) return;
   uint64_t elements = 0;
-  const Update update = copies_.update(tensor.copy, values.data, &elements);
+  const Update update = copies_.update_since(tensor.copy, values.data, &elements);
   if (elements == tensor.elements) reductions[segment::kSumOfSquares] = update.sum_squares_after;
   reductions[segment::kUpdateSumMagnitude] = update.sum_magnitude;
   reductions[segment::kUpdateSumOfSquares] = update.sum_squares;
@@ -340,17 +347,18 @@ uint64_t WeightSampler::add_heads(const Weight& tensor, const foreshock_tensor& 
   return begin + bytes;
 }
 
-// Whether the tensor skips this turn. If so, one turn fewer is left to skip. Turns are skipped because a
-// record that did not fit will probably not fit the next time, and each attempt costs a pass over the tensor.
-bool WeightSampler::skips_turn(Weight* tensor) {
+// Returns whether the tensor skips this turn. If so, one turn fewer is left to skip. Turns are skipped
+// because a record that did not fit will probably not fit the next time, and each attempt costs a pass over
+// the tensor.
+bool WeightSampler::use_up_skip(Weight* tensor) {
   if (tensor->turns_to_skip == 0) return false;
   --tensor->turns_to_skip;
   return true;
 }
 
-// Called if the record did not fit into `room` bytes. The next record reserves twice as much. If even an
-// empty ring has no more room, the tensor also skips turns: 1, then 2, 4, ... up to kMostTurnsSkipped, until
-// a record fits.
+// Called if the record did not fit into `room` bytes. The next record reserves twice as much. If an empty
+// ring guarantees no more than `room`, the tensor also skips turns: 1, then 2, 4, ... up to
+// kMostTurnsSkipped, until a record fits.
 void WeightSampler::skip_next_turns(Weight* tensor, uint64_t room) {
   tensor->record_bytes = 2 * room;
   if (room + checksum_room() < writer_.largest_record())
@@ -361,11 +369,12 @@ void WeightSampler::skip_next_turns(Weight* tensor, uint64_t room) {
 }
 
 // Returns the ring bytes that snapshots must leave free for records of checksums: 8 records for every tensor,
-// so that checksums fit for some intervals even while the agent reads nothing.
+// so that checksums fit for some intervals even while the agent reads nothing. At most a quarter of the ring
+// (half of the largest record); 0 without replicas, since only replicas are compared by checksums.
 uint64_t WeightSampler::checksum_room() const {
-  constexpr uint64_t kRecord = round_up(sizeof(TensorRecord), segment::kTensorAlign);
+  constexpr uint64_t kRecordBytes = round_up(sizeof(TensorRecord), segment::kTensorAlign);
   constexpr uint64_t kRecordsPerTensor = 8;
-  const uint64_t wanted = kRecordsPerTensor * rank_tensors_ * kRecord;
+  const uint64_t wanted = kRecordsPerTensor * rank_tensors_ * kRecordBytes;
   return has_replicas_ ? std::min(wanted, writer_.largest_record() / 2) : 0;
 }
 
@@ -386,7 +395,8 @@ void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t 
 }
 
 // Begins a record in the ring if the ring has room for `least` bytes and for `kept` bytes of checksums. Else
-// counts the tensor as skipped and returns false. The record may take all free bytes except the last `kept`.
+// counts the tensor as skipped and returns false. The record may take all free bytes except the last `kept`,
+// and at least `least` bytes.
 bool WeightSampler::begin_record(const Weight& tensor, Draft* draft) {
   const uint64_t least = std::min(std::max(tensor.record_bytes, kLeastRoom), writer_.largest_record());
   const uint64_t kept = checksum_room();
@@ -473,8 +483,9 @@ void WeightSampler::send(const foreshock_weight_state& state, int64_t step) {
   void* stream = state.stream;
   DeviceTurn turn;
   // The FORESHOCK_SKIP_ reason (>= 0) for which the measurement cannot be sent, or -1.
-  int why = devices_->begin_weights({state.parameter.device_index, stream}, &turn, &pending->place);
-  if (why < 0 && !turn.weights().holds(pending->work)) return writer_.count_skipped(segment::kTensorTooLarge);
+  int why = devices_->begin_weights({state.parameter.device_index, stream}, &turn, &pending->device_place);
+  if (why < 0 && !turn.weights().can_fit(pending->work))
+    return writer_.count_skipped(segment::kTensorTooLarge);
   if (why < 0) why = turn.weights().send(pending->work, static_cast<cuda::Stream>(stream), &pending->sent);
   if (why >= 0) return writer_.count_skipped(skip_of(why));
   pending->number = state.number;
@@ -507,7 +518,7 @@ WeightSampler::Spent WeightSampler::collect() {
 // Ends a measurement whose results have arrived or are given up. Returns false if they are still awaited.
 bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
   bool is_settled = false;
-  devices_->visit_weights(pending->place, [&](WeightStaging& staging) {
+  devices_->visit_weights(pending->device_place, [&](WeightStaging& staging) {
     char* results = staging.results(pending->sent);
     const uint64_t age = ended_steps_ - pending->ended_steps;
     const bool is_given_up = !staging.is_awaited(pending->sent) || age > kStepsAwaited;
@@ -517,9 +528,9 @@ bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
       if (!pending->is_forgotten) writer_.count_skipped(segment::kTensorDevice);
       return;  // the memory of the results is not released, since a slow device may still store into it
     }
-    const WeightResults head = head_of(results);
+    const WeightResults measured = read_results(results);
     // The time from the begin of the first kernel to the end of the last. Invalid times are ignored.
-    if (head.first[0] <= head.last[1]) spent->device_ns += head.last[1] - head.first[0];
+    if (measured.first[0] <= measured.last[1]) spent->device_ns += measured.last[1] - measured.first[0];
     spent->before_ns += pending->launch_ns;
     bytes_measured_ += pending->work.count * size_of(pending->work.type);
     if (!pending->is_forgotten) write_device_record(*pending, results);
@@ -543,7 +554,7 @@ void WeightSampler::write_device_record(const PendingWeight& pending, char* resu
   // with an earlier step than the record before it means that the training resumed from a checkpoint.
   if (host_records_ != pending.host_records && host_step_ != pending.step)
     return writer_.count_skipped(segment::kTensorDevice);
-  const WeightResults head = head_of(results);
+  const WeightResults measured = read_results(results);
   const WeightWork& work = pending.work;
   char* payload = results + WeightWork::kPayload;
   Weight& tensor = *weight(pending.number);
@@ -556,17 +567,17 @@ void WeightSampler::write_device_record(const PendingWeight& pending, char* resu
   const size_t packed = pack(pending, payload, draft);
   if (packed == kPackFailed) return skip_next_turns(&tensor, draft.room);
   record->payload[segment::kTensorHistogram] = {draft.histogram_offset, packed};
-  record->checksum = work.is_counted ? head.checksum : checksum(payload, work.count * size_of(work.type));
+  record->checksum = work.is_counted ? measured.checksum : checksum(payload, work.count * size_of(work.type));
   constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
   std::fill_n(draft.reductions, segment::kTensorReductionCount, kUnknown);
   if (!work.is_counted)
     draft.reductions[segment::kSumOfSquares] = sum_of_squares(payload, work.type, work.count);
-  else if (head.values.nonfinite == 0)
-    draft.reductions[segment::kSumOfSquares] = head.values.squares;
-  const AdamSums& moment = head.moment;
+  else if (measured.values.nonfinite == 0)
+    draft.reductions[segment::kSumOfSquares] = measured.values.squares;
+  const AdamSums& moment = measured.moment;
   const bool has_moment =
       work.has_moment && moment.counted + moment.nonfinite_gradient + moment.unusable_state > 0;
-  write_optimizer_numbers(pending.optimizer, work.has_gradient ? &head.gradient : nullptr,
+  write_optimizer_numbers(pending.optimizer, work.has_gradient ? &measured.gradient : nullptr,
                           has_moment ? &moment : nullptr, draft.optimizer);
   foreshock_tensor values = pending.values;
   values.data = work.is_counted ? nullptr : payload;

@@ -25,7 +25,7 @@ namespace foreshock {
 
 // A projection is a linear layer that computes the queries, keys or values of attention; each output of the
 // layer has a row of the weight. The rows of a head are found by the weight's name and shape and the numbers
-// of heads in the sampled attention calls. A kv-head is a key/value head. Allocates no memory.
+// of heads in the sampled attention calls. A kv-head is a key/value head. heads.cpp allocates no memory.
 enum class ProjectionKind : uint32_t {
   kNone = 0,     // neither queries nor keys, or unknown
   kQuery = 1,    // q_proj and similar names: heads * head_dim rows
@@ -95,7 +95,7 @@ class DeviceSampler;
 struct PendingWeight {
   WeightWork work;           // what the device computes
   SentWork sent;             // where its results arrive
-  int place;                 // index of the device in DeviceSampler
+  int device_place;          // index of the device in DeviceSampler
   uint32_t number;           // number of the tensor
   foreshock_tensor values;   // the data may no longer exist
   OptimizerState optimizer;  // the tensors' data may no longer exist
@@ -145,9 +145,9 @@ class WeightSampler {
  public:
   // Starts with a new segment and forgets the tensors. `ring` null: nothing is measured or counted. If the
   // ring has no room for records, tensors are counted as not followed: "off" if `is_off`, else "no_room".
-  // `memory`: limit for copies of tensors, in bytes. `devices` null: device tensors are not measured.
+  // `most_copy_bytes`: limit for copies of tensors. `devices` null: device tensors are not measured.
   void attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
-              double max_slowdown, uint64_t fixed_interval, uint64_t memory, bool is_off = false,
+              double max_slowdown, uint64_t fixed_interval, uint64_t most_copy_bytes, bool is_off = false,
               DeviceSampler* devices = nullptr);
 
   // Must be called if other ranks may measure the same tensors (replicas) or parts of them. Fixes the
@@ -162,7 +162,8 @@ class WeightSampler {
 
   // Sets the numbers of heads of the sampled attention calls, by which the rows of query and key projections
   // are assigned to heads. All zero: the calls have different numbers. `is_sampled`: a call was sampled. Some
-  // models copy keys to all their query heads before the call; with_kv_heads_of_model() then corrects this.
+  // models copy keys to all their query heads before the call; with_kv_heads_of_model() then corrects the
+  // number of kv-heads.
   void set_heads(const HeadGeometry& called, bool is_sampled) {
     heads_ = with_kv_heads_of_model(called, outputs_);
     knows_heads_ = is_sampled;
@@ -172,9 +173,12 @@ class WeightSampler {
   // reports as one step. Returns how many; 0 if the budget cannot pay for them, since passing a tensor takes
   // time. With replicas, the tensors with the fewest snapshots come first, since the ring may fill up.
   size_t find_due(int64_t step, int64_t steps, uint32_t* numbers, size_t room);
-  int64_t next_due() const { return turns_.next_due(); }     // see WeightSchedule::next_due()
+  // Returns the next step in which a tensor may be due, if the interval stays the same. Must be called right
+  // after find_due().
+  int64_t next_due() const { return turns_.next_due(); }
   uint64_t interval() const { return cadence_.interval(); }  // in steps
-  // Counts the tensors of `step`, in which find_due() could not be called, as lost.
+  // Counts as skipped all tensors due in the `steps` steps from `step` on, in which find_due() could not be
+  // called. Does nothing if find_due() has counted `step`.
   void count_missed(int64_t step, int64_t steps);
 
   // The trainer passes the due tensors before and after the optimizer's work. before_step() copies host
@@ -196,8 +200,9 @@ class WeightSampler {
   // not be charged yet: collect() returns it again as before_ns, with the rest of the measurements' cost.
   uint64_t take_deferred() { return std::exchange(deferred_ns_, 0); }
 
-  // Ends a step in which weights cost `cost_seconds`. `unavoidable_seconds`: see WeightCadence::end_step().
-  // `is_overdrawn`: see Budget::is_overdrawn(). `is_brief`: nothing was measured in the step; what was
+  // Ends a step in which weights cost `cost_seconds`. `unavoidable_seconds`: what trainer and agent are
+  // expected to spend on a step without samples and weights. `is_overdrawn`: the debt of the whole monitor is
+  // so large that weights must wait (sampling.h). `is_brief`: nothing was measured in the step; what was
   // measured since its end belongs to a later step.
   void end_step(double step_seconds, double cost_seconds, double unavoidable_seconds, bool is_overdrawn,
                 bool is_brief);
@@ -225,12 +230,15 @@ class WeightSampler {
     uint64_t histogram_offset, room;  // offset of the histogram; bytes available to the record
   };
   // Adds the rows of some attention heads, at offset `begin` of the record. Returns the end of the record.
-  uint64_t add_heads(const Weight& weight, const foreshock_tensor& data, uint64_t begin, const Draft& draft);
+  uint64_t add_heads(const Weight& weight, const foreshock_tensor& values, uint64_t begin,
+                     const Draft& draft);
   Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
-  void add(const foreshock_weight& given, double begins_at);  // begins_at: share of the elements before it
-  void count(const WeightSchedule::DueCount& turns);  // counts due tensors, and those that were not passed
+  // `begins_at`: the share of the model's elements that belong to the tensors before this one.
+  void add(const foreshock_weight& given, double begins_at);
+  // Counts tensors that have become due, and due tensors that the trainer did not pass.
+  void count_turns(const WeightSchedule::DueCount& turns);
   void share_copies(const uint32_t* numbers, size_t count);
-  bool check(const foreshock_weight_state& state, segment::TensorSkip* why);
+  bool can_measure(const foreshock_weight_state& state, segment::TensorSkip* why);
   void measure(const foreshock_weight_state& state, int64_t step);  // on host or device; else counts why not
   void measure_on_host(const foreshock_weight_state& state, int64_t step);
 
@@ -253,8 +261,9 @@ class WeightSampler {
   }
   void reduce(const Weight& weight, const foreshock_tensor& values, DType type, int64_t step,
               double* reductions) const;
-  // A tensor skips turns after its record did not fit into the ring.
-  bool skips_turn(Weight* weight);
+  // A tensor skips turns after its record did not fit into the ring. use_up_skip() returns whether the tensor
+  // skips this turn, and counts this turn as skipped.
+  bool use_up_skip(Weight* weight);
   void skip_next_turns(Weight* weight, uint64_t room);
 
   segment::TensorWriter writer_;
@@ -262,14 +271,14 @@ class WeightSampler {
   WeightSchedule turns_;
   CopiesBeforeStep copies_;
   HistogramPacker packer_;
-  HeadGeometry heads_;         // numbers of heads of the model
-  bool knows_heads_ = false;   // an attention call was sampled
-  ProjectionOutputs outputs_;  // from the shapes of whole tensors
-  MmapBuffer table_;           // of Weight
-  uint64_t memory_ = 0;        // limit for copies of tensors, in bytes
-  uint32_t count_ = 0;         // tensors in table_
-  uint32_t rank_tensors_ = 0;  // tensors with a part on this rank
-  uint64_t rank_bytes_ = 0;    // size of these parts, at 4 bytes an element
+  HeadGeometry heads_;            // numbers of heads of the model
+  bool knows_heads_ = false;      // an attention call was sampled
+  ProjectionOutputs outputs_;     // from the shapes of whole tensors
+  MmapBuffer table_;              // of Weight
+  uint64_t most_copy_bytes_ = 0;  // limit for copies of tensors
+  uint32_t count_ = 0;            // tensors in table_
+  uint32_t rank_tensors_ = 0;     // tensors with a part on this rank
+  uint64_t rank_bytes_ = 0;       // size of these parts, at 4 bytes an element
   bool is_off_ = false;
   bool has_replicas_ = false;    // there are other ranks, which may hold replicas
   uint64_t copy_share_ = 0;      // memory for the copy of one tensor in this step, in bytes

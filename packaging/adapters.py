@@ -35,7 +35,8 @@ def copy_into(built: Path, folder: Path) -> Path:
     """Copies an adapter into a new folder below `folder`. The new folder, which is returned, has the name that
     build_adapter.py searches for on the user's machine."""
     stamp = json.loads((built / "stamp.json").read_text())
-    version, _, commit = built.name.removeprefix("torch-").rpartition("-")  # torch-VERSION-COMMIT
+    # built.name is torch-VERSION-COMMIT; VERSION may end in a local part such as +cu128, which is cut off below.
+    version, _, commit = built.name.removeprefix("torch-").rpartition("-")
     if newer := elf.too_new(built / "adapter.so"):
         raise AdapterError(f"torch {version}: the adapter needs {' '.join(newer)}, which Debian 11 lacks")
     target = folder / f"torch-{version.partition('+')[0]}-{commit}-abi{stamp['abi']}"

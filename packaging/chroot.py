@@ -69,7 +69,7 @@ class Chroot:
         unfinished = CHROOTS / (self.path.name + ".new")
         shutil.rmtree(unfinished, ignore_errors=True)
         CHROOTS.mkdir(parents=True, exist_ok=True)
-        final, self.path = self.path, unfinished  # install() and check() use self.path
+        final, self.path = self.path, unfinished  # install() and output_of() use self.path
         if base is None:
             self._debootstrap()
         else:
@@ -94,12 +94,12 @@ class Chroot:
         # checked in any case.
         setting = 'Acquire::Check-Valid-Until "false";\n'
         (self.path / "etc" / "apt" / "apt.conf.d" / "99frozen").write_text(setting)
-        self.check("useradd", "--create-home", "--uid", "1000", USER)
+        self.output_of("useradd", "--create-home", "--uid", "1000", USER)
 
     def install(self, packages: Sequence[str]) -> None:
         print(f"package: installing {' '.join(packages)} in {self.path.name}", flush=True)
-        self.check("apt-get", "update", "-q")
-        self.check("apt-get", "install", "-q", "-y", "--no-install-recommends", *packages)
+        self.output_of("apt-get", "update", "-q")
+        self.output_of("apt-get", "install", "-q", "-y", "--no-install-recommends", *packages)
 
     def run(
         self,
@@ -111,7 +111,8 @@ class Chroot:
         **run_options: object,
     ) -> subprocess.CompletedProcess[str]:
         """Runs `command` in the chroot as `user`, with `binds` (path outside: path inside) mounted. The environment is
-        only PATH, HOME, LANG, DEBIAN_FRONTEND and `env`. `run_options`: further arguments of subprocess.run()."""
+        only PATH, HOME, LANG, DEBIAN_FRONTEND and `env`. After `timeout` seconds, subprocess.run() kills the command
+        and raises an error. `run_options`: further arguments of subprocess.run()."""
         home = "/root" if user == "root" else f"/home/{user}"
         variables = {"PATH": SEARCH_PATH, "HOME": home, "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
         variables |= env or {}
@@ -132,7 +133,7 @@ class Chroot:
             [*namespaces, "sh", "-c", "\n".join(script)], text=True, timeout=timeout, check=False, **run_options
         )
 
-    def check(self, *command: str, **run_options: object) -> str:
+    def output_of(self, *command: str, **run_options: object) -> str:
         """Like run(), but returns standard output. If the command fails, raises an error with the end of the output."""
         done = self.run(*command, capture_output=True, **run_options)
         if done.returncode != 0:

@@ -68,12 +68,12 @@ def statement_of(component: Component) -> str:
 
 def referred_licenses(text: str) -> set[str]:
     """The names of the files in /usr/share/common-licenses to which a statement refers."""
-    return set(re.findall(r"common-licenses/([\w.+-]*[\w+])", text))
+    return set(re.findall(r"common-licenses/([\w.+-]*[\w+])", text))  # without the full stop of a sentence
 
 
 def copy_licenses(folder: Path, torch_license: Path | None) -> None:
-    """Writes to `folder` the statement of each component, the licence of torch if given, and the texts in COMMON that
-    these name."""
+    """Writes to `folder` the statement of each component, the licence of torch if given, and each licence text in
+    COMMON that a statement or a component's `license` names."""
     folder.mkdir(parents=True)
     texts = {component: statement_of(component) for component in COMPONENTS}
     if torch_license is not None:

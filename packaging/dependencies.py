@@ -60,7 +60,7 @@ def apt_options(lines: list[str], work: Path) -> list[str]:
     (work / "sources.list").write_text("\n".join(lines) + "\n")
     options = [f"-oDir::Etc::sourcelist={work / 'sources.list'}", "-oDir::Etc::sourceparts=/dev/null"]
     options += [f"-oDir::State::Lists={lists}", "-oDir::Cache::pkgcache=", "-oDir::Cache::srcpkgcache="]
-    return [*options, "-oAPT::Sandbox::User=root"]
+    return [*options, "-oAPT::Sandbox::User=root"]  # apt's own user may not be allowed to write to `work`
 
 
 def unpack(source: str, work: Path) -> Path:
@@ -118,6 +118,7 @@ def unpack_old_glibc(work: Path) -> Path:
     print("package: downloading glibc 2.31 to link with", flush=True)
     distribution = next(name for name in GLIBC_2_31_RELEASES if any(name in line for line in archives()))
     release = GLIBC_2_31_RELEASES[distribution]
+    # Archives of security updates do not have the release under this name.
     address = next(line.split()[0] for line in archives() if distribution in line and "security" not in line)
     folder = work / "glibc-packages"
     shutil.rmtree(folder, ignore_errors=True)

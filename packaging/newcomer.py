@@ -68,8 +68,9 @@ def scrape(line):
 
 
 def train_under(foreshock, python, plain, cache):
-    """Runs the training under the program `foreshock`. Checks that its results equal `plain`, that samples were judged
-    and counted in /metrics, and that no files remain in shared memory. Returns a line about the training."""
+    """Runs the training under the program `foreshock`. Checks that its results equal `plain`, that all samples (partly
+    copied attention calls) were judged and counted in /metrics, and that no files remain in shared memory. Returns a
+    line about the training."""
     summary = HOME / "summary.json"
     # With the default budget, a busy machine might sample none of these few steps.
     sampling = ["--every", "4", "--max-slowdown", "100%"]
@@ -124,7 +125,7 @@ def files_below(folder):
 def try_wheel(packages, python, plain):
     """Installs the wheel in a virtual environment, where uninstalling must leave no file, and with --user."""
     (wheel,) = packages.glob("foreshock-*.whl")
-    before = files_below(python.parents[1])
+    before = files_below(python.parents[1])  # the folder of the virtual environment
     call(python, "-m", "pip", "install", "--no-index", wheel)
     call(python, "-c", "import foreshock; foreshock.report(step=1)")  # does nothing outside of a run
     try_installation("wheel in a venv", python.parent / "foreshock", python, plain)

@@ -92,7 +92,7 @@ def install(tree: Path, releases: list[str], build: Path = BUILD, cache: Path = 
 
 def fill(tree: Path, releases: list[str], cache: Path) -> None:
     """Adds the files that CMake does not install: documents, licences, adapters, and SBOM, the list of components. That
-    list is written last, since its name has the hash of all other files."""
+    list is written last, since it contains a hash of all other files."""
     documents = tree / DOCUMENTS
     components.copy_licenses(documents / "licenses", torch_license(releases))
     for name in ("README.md", "LICENSE", "NOTICE"):

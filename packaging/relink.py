@@ -24,8 +24,8 @@ def link(build: Path, program: Path) -> list[str]:
         package.configure()
         compile_glibc_object(glibc_object)
         query = ["ninja", "-C", package.BUILD, "-t", "commands", "bin/foreshock"]
-        last = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[-1]
-    words = shlex.split(last.removeprefix(": && ").removesuffix(" && :"))  # CMake writes ": && COMMAND && :"
+        link_line = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[-1]
+    words = shlex.split(link_line.removeprefix(": && ").removesuffix(" && :"))  # CMake writes ": && COMMAND && :"
     words[words.index("-o") + 1] = str(program)
     words[words.index(GLIBC_OBJECT)] = str(glibc_object)
     package.run(*words, cwd=build)

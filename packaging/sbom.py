@@ -10,7 +10,7 @@ from pathlib import Path
 
 from components import COMPONENTS, TORCH, version_of
 
-UNKNOWN = "NOASSERTION"  # SPDX's word for it
+UNKNOWN = "NOASSERTION"  # SPDX's word for an unknown value
 
 
 def identifier(name: str) -> str:
@@ -18,7 +18,7 @@ def identifier(name: str) -> str:
     return "SPDXRef-Package-" + "".join(c if c.isalnum() or c in ".-" else "-" for c in name)
 
 
-def package(name: str, version: str, license: str, homepage: str, **fields: object) -> dict:
+def package_entry(name: str, version: str, license: str, homepage: str, **fields: object) -> dict:
     """An entry of "packages" in the document. `fields`: further fields, or other values of those below."""
     return {
         "SPDXID": identifier(name),
@@ -36,9 +36,9 @@ def package(name: str, version: str, license: str, homepage: str, **fields: obje
 def document(version: str, seconds: int, torch: list[str], tree: Path) -> str:
     """The document about a package. `seconds`: time stamp of its files, since 1970. `torch`: releases of torch whose
     headers are inlined in its adapters. `tree`: the folder with its files, whose hash identifies the document."""
-    parts = [package(each.name, version_of(each), each.license, each.homepage) for each in COMPONENTS]
-    parts += [package(f"{TORCH.name}-{each}", each, TORCH.license, TORCH.homepage) for each in torch]
-    ours = package("foreshock", version, "Apache-2.0", "", copyrightText="Copyright 2026 The foreshock authors")
+    parts = [package_entry(each.name, version_of(each), each.license, each.homepage) for each in COMPONENTS]
+    parts += [package_entry(f"{TORCH.name}-{each}", each, TORCH.license, TORCH.homepage) for each in torch]
+    ours = package_entry("foreshock", version, "Apache-2.0", "", copyrightText="Copyright 2026 The foreshock authors")
     content = hashlib.sha256()
     for path in sorted(path for path in tree.rglob("*") if path.is_file()):
         content.update(str(path.relative_to(tree)).encode() + b"\0" + path.read_bytes())

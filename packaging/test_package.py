@@ -1,8 +1,8 @@
 """./dev test-package: the newcomer's path with the packages of build/packages on Debian 11, 12 and testing.
 
-For each system, newcomer.py does what a new user does (the newcomer): it installs the packages and trains with them in
-a bare chroot, without root or a compiler.
-Chroots need root, missing downloads need a network, and the disk needs 25 GB. build/packages must contain the adapters
+For each system, newcomer.py does what a new user (the newcomer) does: it installs the packages and trains with them in
+a bare chroot, as a user other than root and without a compiler. This program itself needs root, to make chroots and
+enter them. Missing downloads need a network, and the disk needs 25 GB. build/packages must contain the adapters
 (libraries for one release of torch) for the releases in SYSTEMS: `./dev package --torch 2.8.0,2.13.0,2.15.0`, or all.
 """
 
@@ -37,7 +37,7 @@ SYSTEMS = [
 def wheels_for(chroot: Chroot, release: str) -> Path:
     """Downloads torch and its dependencies for the Python of the chroot with this machine's pip. Returns the folder."""
     program = "import sys; print('%d.%d' % sys.version_info[:2])"
-    python = chroot.check("python3", "-c", program).strip()
+    python = chroot.output_of("python3", "-c", program).strip()
     folder = ROOT / "build" / "package-wheels" / f"{python}-{release}"
     if (folder / "ready").exists():
         return folder

@@ -3,7 +3,8 @@
 For VERSION 2.6 or 2.14, torch is Debian's build, in a chroot of Debian trixie or testing, which needs root. For a
 release of torch_versions.py, such as 2.8.0, torch is a wheel in a virtual environment. First runs
 packaging/newcomer_training.py with and without the packaged build of foreshock. Both must give the same bits, and
-samples must be judged. Then runs tests/integrations, the tests of the adapter (which connects foreshock and torch).
+foreshock must judge the attention calls that it samples. Then runs tests/integrations, the tests of the adapter (which
+connects foreshock and torch).
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def test_integrations(python: str, run: Runner, selection: str, log: Path) -> No
     print(f"package: tests/integrations passed in {time.monotonic() - begin:.0f} s", flush=True)
 
 
-def last_line_of_json(text: str) -> dict:
+def last_json_line(text: str) -> dict:
     lines = [line for line in text.splitlines() if line.startswith("{")]
     if not lines:
         raise TestError(f"no result in: {text[-500:]}")
@@ -115,12 +116,12 @@ def test_training(python: str, run: Runner) -> None:
     environment = {"FORESHOCK_CACHE": "@HOME@/adapters"}
     print(output_of(run, [foreshock, "doctor", "--python", python], environment), flush=True)
     training = [python, "packaging/newcomer_training.py"]
-    plain = last_line_of_json(output_of(run, training, {}))
+    plain = last_json_line(output_of(run, training, {}))
     summary = "@HOME@/summary.json"
     # With the default budget, a busy machine might sample none of these few steps.
     sampling = ["--every", "4", "--max-slowdown", "100%"]
     watched = output_of(run, [foreshock, "run", *sampling, "--summary", summary, "--", *training], environment)
-    if last_line_of_json(watched) != plain:
+    if last_json_line(watched) != plain:
         raise TestError(f"other results under foreshock: {watched} {plain}")
     rank = json.loads(output_of(run, ["cat", summary], {}))["ranks"][0]
     for name, counts in rank["attention"].items():  # forward and backward; newcomer_training.py makes 240 calls of each

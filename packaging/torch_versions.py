@@ -1,7 +1,8 @@
 """The releases of torch for which the packages of foreshock can contain adapters, and a virtual environment with each.
 
-An adapter is a library that connects libforeshock.so with one commit of torch; the CPU and CUDA wheels of a release
-share one. Other adapters are built on the user's machine. `./dev test-torch` tests RELEASES, one per minor version.
+An adapter is a library that connects libforeshock.so with one commit of torch. The CPU and CUDA wheels of a release
+have the same commit, so they need one adapter. Other adapters are built on the user's machine. `./dev test-torch` tests
+RELEASES, one per minor version.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 // The layout of a .seg file, which the trainer writes, and of its .ctl file, which the agent writes: plain
 // structs of fixed size. The agent reads exactly one layout version, so kLayoutVersion must be raised when
 // any struct here changes. segment/SEGMENT.md describes the protocol. All words are little-endian, which is
-// the native order on every supported platform. Each use of a slot has a number, its ticket, from 1 on.
+// the native order on every supported platform. A slice is the copied part of an attention call: some query
+// rows with all keys that they see, or some key positions (columns) with all query rows. A slot is a piece of
+// the file that holds a slice, or a part of one. Each use of a slot has a number, its ticket, from 1 on.
 #ifndef FORESHOCK_SEGMENT_LAYOUT_H_
 #define FORESHOCK_SEGMENT_LAYOUT_H_
 
@@ -300,8 +302,8 @@ enum PayloadId : uint32_t {
   kGradQuery,
   kGradKey,
   kGradValue,
-  kKeySums,  // sums over all keys of each column of dK and dV, then the count of NaN and Inf in dQ
-  kPayloads = 12
+  kKeySums,       // sums over all keys of each column of dK and dV, then the count of NaN and Inf in dQ
+  kPayloads = 12  // one more than there are ids: the last entry is spare
 };
 
 inline constexpr uint64_t kKeySumBytes = 24;  // of an element of kKeySums, a ColumnSum (kernels/key_sums.h)
@@ -408,7 +410,7 @@ inline constexpr uint32_t kAdviceLevels = 3;
 inline constexpr double kBurstSlowdown = 3;
 inline constexpr int64_t kMostBurstSteps = 4096;
 
-// CPU time that the agent has spent on one rank so far, divided by the cores of the rank.
+// CPU time that the agent has spent on one rank so far, divided by the rank's share of the node's cores.
 struct AgentCost {
   uint64_t ns;          // on all work, without slices of the first look (kFirstLook)
   uint64_t slices_ns;   // on all slices, of query rows and of key positions, in the first look too
@@ -489,13 +491,14 @@ constexpr const char* kernel_count_state_name(uint32_t state) {
 }
 
 // Records of weight tensors. They have different lengths and are stored in a ring of bytes, the region
-// kTensors, with one writer and one reader. A record is not overwritten before it has been read.
+// kTensors, with one writer and one reader. A record is not overwritten before it has been read. A tensor has
+// its turn in one step of each interval. The measurement in that step is a snapshot.
 
 // Reasons why a tensor was not measured although its turn had come. They index TensorRing::skipped.
 enum TensorSkip : uint32_t {
   kTensorBudget,
   kTensorRingFull,      // the agent has not read the records in the ring yet
-  kTensorTooLarge,      // the record is larger than the ring
+  kTensorTooLarge,      // the record is too large for the ring, or the measurement for memory on the device
   kTensorDevice,        // the device of its values cannot be used, or never replied
   kTensorFormat,        // unsupported format: fp64, integers, packed formats
   kTensorLayout,        // its values are not dense, or differ from the named tensor
@@ -528,7 +531,7 @@ enum TensorHeadSkip : uint32_t {
   kHeadsSharded,   // this rank has only a part of the tensor
   kHeadsRingFull,  // the free piece of the ring had no room for the rows
   kHeadsShape,     // the shape does not fit the tensor's name and the sampled attention calls
-  kHeadsTooLarge,  // the record with the rows is larger than the ring
+  kHeadsTooLarge,  // the record with the rows is larger than half the ring
   kHeadsDevice,    // the tensor is on a device, and too large to copy its values
   kHeadsUnknown,   // no attention call was sampled before, so the heads are unknown
   kTensorHeadSkips
@@ -575,10 +578,10 @@ enum class HistogramForm : uint32_t {
 
 enum TensorPayloadId : uint32_t {
   kTensorHistogram,
-  kTensorReductions,  // fp64 numbers, indexed by TensorReduction
-  kTensorOptimizer,   // fp64 numbers, indexed by OptimizerNumber
-  kTensorHeadRows,    // TensorHeads and rows
-  kTensorPayloads = 8
+  kTensorReductions,   // fp64 numbers, indexed by TensorReduction
+  kTensorOptimizer,    // fp64 numbers, indexed by OptimizerNumber
+  kTensorHeadRows,     // TensorHeads and rows
+  kTensorPayloads = 8  // more than there are ids: the other entries are spare
 };
 
 // Indices in the payload kTensorReductions; NaN: unknown. The update is the change that this one step made.

@@ -31,7 +31,8 @@ constexpr Expected kExpected[] = {
     {kTensors, kLeastTensorsBytes, 0, 1},
     {kCoverage, sizeof(Coverage), 0, 1},
 };
-// Largest slot, in bytes. Limits what a hostile file can make the agent read, and keeps products in 64 bits.
+// Largest slot, in bytes. Limits what a hostile file can make the agent read, and keeps the product of record
+// size and number of records in check_region() within 64 bits.
 constexpr uint64_t kMostSlot = uint64_t{1} << 34;
 // Largest ring of tensors, in bytes. A tensor record may fill the ring, and is read as a whole.
 constexpr uint64_t kMostTensors = uint64_t{64} << 20;
@@ -60,6 +61,7 @@ const char* check_rows(const Slot& slot) {
 
 // Checks a slice of key positions (slot.columns is 1). Here `rows` counts sampled keys, `keys` counts query
 // rows (of all query heads of the kv-head), and key_limit has the first query that sees each sampled key.
+// Trainers take such slices only from backward calls that are not packed, have log_sum_exp and no mask.
 const char* check_columns(const Slot& slot) {
   if (slot.pass != 1 || slot.mask_dtype != 0 || slot.packed != kNotPacked || slot.lse_dtype == 0)
     return "key positions of a call that has none";
@@ -76,8 +78,9 @@ const char* check_columns(const Slot& slot) {
 // Returns the bytes by which the payloads grow with each of slot.keys (keys, or query rows if columns is 1).
 uint64_t bytes_per_key(const Slot& slot) {
   const uint64_t element = element_bytes(slot.dtype), head = slot.head_dim, value = slot.value_dim;
-  if (slot.columns == 1) return (head + 2 * value) * element + element_bytes(slot.lse_dtype);
-  return (head + value) * element + slot.rows * element_bytes(slot.mask_dtype);
+  if (slot.columns == 1)  // query, out and its gradient, log_sum_exp
+    return (head + 2 * value) * element + element_bytes(slot.lse_dtype);
+  return (head + value) * element + slot.rows * element_bytes(slot.mask_dtype);  // key, value, mask
 }
 
 const char* check_dimensions(const Slot& slot) {
@@ -331,7 +334,7 @@ std::span<const PayloadId> split_payloads(const Slot& slot) {
   return kRowSliceSplit;
 }
 
-constexpr uint64_t round_up(uint64_t bytes) { return (bytes + 63) / 64 * 64; }  // aligns the payloads
+constexpr uint64_t round_up(uint64_t bytes) { return (bytes + 63) / 64 * 64; }  // aligns payloads to 64 bytes
 
 bool is_split(const Slot& slot, uint32_t id) {
   const std::span<const PayloadId> split = split_payloads(slot);
@@ -475,30 +478,30 @@ const char* settle_packed(SlotView* view) {
 const char* parse_tensor_heads(std::span<const std::byte> payload, uint64_t element_bytes,
                                TensorHeadsView* view) {
   *view = {};
-  TensorHeads& head = view->head;
-  if (payload.size() < sizeof head || payload.size() > kMostTensorHeadsBytes)
+  TensorHeads& header = view->header;
+  if (payload.size() < sizeof header || payload.size() > kMostTensorHeadsBytes)
     return "heads of an impossible size";
-  std::memcpy(&head, payload.data(), sizeof head);
-  if (head.sides == 0 || head.sides > (kQuerySide | kKeySide)) return "heads of no known side";
-  if (head.count == 0 || head.count > head.kv_heads || head.head_dim == 0 || head.width == 0)
+  std::memcpy(&header, payload.data(), sizeof header);
+  if (header.sides == 0 || header.sides > (kQuerySide | kKeySide)) return "heads of no known side";
+  if (header.count == 0 || header.count > header.kv_heads || header.head_dim == 0 || header.width == 0)
     return "heads of an impossible number";
   // Each factor is bounded before it is used, so that no product overflows.
   const uint64_t bytes = payload.size();
-  if (head.count > bytes / sizeof(uint32_t) || values_offset(head.count) > bytes)
+  if (header.count > bytes / sizeof(uint32_t) || values_offset(header.count) > bytes)
     return "more heads than bytes";
-  const uint64_t values = uint64_t{head.head_dim} * head.width;  // of one head
-  if (values > bytes || values * head.count > bytes) return "more values of heads than bytes";
-  const uint64_t side_bytes = values * head.count * element_bytes;
-  const uint64_t sides = head.sides == (kQuerySide | kKeySide) ? 2 : 1;
-  if (values_offset(head.count) + sides * side_bytes != bytes) return "heads of another size";
-  view->numbers.resize(head.count);
-  std::memcpy(view->numbers.data(), payload.data() + sizeof head, head.count * sizeof(uint32_t));
-  for (uint32_t n = 0; n < head.count; ++n)
-    if (view->numbers[n] >= head.kv_heads || (n > 0 && view->numbers[n] <= view->numbers[n - 1]))
+  const uint64_t values = uint64_t{header.head_dim} * header.width;  // of one head
+  if (values > bytes || values * header.count > bytes) return "more values of heads than bytes";
+  const uint64_t side_bytes = values * header.count * element_bytes;
+  const uint64_t sides = header.sides == (kQuerySide | kKeySide) ? 2 : 1;
+  if (values_offset(header.count) + sides * side_bytes != bytes) return "heads of another size";
+  view->numbers.resize(header.count);
+  std::memcpy(view->numbers.data(), payload.data() + sizeof header, header.count * sizeof(uint32_t));
+  for (uint32_t n = 0; n < header.count; ++n)
+    if (view->numbers[n] >= header.kv_heads || (n > 0 && view->numbers[n] <= view->numbers[n - 1]))
       return "heads out of order";
-  std::span<const std::byte> rest = payload.subspan(values_offset(head.count));
-  if (head.sides & kQuerySide) view->queries = rest.first(side_bytes);
-  if (head.sides & kKeySide) view->keys = rest.last(side_bytes);
+  std::span<const std::byte> rest = payload.subspan(values_offset(header.count));
+  if (header.sides & kQuerySide) view->queries = rest.first(side_bytes);
+  if (header.sides & kKeySide) view->keys = rest.last(side_bytes);
   return nullptr;
 }
 

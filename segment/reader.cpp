@@ -1,7 +1,8 @@
 // Reads a segment, the shared memory of one trainer process, with pread, and writes the agent's progress and
-// commands into its control file. A segment consists of regions (arrays of records). The trainer numbers its
-// uses of slots (tickets) and its step records from 1 on. Number t goes to place t % count, which begins with
-// a sequence: 2t once number t is complete, 2t - 1 during its write.
+// commands into its control file. A segment consists of regions (arrays of records). A slot holds a slice
+// (the copied part of an attention call) or a part of one. The trainer numbers its uses of slots (tickets)
+// and its step records from 1 on. Number t goes to place t % count, which begins with a sequence: 2t once
+// number t is complete, 2t - 1 during its write.
 #include "segment/reader.h"
 
 #include <fcntl.h>
@@ -45,7 +46,7 @@ void write_field(int fd, const T& value, uint64_t offset) {
 
 std::unique_ptr<SegmentReader> SegmentReader::open(const std::string& directory, const std::string& name,
                                                    std::string* why) {
-  constexpr int kOpenFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  constexpr int kOpenFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;  // O_NONBLOCK: does not wait for a FIFO
   const std::string path = directory + "/" + name;
   return adopt(name, ::open((path + ".seg").c_str(), O_RDONLY | kOpenFlags),
                ::open((path + ".ctl").c_str(), O_RDWR | kOpenFlags), why);
@@ -161,10 +162,11 @@ uint64_t SegmentReader::now_ns() {
 // Whether unread_steps() still waits for numbers of `record` that have not arrived from a device. The wait
 // ends when more than kMostPendingSteps records follow (`newest` is the number of the last one) or, since a
 // hanging trainer adds no records, after kMostPendingSteps durations of the recorded step, at least 1 s.
-// waits_ is false once the trainer has ended.
+// waits_for_pending_ is false once the trainer has ended.
 bool SegmentReader::is_waited_for(const StepRecord& record, uint64_t newest, uint64_t now_ns) const {
   constexpr uint64_t kLeastWaitNs = 1'000'000'000;
-  if (!waits_ || !is_pending(record) || newest - record.sequence / 2 > kMostPendingSteps) return false;
+  if (!waits_for_pending_ || !is_pending(record) || newest - record.sequence / 2 > kMostPendingSteps)
+    return false;
   const uint64_t age = now_ns > record.time_ns ? now_ns - record.time_ns : 0;
   return age < kLeastWaitNs || age / kMostPendingSteps < record.duration_ns;
 }
@@ -180,6 +182,7 @@ bool SegmentReader::read_step(const StepRecord& seen, StepRecord* whole) const {
       !read_exactly(segment_file_, &sequence_after, sizeof sequence_after, offset) ||
       sequence_after != seen.sequence)
     return false;
+  // The second read gets a copy as `seen`, since it overwrites *whole.
   return !is_pending(seen) || is_pending(*whole) || read_step(StepRecord(*whole), whole);
 }
 
@@ -200,7 +203,8 @@ bool SegmentReader::read_few_steps(uint64_t next) const {
 std::vector<StepRecord> SegmentReader::unread_steps(uint64_t now_ns) {
   const Region& region = header_.regions[kSteps];
   std::vector<StepRecord> records;
-  // Most calls find nothing new, so first only the sequence of the next record is read.
+  // Most calls find nothing new, so first only the sequence of the next record is read. It is less than
+  // 2 * next until the record is complete, and greater if a later record has overwritten it.
   const uint64_t next = control_.step_cursor + 1;  // step_cursor: number of the last consumed record
   uint64_t sequence = 0;
   if (!read_exactly(segment_file_, &sequence, sizeof sequence,
@@ -354,14 +358,14 @@ Slot SegmentReader::header_of(uint32_t slot) const {
 // Reads a slot, up to the end of its last payload but never beyond the slot, and parses it. Sets *why to the
 // reason if it is invalid. Returns false if the slot's sequence is not, or no longer, `sequence`.
 bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, const char** why) {
-  const Slot head = header_of(slot);
+  const Slot header = header_of(slot);
   const uint64_t size = header_.regions[kSlots].record_size;
   uint64_t end = sizeof(Slot);
-  for (const Payload& payload : head.payload)
+  for (const Payload& payload : header.payload)
     if (payload.offset <= size && payload.bytes <= size - payload.offset)
       end = std::max(end, payload.offset + payload.bytes);
   if (end > kMostSliceBytes + kMostBytesBesideKeys) {
-    view->header = head;
+    view->header = header;
     *why = "a slot larger than a slice may be";
     return sequence_of(slot) == sequence;
   }
@@ -395,8 +399,8 @@ bool SegmentReader::read_parts(Ready* ready) {
 
 // Returns the number of slots of the slice whose first slot has this header; 1 if the header is not that of a
 // first part with this ticket. `parts` 0 means one slot.
-uint32_t SegmentReader::parts_of(const Slot& head, uint64_t ticket) const {
-  return head.ticket == ticket && head.part == 0 ? std::clamp(head.parts, 1u, slots()) : 1;
+uint32_t SegmentReader::parts_of(const Slot& header, uint64_t ticket) const {
+  return header.ticket == ticket && header.part == 0 ? std::clamp(header.parts, 1u, slots()) : 1;
 }
 
 // Reads the slice whose first part is in `slot`. Returns false if a slot changed during the reads. A slice of
@@ -423,25 +427,25 @@ bool SegmentReader::is_orphan(const Slot& tail) const {
 
 bool SegmentReader::next_ready(Ready* ready) {
   // The counters of published slices are read first, so that a slice published meanwhile is found next time.
-  // look_again_: the trainer may have died after it published a slot and before it counted it.
+  // reads_all_slots_next_: the trainer may have died after it published a slot and before it counted it.
   Progress progress = {};
   read_exactly(segment_file_, &progress, sizeof progress, header_.regions[kProgress].offset);
-  if (!look_again_ && std::memcmp(&progress, &progress_, sizeof progress) == 0) return false;
+  if (!reads_all_slots_next_ && std::memcmp(&progress, &progress_, sizeof progress) == 0) return false;
   for (uint32_t tried = 0; tried < slots(); ++tried) {
     const uint32_t slot = next_slot_;
     next_slot_ = (next_slot_ + 1) % slots();
     const uint64_t sequence = sequence_of(slot);
     if (sequence % 2 != 0 || sequence == 2 * consumption_[slot].consumed) continue;
-    const Slot head = header_of(slot);
-    if (head.part == 0) {
+    const Slot header = header_of(slot);
+    if (header.part == 0) {
       if (read_slice(slot, sequence, ready)) return true;
-    } else if (is_orphan(head)) {
+    } else if (is_orphan(header)) {
       consumption_[slot].consumed = sequence / 2;
       store_consumption(slot);
     }
   }
   progress_ = progress;
-  look_again_ = false;
+  reads_all_slots_next_ = false;
   if (slot_buffer_.capacity() > kMostKeptBytes) slot_buffer_ = {};
   joined_.keep_at_most(kMostKeptBytes);
   return false;
@@ -451,9 +455,10 @@ bool SegmentReader::next_ready(Ready* ready) {
 // all slots for that first part, since the ticket's own header may not be written yet.
 bool SegmentReader::is_later_part(uint64_t ticket) const {
   for (uint32_t slot = 0; slot < slots(); ++slot) {
-    const Slot head = header_of(slot);
-    if (head.part == 0 && head.parts > 1 && head.parts <= slots() && (head.sequence + 1) / 2 == head.ticket &&
-        ticket > head.ticket && ticket - head.ticket < head.parts)
+    const Slot header = header_of(slot);
+    if (header.part == 0 && header.parts > 1 && header.parts <= slots() &&
+        (header.sequence + 1) / 2 == header.ticket && ticket > header.ticket &&
+        ticket - header.ticket < header.parts)
       return true;
   }
   return false;
@@ -488,10 +493,10 @@ void SegmentReader::consume(const Ready& ready) {
   consumption_[ready.slot].consumed = ready.ticket;
   store_consumption(ready.slot);
   for (uint32_t part = 1; part < ready.parts; ++part) {
-    const uint32_t tail = (ready.slot + part) % slots();
-    if ((sequence_of(tail) + 1) / 2 != ready.ticket + part) continue;
-    consumption_[tail].consumed = ready.ticket + part;
-    store_consumption(tail);
+    const uint32_t slot = (ready.slot + part) % slots();
+    if ((sequence_of(slot) + 1) / 2 != ready.ticket + part) continue;
+    consumption_[slot].consumed = ready.ticket + part;
+    store_consumption(slot);
   }
 }
 

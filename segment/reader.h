@@ -78,9 +78,8 @@ struct TensorView {
 };
 
 // Parses the first 16 bytes of a record in the ring of tensors: its length, and whether it is a filler, which
-// takes the space before the ring's end that is too small for the next record. `unread`: how
-// many bytes from the record's start on the trainer has written. `to_end`: bytes from the record's start to
-// the end of the ring.
+// takes the space before the ring's end that is too small for the next record. `unread`: how many bytes the
+// trainer has written from the record's start on. `to_end`: bytes from the record's start to the ring's end.
 const char* parse_tensor_length(Bytes bytes, uint64_t unread, uint64_t to_end, uint64_t* length,
                                 bool* is_filler);
 
@@ -96,7 +95,8 @@ const char* parse_tensor(Bytes bytes, TensorView* view);
 // keep_at_most() is called. One thread.
 class JoinedSlice {
  public:
-  // Starts a slice with its part 0. `most_bytes` limits the payloads. After an error, begin() must come next.
+  // Starts a slice of at least two parts with its part 0. `most_bytes` limits the payloads of the slice.
+  // After an error, begin() must come next.
   const char* begin(const SlotView& first, uint64_t most_bytes);
 
   const char* add(const SlotView& part);  // adds the next part, which is borrowed for the call only
@@ -130,7 +130,7 @@ inline constexpr uint64_t kMostTensorHeadsBytes = uint64_t{64} << 20;  // a larg
 
 // The rows of some heads of a layer's query or key projection (a weight tensor).
 struct TensorHeadsView {
-  TensorHeads head = {};
+  TensorHeads header = {};
   std::vector<uint32_t> numbers;             // numbers of the kv-heads, ascending
   std::span<const std::byte> queries, keys;  // inside the payload; empty: absent
 };
@@ -181,14 +181,15 @@ class SegmentReader {
   std::vector<StepRecord> new_steps() { return new_steps(now_ns()); }
   std::vector<StepRecord> new_steps(uint64_t now_ns);
   // Makes unread_steps() return pending records at once. Must be called only after the trainer has ended.
-  void wait_no_more() { waits_ = false; }
+  void wait_no_more() { waits_for_pending_ = false; }
   uint64_t steps_lost() const { return control_.steps_lost; }
   // Returns how many step records this agent and the agents before it (one may be restarted) have consumed.
-  uint64_t steps_taken() const { return control_.step_cursor - control_.steps_lost; }
+  uint64_t steps_consumed() const { return control_.step_cursor - control_.steps_lost; }
   // Returns the last consumed record. Its `sequence` is 0 if there was none or the record was overwritten.
   StepRecord last_step() const;
 
-  struct Ready {          // a complete slice that is not consumed yet
+  // A slice that is not consumed yet: a complete one from next_ready(), or an incomplete one from torn().
+  struct Ready {
     uint32_t slot = 0;    // the slot of its first part
     uint32_t parts = 1;   // number of slots
     uint64_t ticket = 0;  // ticket of its first part; tickets number all parts that the trainer has written
@@ -201,7 +202,7 @@ class SegmentReader {
 
   // Makes the next call of next_ready() read every slot even if the counters of published slices are
   // unchanged. Needed if the trainer may have died between publishing a slot and counting it.
-  void look_again() { look_again_ = true; }
+  void read_all_slots_next() { reads_all_slots_next_ = true; }
 
   // Returns slices that the trainer left incomplete. Must be called only after the trainer has ended.
   std::vector<Ready> torn();
@@ -257,10 +258,10 @@ class SegmentReader {
   bool read_slot(uint32_t slot, uint64_t sequence, SlotView* view, const char** why);
   bool read_slice(uint32_t slot, uint64_t sequence, Ready* ready);
   bool read_parts(Ready* ready);
-  // Of a slice in several slots, the first slot is its head, and the others are its tails.
+  // `tail`: the header of a slot with a later part of a slice, i.e. not with part 0.
   bool is_orphan(const Slot& tail) const;
   bool is_later_part(uint64_t ticket) const;
-  uint32_t parts_of(const Slot& head, uint64_t ticket) const;
+  uint32_t parts_of(const Slot& header, uint64_t ticket) const;
   void consume(const Ready& ready);
   void store_consumption(uint32_t slot);
   void move_tensor_cursor(uint64_t cursor);
@@ -272,12 +273,12 @@ class SegmentReader {
   Control control_ = {};
   Consumption consumption_[kMaxSlots] = {};
   struct {
-    uint64_t newest = 0, count = 0;  // number of the newest record, and how many there are
-  } unread_;                         // the records that unread_steps() returned last
-  uint32_t next_slot_ = 0;           // the slot that next_ready() looks at first
-  Progress progress_ = {};           // counters of published slices when next_ready() last found no slice
-  bool look_again_ = true;           // next_ready() reads every slot even if progress_ is unchanged
-  bool waits_ = true;                // unread_steps() waits for pending records
+    uint64_t newest = 0, count = 0;   // number of the newest record, and how many there are
+  } unread_;                          // the records that unread_steps() returned last
+  uint32_t next_slot_ = 0;            // the slot that next_ready() looks at first
+  Progress progress_ = {};            // counters of published slices when next_ready() last found no slice
+  bool reads_all_slots_next_ = true;  // next_ready() reads every slot even if progress_ is unchanged
+  bool waits_for_pending_ = true;     // unread_steps() waits for pending records
   mutable std::vector<std::byte> region_buffer_;  // the region that was read last
   std::vector<std::byte> slot_buffer_;            // the slot that was read last
   JoinedSlice joined_;

@@ -1,4 +1,6 @@
-// Creates a segment's files, and writes slices, step records and tensor records into the mapped file.
+// Creates the files of a segment, the shared memory of one trainer process, and writes slices, step records
+// and tensor records into the mapped file. A slice, the copied part of an attention call, takes one or more
+// slots. Every use of a slot has a number, its ticket.
 #include "segment/writer.h"
 
 #include <dirent.h>
@@ -26,6 +28,7 @@ bool lock_whole(int fd) {
   return fcntl(fd, F_SETLK, &lock) == 0;
 }
 
+// F_GETLK reports a lock of another process that would prevent a read lock, or F_UNLCK.
 bool is_locked_by_other(const char* path) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return false;
@@ -167,7 +170,7 @@ bool reserve(int fd, uint64_t size) {
     for (int tried = 0; tried < kTries && error == EINTR; ++tried)
       error = posix_fallocate(fd, static_cast<off_t>(done), static_cast<off_t>(part));
     if (error != 0) {
-      errno = error == EINTR ? ENOSPC : error;
+      errno = error == EINTR ? ENOSPC : error;  // still interrupted after all tries
       return false;
     }
   }
@@ -357,7 +360,8 @@ Slot* SegmentWriter::claim(uint64_t ticket) const {
   return slot;
 }
 
-// Restores the sequence from before claim(). consumed() has not changed, since the agent skips odd sequences.
+// Restores the sequence that the slot had before claim(): 2 * consumed(), which has not changed meanwhile,
+// since the agent skips slots with an odd sequence.
 void SegmentWriter::release(uint64_t ticket) const {
   const uint32_t index = static_cast<uint32_t>(ticket % slots());
   word(slot(index)->sequence).store(2 * consumed(index), std::memory_order_release);
@@ -399,7 +403,7 @@ bool SegmentWriter::claim(uint64_t ticket, uint32_t count, Slot** slots, const S
 void SegmentWriter::give_back(uint64_t ticket, uint32_t count) const {
   // The first part is released last. While its sequence is odd, a reader counts the other parts as parts of
   // an unfinished slice. Otherwise the reader would count them as a slice whose first part is lost.
-  while (count > 0) release(ticket + --count);
+  for (uint32_t part = count; part-- > 0;) release(ticket + part);
 }
 
 void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count) const {
@@ -451,7 +455,7 @@ void store(uint64_t& word, uint64_t value, std::memory_order order = std::memory
 }  // namespace
 
 void TensorWriter::attach(TensorRing* ring, uint64_t bytes, const Control* control) {
-  const bool is_usable = ring != nullptr && bytes > kLeastTensorsBytes;
+  const bool is_usable = ring != nullptr && bytes > kLeastTensorsBytes;  // else no ring, or only counters
   ring_ = ring;
   data_ = reinterpret_cast<char*>(ring) + sizeof(TensorRing);
   room_ = is_usable ? (bytes - sizeof(TensorRing)) / kTensorAlign * kTensorAlign : 0;

@@ -62,7 +62,7 @@ class SegmentWriter {
   // their part numbers, and copies `header` into each, except what a device writes (times, SequenceTold). If
   // not all are free, claims none and returns false.
   bool claim(uint64_t ticket, uint32_t count, Slot** slots, const Slot& header = {}) const;
-  // Undoes a claim of `count` slots that were not published.
+  // Undoes a claim of `count` slots from `ticket` on that were not published.
   void give_back(uint64_t ticket, uint32_t count) const;
   // Makes claimed slots visible to the agent as one slice: sets their sequences to 2 * their ticket.
   void publish(Slot* slot, uint64_t ticket) const { publish(&slot, ticket, 1); }

@@ -89,7 +89,8 @@ ConservationRatios conservation_of(const KeyColumns& c) {
     for (size_t d = 0; d < head; ++d) key_variance[d] += query[d] * query[d] * delta_variance;
     if (grad_squares > 0) most_eta = std::max(most_eta, eta);
   }
-  const double stored = roundings_of_sum(c) / 12;  // a rounding error has a variance of 1/12 ulp^2
+  // The variance, in ulp^2, from rounding the sums to the storage format: 1/12 for each rounding.
+  const double stored = roundings_of_sum(c) / 12;
   bool is_key_finite = true, is_value_finite = true;
   for (size_t d = 0; d < value; ++d) {
     is_value_finite &= of_value[d].nonfinite == 0;

@@ -3,10 +3,10 @@
 //
 //   sum_j dV_j = sum_i dO_i,   sum_j dK_j = 0
 //
-// dO, dK and dV are the gradients of out, keys and values. The check finds errors at keys that no slice
-// samples. It is not valid if log_sum_exp covers more keys than the call saw (context parallelism, attention
-// sinks), since the weights of the call's keys then sum to less than 1. The caller must discard the result of
-// such a call.
+// dO, dK and dV are the gradients of out, keys and values. The check covers all keys of a call, also those
+// that no slice (the copied part of a call) has. It is not valid if log_sum_exp covers more keys than the
+// call saw (context parallelism, attention sinks), since the weights of the call's keys then sum to less than
+// 1. The caller must discard the result of such a call.
 //
 // Symbols, for query row i, key j and column c (one component of a key or value):
 //   u      half an ulp at 1 in the storage format (the relative variance of one rounding is at most u^2/3)

@@ -11,8 +11,9 @@
 
 namespace foreshock {
 
-// Sums in fp64 over the pairs (a, b) of finite elements. d is rounded to fp64; it is exact for fp16, and for
-// bf16 and fp32 if a and b are not of very different size. A sum's relative error is below pairs / 8 * 2^-53.
+// Sums in fp64 over the pairs (a, b) of finite elements. d = b - a is rounded to fp64; it is exact for fp16,
+// and for bf16 and fp32 if a and b are not of very different size. If there are at least 2^16 pairs and few
+// other elements, a sum's relative error is below pairs / 8 * 2^-53.
 struct Difference {
   uint64_t pairs = 0;
   uint64_t non_finite = 0;                                       // pairs left out of all other members

@@ -26,8 +26,7 @@ inline constexpr double kLn2Low = 1.90821492927058770002e-10;
 inline constexpr double kExpCoefficient[13] = {
     1,          1,           1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,      1.0 / 720,
     1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600};
-// Every smaller x is replaced by it. exp(-746) is less than half of the smallest subnormal, so the result is
-// +0.
+// A smaller x is replaced by this number, whose exp is less than half of the smallest subnormal and thus +0.
 inline constexpr double kExpArgumentMin = -746.0;
 // Adding this number to x / ln 2 rounds x / ln 2 to a whole number n, and leaves n + 1023 + 512, the biased
 // exponent of 2^(n + 512), in the low bits of the sum. 2^(n + 512) is a normal number for every n in use, so
@@ -88,11 +87,13 @@ inline double log_nonnegative(double x) {
   return std::fma(exponent, kLn2High, std::fma(exponent, kLn2Low, log_f));
 }
 
+// Returns 2^exponent; -1022 <= exponent <= 1023.
 constexpr double power_of_two(int exponent) {
   return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 
-// Returns the power of two above all finite numbers of the type. Magnitudes that round to it become infinite.
+// Returns the power of two above all finite numbers of fp32, bf16 or fp16. Magnitudes that round to it become
+// infinite.
 inline double overflow_of(DType type) { return type == DType::kFp16 ? 0x1p16 : 0x1p128; }
 
 // Returns the spacing of the format at |x|: 2^(e - p + 1) for |x| in [2^e, 2^(e + 1)), p being its number of

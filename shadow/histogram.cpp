@@ -188,6 +188,7 @@ constexpr uint64_t kFew = 1 << 15;
 // can count no more values. In addition to full sets, two that are not full are allowed.
 constexpr uint64_t kSpareSets = 2;
 
+// The bits of an fp32, equal to kSignOfFp32 and kInfinityOfFp32 above.
 constexpr uint32_t kSign = 1u << 31, kInfinity = 0x7f800000u;
 
 uint64_t values_in(const Histogram& histogram) { return histogram.finite + histogram.non_finite(); }
@@ -203,7 +204,8 @@ uint32_t bits_as_fp32(const std::byte* at, DType type) {
   return fp32_bits(bits, type);
 }
 
-// Radix sort by the index of the bin (the upper 20 bits), in two passes of 10 bits each.
+// Radix sort by the index of the bin (the upper 20 bits), in two passes of 10 bits each. place[n] becomes the
+// number of keys whose 10 bits are less than n, i.e. the position of the next key with the bits n.
 void sort_by_bin(std::vector<uint32_t>* keys, std::vector<uint32_t>* other) {
   other->resize(keys->size());
   for (int shift : {kBinResidualBits, kBinResidualBits + 10}) {
@@ -351,7 +353,7 @@ bool restore(std::string_view stored, Histogram* histogram) {
                            &read.minus_infinity, &bins})
     if (!get_varint(&bytes, number)) return false;
   uint64_t left = read.finite;
-  if (version != kVersion || bins > bytes.size() / 3) return false;
+  if (version != kVersion || bins > bytes.size() / 3) return false;  // a bin has three numbers
   if (read.finite > kMostValues || read.minus_zero > read.finite) return false;
   read.bins.resize(bins);
   for (HistogramBin& bin : read.bins)
@@ -454,6 +456,7 @@ struct Parabola {
     const auto inside = [](double t) { return t > 0 && t < 1 ? t : 1; };  // 1 for NaN too
     const double discriminant = linear * linear - 4 * square * start;
     if (discriminant <= 0) return {1, 1};
+    // The zeros are q / square and start / q. In q, both terms have the same sign, so nothing cancels.
     const double q = -(linear + std::copysign(std::sqrt(discriminant), linear)) / 2;
     return std::minmax({inside(q / square), inside(start / q)});
   }
@@ -468,7 +471,8 @@ struct Parabola {
 };
 
 // Computes W1, the integral of |F - G|, over bins and the gaps between them, in ascending order. Masses are
-// counts times 4096, times a weight that gives a and b equal totals. For 2^40 values they are below 2^93.
+// counts times 4096, times a weight that gives a and b equal totals. For kMostValues values in each of a and
+// b, they are at most 2^108.
 class Walk {
  public:
   Walk(const Histogram& a, const Histogram& b) {
@@ -515,8 +519,10 @@ class Walk {
     difference_ = in.end();
   }
 
-  Wide weight_a_ = 1, weight_b_ = 1, difference_ = 0;  // (F - G) * one_
-  double one_ = 1, position_ = 0;  // mass of all values of a, as of b; upper edge of the last bin
+  // difference_: (F - G) * one_. one_: the mass of all values of a, which is also that of b. position_: upper
+  // edge of the last bin.
+  Wide weight_a_ = 1, weight_b_ = 1, difference_ = 0;
+  double one_ = 1, position_ = 0;
   Sum low_, value_, high_;
 };
 
@@ -543,7 +549,7 @@ double sampling_noise_floor(const Histogram& a, const Histogram& b) {
     const double mass = (static_cast<double>(in_a.count) / n + static_cast<double>(in_b.count) / m) / 2;
     const double area = (to_double(area_of(in_a)) / n + to_double(area_of(in_b)) / m) / 2 / to_double(kUnits);
     integral.add(spread(below) * (low - position));
-    integral.add(spread(below + area) * (high - low));
+    integral.add(spread(below + area) * (high - low));  // below + area: the mean of F in the bin
     below += mass;
     position = high;
   });

@@ -162,7 +162,7 @@ void exact_lanes(const KeyColumns& c, ColumnReference* result) {
   const size_t rows = c.rows(), head = c.head_dim, value = c.value_dim;
   for (size_t first = 0; first < rows; first += kColumnTile) {
     const int count = static_cast<int>(std::min<size_t>(kColumnTile, rows - first));
-    load_rows_tile(c, a, first, count, false);
+    load_rows_tile(c, a, first, count, /*delta_from_last=*/false);
     for_scores(c, a, first, count,
                [](V score, V grad_weight, V log_sum_exp, V delta, V* weight, V* grad_score) HWY_ATTR {
                  *weight = exp_of_any_sign(hn::Sub(score, log_sum_exp));
@@ -207,7 +207,7 @@ void compute_rounded_as(const KeyColumns& c, ColumnReference* result) {
   const size_t rows = c.rows();
   for (size_t first = 0; first < rows; first += kColumnTile) {
     const int count = static_cast<int>(std::min<size_t>(kColumnTile, rows - first));
-    load_rows_tile(c, a, first, count, true);
+    load_rows_tile(c, a, first, count, /*delta_from_last=*/true);
     for_scores(c, a, first, count, [&](V score, V grad_weight, V lse, V delta, V* weight, V* grad) HWY_ATTR {
       const V rounded = round_lanes(dtype, hn::Mul(score, scale));
       *weight = round_lanes(dtype, hn::Exp(d, hn::Sub(rounded, lse)));

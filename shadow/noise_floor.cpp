@@ -224,9 +224,9 @@ void compute_grad_query(const AttentionSlice& slice, const FloorArrays<T>& a, No
     load_tile(slice.value, slice.dtype, first * value, count * value, a.tile);
     multiply<T>({a.grad_out, a.stride, a.tile, 1, value, slice.value_dim, false}, count, a.grad_weight);
     load_tile(slice.key, slice.dtype, first * head, count * head, a.tile);
-    compute_grad_scores(slice, a, a.plain + begin, a.plain_delta, count, true);
+    compute_grad_scores(slice, a, a.plain + begin, a.plain_delta, count, /*rounds_grad_weight=*/true);
     add_product(a.grad_score, a.stride, a.tile, count, slice.head_dim, a.partial, a.plain_grad);
-    compute_grad_scores(slice, a, a.fused + begin, a.given_delta, count, false);
+    compute_grad_scores(slice, a, a.fused + begin, a.given_delta, count, /*rounds_grad_weight=*/false);
     add_product(a.grad_score, a.stride, a.tile, count, slice.head_dim, a.partial, a.fused_grad);
   }
   for (T* grad : {a.plain_grad, a.fused_grad})
@@ -245,9 +245,9 @@ void floors_as(const AttentionSlice& slice, const Reference& reference, NoiseFlo
   std::fill_n(a.sum, a.stride, T{1});
   compute_scores(slice, a);
   fused_weights(slice, reference, a);
-  if (!slice.backward()) compute_out(slice, a, a.fused, true, &floors->fused.out);
+  if (!slice.backward()) compute_out(slice, a, a.fused, /*divides=*/true, &floors->fused.out);
   plain_weights(slice, reference, a);
-  compute_out(slice, a, a.plain, false, &floors->plain.out);
+  compute_out(slice, a, a.plain, /*divides=*/false, &floors->plain.out);
   if (!slice.backward()) return;
   load_lanes<T>(slice.grad_out, slice.dtype, slice.rows, slice.value_dim, 1, a.grad_out);
   compute_delta(slice, a, a.plain_delta);

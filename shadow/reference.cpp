@@ -48,8 +48,8 @@ struct Workspace {
     const size_t rows = stride, head = slice.head_dim, value = slice.value_dim, tile = kReferenceTile;
     const size_t backward = slice.backward() ? 1 : 0;
     const size_t total = rows * (head + value + tile + 7 + backward * (value + 2 * head + tile + 1)) +
-                         tile * (head + value) + 17 * 8;  // 17 arrays, each padded to whole 64 bytes
-    if (scratch->size() < total + 8) scratch->resize(total + 8);
+                         tile * (head + value) + 17 * 8;          // 17 arrays, each padded to whole 64 bytes
+    if (scratch->size() < total + 8) scratch->resize(total + 8);  // 8 more, to align the first array
     next_ = reinterpret_cast<double*>((reinterpret_cast<uintptr_t>(scratch->data()) + 63) & ~uintptr_t{63});
     query = take(head * rows);
     out = take(value * rows);

@@ -52,7 +52,7 @@ void rescale(double old_max, RowSums* sums, double* out, int value_dim) {
 void forward_row(const AttentionSlice& slice, int row, double* scores, Reference* result) {
   double* out = &result->out[static_cast<size_t>(row) * slice.value_dim];
   std::fill_n(out, slice.value_dim, 0.0);
-  RowSums sums = {-kInfinity, -kInfinity, kInfinity, 0, 0};
+  RowSums sums = {-kInfinity, -kInfinity, kInfinity, 0, 0};  // max, second, min, sum, weighted
   for (int first = 0; first < slice.keys; first += kReferenceTile) {
     const int count = std::min(kReferenceTile, slice.keys - first);
     const double old_max = sums.max;
@@ -105,6 +105,7 @@ void backward_row(const AttentionSlice& slice, int row, double* scratch, Referen
 
 void reference_scalar(const AttentionSlice& slice, Reference* result) {
   resize_reference(slice, result);
+  // scratch has the sum of the weights of each row, the scores of a tile, and backward_row()'s two sums.
   resize_up(&result->scratch, kMaxSliceRows + kReferenceTile + 2 * slice.head_dim);
   double* scores = result->scratch.data() + kMaxSliceRows;
   for (int row = 0; row < slice.rows; ++row) {

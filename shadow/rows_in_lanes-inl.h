@@ -137,9 +137,10 @@ HWY_INLINE void multiply_block(const Product<T>& p, const T* HWY_RESTRICT lanes,
 }
 
 // Number of sums kept in registers: 24 of 32 registers, or 12 of the 16 of AVX2. That is two vectors of rows
-// by 12 (AVX2: 6) columns. Measured shares of peak speed with 16 rows on Zen 5 (bench/reference.cpp), for
-// vectors x columns, at dimension 64 and at 128: AVX2 2x6 0.63 0.71, 2x7 0.40 0.49 (spills), 2x4 0.61 0.67,
-// 4x3 0.64 0.65, 4x2 0.54 0.59; AVX-512 2x12 0.60 0.66, 2x14 0.59 0.63, 2x10 0.62 0.65.
+// by 12 (AVX2: 6) columns. Shares of peak speed measured with 16 rows on Zen 5 (bench/reference.cpp), each as
+// vectors x columns: share at dimension 64, share at dimension 128.
+//   AVX2     2x6: 0.63, 0.71; 2x7: 0.40, 0.49 (spills); 2x4: 0.61, 0.67; 4x3: 0.64, 0.65; 4x2: 0.54, 0.59
+//   AVX-512  2x12: 0.60, 0.66; 2x14: 0.59, 0.63; 2x10: 0.62, 0.65
 template <class T>
 constexpr int sums_in_registers() {
   return (HWY_TARGET == HWY_AVX2) ? 12 : 24;
@@ -203,8 +204,10 @@ HWY_INLINE V exp_lanes(V x) {
 }
 
 // Rounds float lanes to the nearest value of fp16 or bf16, ties to even. Other formats and double lanes stay
-// unchanged. fp16: adding and subtracting 1.5 * 2^23 quanta (spacings of fp16 at x) leaves exactly the bits
-// from the quantum up. bf16: integer arithmetic on the bits also overflows to infinity as required.
+// unchanged. fp16: `power` is 2^e for |x| in [2^e, 2^(e + 1)), but at least 2^-14, below which the spacing of
+// fp16 stays the same. A quantum (the spacing at x) is power / 2^10. Adding and subtracting 1.5 * 2^23 quanta
+// (`shift`) leaves exactly the bits from the quantum up. bf16: integer arithmetic on the bits also overflows
+// to infinity as required.
 template <class V>
 HWY_INLINE V round_lanes(DType type, V x) {
   const hn::DFromV<V> d;
@@ -263,7 +266,9 @@ template <class T>
 HWY_INLINE void add_product(const T* weights, int stride, const T* matrix, int count, int columns, T* partial,
                             T* total) {
   const LanesTag<T> d;
-  multiply<T>({weights, stride, matrix, static_cast<size_t>(columns), 1, count, false}, columns, partial);
+  multiply<T>({weights, stride, matrix, /*inner_step=*/static_cast<size_t>(columns), /*outer_step=*/1, count,
+               /*accumulate=*/false},
+              columns, partial);
   for (int i = 0; i < columns * stride; i += lanes_of<T>())
     hn::Store(hn::Add(hn::Load(d, total + i), hn::Load(d, partial + i)), d, total + i);
 }

@@ -34,7 +34,8 @@ struct AttentionSlice {
   const void* query = nullptr;  // [rows][head_dim]
   const void* key = nullptr;    // [keys][head_dim]
   const void* value = nullptr;  // [keys][value_dim]
-  // [rows][value_dim], the trainer's result. Null (forward only): dropout changed it; scores are checked.
+  // [rows][value_dim], the trainer's result. Null (forward only): dropout changed it, so that only the scores
+  // can be checked.
   const void* out = nullptr;
 
   const void* log_sum_exp = nullptr;  // [rows], the trainer's; null: not given
@@ -63,7 +64,7 @@ T masked_score(const AttentionSlice& slice, int row, int key, T score) {
 }
 
 // Applies mask and key limit to the scores of keys [first, first + count), stored as scores[key - first][row]
-// with `stride` elements from one key to the next. Rows that need neither are skipped.
+// with `stride` elements from one key to the next. Skips rows that have no mask and see all these keys.
 template <class T>
 void apply_mask(const AttentionSlice& slice, int first, int count, size_t stride, T* scores) {
   for (int row = 0; row < slice.rows; ++row) {

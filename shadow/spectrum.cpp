@@ -97,6 +97,7 @@ std::optional<LayerSpectrum> LayerSpectra::take(const std::string& name, const P
   update_side(rows.keys, &layer->key);
   if (!layer->query.is_complete() || !layer->key.is_complete()) return std::nullopt;
   layer->query.is_new = layer->key.is_new = false;
+  // Measurements of the same step (apart 0) belong together even if no interval is given (0).
   const int64_t apart = std::abs(layer->query.after.step - layer->key.after.step);
   if (layer->query.steps() != layer->key.steps() || layer->query.steps() <= 0 ||
       (apart > 0 && static_cast<uint64_t>(apart) >= layer->interval))

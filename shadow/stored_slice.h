@@ -1,5 +1,5 @@
-// Converts between slices and the named arrays of a safetensors file. The agent writes such files for unusual
-// slices (--save-flagged); `foreshock judge` reads them.
+// Converts between slices (the copied parts of attention calls) and the named arrays of a safetensors file.
+// The agent writes such files for unusual slices (--save-flagged); `foreshock judge` reads them.
 #ifndef FORESHOCK_SHADOW_STORED_SLICE_H_
 #define FORESHOCK_SHADOW_STORED_SLICE_H_
 

@@ -58,18 +58,18 @@ class FleetAgent {
   void set_series(const MetricInfo& info, size_t label, const std::string& rank, bool owns_layers,
                   std::vector<std::string>* values) {
     if (label == info.labels.size()) return set_value(info, *values);
-    const LabelInfo& key = info.labels[label];
-    std::vector<std::string> choices(key.values.begin(), key.values.end());
-    if (choices.empty() && key.key == "layer")
+    const LabelInfo& label_info = info.labels[label];
+    std::vector<std::string> choices(label_info.values.begin(), label_info.values.end());
+    if (choices.empty() && label_info.key == "layer")
       for (int n = 0; owns_layers && n < kLayers; ++n) choices.push_back(layer_label(n));
     else if (choices.empty())
-      choices.push_back(key.key == "run"    ? "job"
-                        : key.key == "rank" ? rank
-                                            : "node-" + std::to_string(number_));
+      choices.push_back(label_info.key == "run"    ? "job"
+                        : label_info.key == "rank" ? rank
+                                                   : "node-" + std::to_string(number_));
     // Of these two, a real rank has one series (kSourceInfo) or one per detector, not all combinations.
     const bool has_one_combination =
         info.metric == Metric::kSourceInfo || info.metric == Metric::kPrecursorLayerInfo;
-    if (has_one_combination && key.key != "detector" && choices.size() > 1) choices.resize(1);
+    if (has_one_combination && label_info.key != "detector" && choices.size() > 1) choices.resize(1);
     for (const std::string& choice : choices) {
       values->push_back(choice);
       set_series(info, label + 1, rank, owns_layers, values);

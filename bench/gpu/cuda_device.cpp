@@ -11,7 +11,8 @@ namespace {
 
 // Values of CUdevice_attribute: number of multiprocessors, and most bytes of shared memory of a block.
 constexpr int kProcessors = 16, kSharedBytesOptIn = 97;
-constexpr int kMostDynamicShared = 8;  // of CUfunction_attribute: limit of a kernel's dynamic shared memory
+// Value of CUfunction_attribute: the limit of a kernel's dynamic shared memory.
+constexpr int kMostDynamicShared = 8;
 
 void* driver_library() {
   static void* const opened = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -71,8 +72,10 @@ CudaDevice::CudaDevice() {
   limits_ = {.processors = static_cast<uint32_t>(attribute(kProcessors, device)),
              .shared_bytes = static_cast<uint32_t>(attribute(kSharedBytesOptIn, device))};
   call("cuModuleLoadData", &module, static_cast<const void*>(DeviceCode().data()));
-  for (const char* symbol : kDeviceKernelNames)
-    call("cuModuleGetFunction", &functions_.emplace_back(nullptr), module, symbol);
+  for (const char* symbol : kDeviceKernelNames) {
+    void*& function = functions_.emplace_back(nullptr);
+    call("cuModuleGetFunction", &function, module, symbol);
+  }
 }
 
 uint64_t CudaDevice::allocate(size_t bytes) {
@@ -108,13 +111,14 @@ void CudaDevice::launch(DeviceKernel kernel, const LaunchShape& shape, const voi
 // in which the device waits for the host.
 void CudaDevice::keep_busy() {
   constexpr size_t kBytes = size_t{64} << 20;
-  constexpr int kTimes = 8;  // 8 fills of 64 MiB take about 0.2 ms on an H100
+  constexpr int kFills = 8;  // 8 fills of 64 MiB take about 0.2 ms on an H100
   if (busy_memory_ == 0) busy_memory_ = allocate(kBytes);
-  for (int n = 0; n < kTimes; ++n)
+  for (int n = 0; n < kFills; ++n)
     call("cuMemsetD8Async", busy_memory_, static_cast<unsigned char>(n), kBytes, static_cast<void*>(nullptr));
 }
 
-// Calls `work`, which queues one repetition, `times` times. Returns the mean milliseconds of a repetition.
+// Calls `work`, which queues one repetition, once untimed and then `times` times. Returns the mean
+// milliseconds of a timed repetition.
 template <class Work>
 double CudaDevice::milliseconds_of(int times, const Work& work) {
   void *begin = nullptr, *end = nullptr;  // events, whose times the device records

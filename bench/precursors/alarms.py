@@ -13,7 +13,8 @@ import math
 import statistics
 
 Series = list[tuple[int, str, float]]
-LEAVE_AT, CALM = 0.7, 8  # a place stops warning after CALM scores below LEAVE_AT (LevelRule in detect/detector.h)
+# As LevelRule in detect/detector.h: a place stops warning after CALM scores in a row below LEAVE_AT * threshold.
+LEAVE_AT, CALM = 0.7, 8
 
 
 def alarms(series: Series, threshold: float = 1.0) -> list[tuple[int, str]]:
@@ -39,6 +40,7 @@ def zclip(norms: list[float]) -> list[float]:
     `norms` are not clipped, so an outlier enters the averages as the value to which ZClip would clip it. If it entered
     unclipped, the next outlier would not be seen. If it were left out, the alarm on a lasting rise would never end.
     """
+    # Decay of the moving averages, z of an alarm, number of first norms.
     alpha, least, wait = 0.97, 2.5, 25
     scores, first, mean, variance = [], [], 0.0, 0.0
     for norm in norms:
@@ -53,6 +55,7 @@ def zclip(norms: list[float]) -> list[float]:
             continue
         z = (norm - mean) / (math.sqrt(variance) + 1e-6)
         scores.append(z / least)
+        # ZClip replaces a z above the limit by limit * limit / z.
         taken = mean + least * math.sqrt(variance) / (z / least) if z > least else norm
         mean = alpha * mean + (1 - alpha) * taken
         variance = alpha * variance + (1 - alpha) * (taken - mean) ** 2

@@ -83,7 +83,7 @@ def foretells(of: dict) -> bool:
         and of["lift"] is not None
         and of["lift"] >= LEAST_LIFT
         and of["lead_median"] >= LEAST_LEAD
-        and 2 * of["hits"] > of["events"]
+        and 2 * of["hits"] > of["events"]  # more than half of the events
         and of["twin_hits"] < of["hits"]
     )
 

@@ -21,7 +21,7 @@
   function frame(name) {
     if (!window.Chart) return element('p', { textContent: 'made without the chart library: tables only' });
     const canvas = element('canvas');
-    const fault = curves.find((c) => c.recipe === name);
+    const fault = curves.find((c) => c.recipe === name); // its `curve` is a list of points [step, loss]
     const last = fault.curve[fault.curve.length - 1][0];
     const twin = curves.find((c) => c.recipe === fault.twin);
     const arms = [...(twin ? [{ ...twin, curve: twin.curve.filter((p) => p[0] <= last) }] : []), fault];
@@ -34,8 +34,9 @@
     const marks = (label, steps, height, colour, style) => ({
       label, data: steps.map((x) => ({ x, y: height })), showLine: false, pointStyle: style, pointRadius: 5, borderColor: colour, backgroundColor: colour,
     });
+    // Each detector has a row and a colour. The first two colours are those of the arms.
     const alarmed = Object.entries(fault.alarms);
-    const height = (n) => most * Math.pow(most / least, 0.06 * (n + 1)); // rows above the curves, on a logarithmic axis
+    const height = (n) => most * Math.pow(most / least, 0.06 * (n + 1)); // of row n above the curves; a row is 6 % of their logarithmic range
     const datasets = [...arms.map(line), marks('loss event', fault.onsets, most, '#b3372e', 'triangle'),
       ...alarmed.map(([detector, steps], n) => marks(detector, steps, height(n), COLOURS[(n + 2) % COLOURS.length], 'rect'))];
     drawn.push(() => new Chart(canvas, {

@@ -26,7 +26,8 @@ FOLDER = HERE / "trainings"  # one file of stored trainings for each recipe (kin
 LEAST_LOOKS = 0.85
 # The judges: prefixes of the files in shadow/ that compute the errors of sampled pieces of attention ("slices").
 JUDGES = ("conservation", "judgement", "key_columns", "noise_floor", "reference", "rows_in_lanes")
-# Options of `foreshock run` for the trainings.
+# Options of `foreshock run` for the trainings: any free port; a sampled step in 4 and a snapshot of each weight in 8
+# steps, at any cost.
 MONITOR = ("--port", "0", "--every", "4", "--weights", "8", "--max-slowdown", "100%")
 
 

@@ -40,6 +40,7 @@ class RecordingError(Exception):
     """Ends the program with one line."""
 
 
+# Without the caller's settings of foreshock, Weights & Biases and Slurm, which would change what the monitor does.
 def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FORESHOCK", "WANDB", "SLURM"))}
     return kept | {"OMP_NUM_THREADS": "1", "FORESHOCK_CACHE": CACHE}
@@ -59,7 +60,7 @@ def record(what: recipes.Recipe, seed: int, steps: int, path: pathlib.Path, seco
             env=environment() | {"FORESHOCK_DIR": base}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
-            problem = process.communicate(timeout=max(seconds, 0))[1]
+            problem = process.communicate(timeout=max(seconds, 0))[1]  # the text of stderr
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGTERM)  # `run` forwards it to the training
             process.communicate()
@@ -142,6 +143,7 @@ def means(losses: dict[int, float], last: int) -> list[float | None]:
     (`last`) cuts off is left out. None: a loss of the block is missing or not finite."""
     blocks = [[losses.get(s, math.nan) for s in range(b, b + scoring.BLOCK)] for b in range(1, last + 1, scoring.BLOCK)]
     whole = [of for n, of in enumerate(blocks) if (n + 1) * scoring.BLOCK <= last]
+    # Five digits, since the means are stored as text.
     return [float(f"{statistics.fmean(of):.5g}") if all(map(math.isfinite, of)) else None for of in whole]
 
 

@@ -21,6 +21,7 @@ HORIZON = 64  # an onset with an alarm at most this many steps before it is a hi
 # loss event. Precursors::kHorizon in detect/watch.h is as long, but begins at the end of the warning. A longer horizon
 # gives no advantage: it also raises the base rate, the share of scored steps that an onset follows within the horizon.
 LONG_HORIZON = 256
+# Detectors with LONG_HORIZON. All others have HORIZON.
 OF_ATTENTION = (
     "bias", "output_error_drift", "deviation_forward", "deviation_backward", "max_logit", "logit_growth",
     "entropy_drop", "update_spectrum",

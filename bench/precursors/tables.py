@@ -234,6 +234,7 @@ def report(results: dict, current: str) -> str:
         for r in results["recipes"]
     ]  # fmt: skip
     shipped = [row_of(f"`{name}`", of["all"]) for name, of in results["shipped"].items()]
+    # The threshold is inserted after the first cell of row_of(), the name.
     learned = [
         [*row_of(f"`{name}`", of["all"])[:1], of["threshold"] or "none", *row_of("", of["all"])[1:]]
         for name, of in results["learned"].items()

@@ -23,14 +23,15 @@ NEVER = str(1 << 20)  # the largest value of --every, in steps; no training here
 # Options of `foreshock run` by kind of training; None: without the monitor.
 KINDS = {"plain": None, "unsampled": ("--every", NEVER), "default": ()}
 RECORDED = {"recorded": ("--record", "{base}/record")}  # default options, with a record
-# Options that do one part of the monitor's work at every step, so that its cost stands out from the noise.
+# Options that do one part of the monitor's work at every step, so that its cost stands out from the noise. Slices are
+# the sampled parts of attention calls.
 EVERY_STEP = {
     "slices": ("--every", "1", "--weights", "off", "--max-slowdown", "100%"),
     "weights": ("--every", NEVER, "--weights", "1", "--max-slowdown", "100%"),
 }
 
 # glibc's malloc returns the memory of freed tensors to the kernel, in some processes more than in others: one training
-# had 1500 page faults in each step of 110 ms, another 2700 (2 % of its time). With high limits it returns none.
+# had 1500 page faults in each step of 110 ms, another 2700 (2 % of its time). With high limits malloc returns none.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"} | dict.fromkeys(
     ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(1 << 30)
 )
@@ -59,18 +60,19 @@ class Trainer:
         self.base = base / f"{kind}-{model}"
         self.base.mkdir()
         self.summary = self.base / "summary.json"
-        line = [sys.executable, str(ROOT / "bench" / "turns" / "training.py"), model, str(objects)]
+        command = [sys.executable, str(ROOT / "bench" / "turns" / "training.py"), model, str(objects)]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")} | ENVIRONMENT
         options = (KINDS | EVERY_STEP | RECORDED)[kind] if given_options is None else given_options
         if options is not None:
             options = [option.format(base=self.base) for option in options]
             run = [str(BUILD / "bin" / "foreshock"), "run", "--port", "0", "--run-id", "bench"]
-            line = [*run, "--summary", str(self.summary), *options, "--", "taskset", "-c", str(cores[0]), *line]
+            command = [*run, "--summary", str(self.summary), *options, "--", "taskset", "-c", str(cores[0]), *command]
             environment |= {"FORESHOCK_DIR": str(self.base), "FORESHOCK_CACHE": CACHE}
         else:
-            line = ["taskset", "-c", str(cores[0]), *line]
+            command = ["taskset", "-c", str(cores[0]), *command]
+        # bufsize 1: a line is sent as soon as it is written.
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-        self.process = subprocess.Popen(line, env=environment, stderr=subprocess.DEVNULL, **pipes)
+        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, **pipes)
 
     def turn(self, steps: int) -> dict[str, float]:
         """Runs `steps` steps. Returns their seconds by clock, "cpu" and "wall", and those of the "slowest" step."""
@@ -91,14 +93,15 @@ class Trainer:
 
     def agent_cpu_seconds(self) -> float:
         """CPU time of the agent so far; 0 without an agent."""
+        # "bench": the directory of the run, which has the name of its id.
         with contextlib.suppress(OSError, ValueError, IndexError):
             return cpu_seconds_of(json.loads((self.base / "bench" / "agent.json").read_text())["pid"])
         return 0
 
     def switch(self, command: str) -> None:
         """Runs `foreshock pause` or `resume`, then one step, since the switch takes effect at the next step."""
-        line = [str(BUILD / "bin" / "foreshock"), command, "--run-id", "bench"]
-        subprocess.run(line, env=os.environ | {"FORESHOCK_DIR": str(self.base)}, check=True, capture_output=True)
+        words = [str(BUILD / "bin" / "foreshock"), command, "--run-id", "bench"]
+        subprocess.run(words, env=os.environ | {"FORESHOCK_DIR": str(self.base)}, check=True, capture_output=True)
         self.turn(1)
 
     def finish(self) -> dict:

@@ -103,6 +103,7 @@ KeyColumns read_columns(const Header& h, Arrays* arrays, std::vector<ColumnSum>*
   };
   const TensorView grad_key = view(1, h.all_keys, h.head_dim), grad_value = view(1, h.all_keys, h.value_dim);
   sums->resize(key_sum_count(h.head_dim, h.value_dim));
+  // The views have one batch element and one kv-head, both with the index 0.
   sum_over_keys(view(h.heads, h.keys, h.head_dim), grad_key, grad_value, 0, 0, sums->data());
   c.sums = sums->data();
   c.keys = h.all_keys;
@@ -143,8 +144,8 @@ class Stream {
     if (header.pass == 2) {
       const KeyColumns columns = read_columns(header, &arrays, &sums_);
       if (!is_valid(columns)) return {};
-      slot.columns = 1;
-      const ColumnDeviation deviation = judge(columns, &columns_);
+      slot.columns = 1;  // a slice of key positions
+      const ColumnDeviation deviation = judge(columns, &column_reference_);
       return {{"grad_key", observe(slot, label, deviation.grad_key)},
               {"grad_value", observe(slot, label, deviation.grad_value)}};
     }
@@ -166,7 +167,7 @@ class Stream {
 
   RankStatistics rank_;
   DeviationWorkspace workspace_;
-  ColumnReference columns_;
+  ColumnReference column_reference_;
   std::vector<ColumnSum> sums_;
 };
 

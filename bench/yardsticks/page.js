@@ -23,6 +23,7 @@
   // Draws, for each pair of trainings in `names`, a thin curve per replicate and a thick one for their mean.
   // value(p, r, i): the value at p, the i-th checkpoint of replicate r; null is not drawn. `text`: title of the y axis.
   function curves(canvas, names, value, text, logarithmic) {
+    // '55': the opacity of the thin curves, in hexadecimal.
     const line = (points, name, thick) => ({
       label: thick ? NAMES[name] : '', data: points.filter((p) => p.y !== null && (!logarithmic || p.y > 0)),
       borderColor: colour(name) + (thick ? '' : '55'), backgroundColor: colour(name), borderWidth: thick ? 2.5 : 1, pointRadius: thick ? 2 : 0,
@@ -75,6 +76,7 @@
   section('slopes', 'slopes and last values', 'mean and 95 % interval over replicates', table(
     ['pair', 'slope of W1', 'slope of mean |d|', 'W1 at the end', 'mean |d| at the end'],
     pairNames.map((name) => [NAMES[name], ...['slopes', 'last'].flatMap((what) => ['w1', 'mean_abs'].map((s) => withInterval(summary[what][s][name])))])));
+  // A training that belongs only to the pair "again" is in one replicate, so the others have no loss of it.
   section('losses', 'losses', 'mean over the last interval', table(['replicate', ...Object.keys(replicates[0].losses)],
     replicates.map((r) => [String(r.replicate + 1), ...Object.keys(replicates[0].losses).map((arm) => r.losses[arm] === undefined ? '–' : r.losses[arm].toFixed(4))])));
   document.getElementById('summary').textContent =

@@ -34,7 +34,7 @@ def interval(values: list[float]) -> Interval:
 def ratio(numerators: list[float], denominators: list[float]) -> Interval:
     """The geometric mean of the replicates' ratios with its interval; NaN unless all values are positive."""
     pairs = list(zip(numerators, denominators, strict=True))
-    if any(not x > 0 or not y > 0 for x, y in pairs):
+    if any(not x > 0 or not y > 0 for x, y in pairs):  # also true for NaN
         return Interval(math.nan, math.nan, math.nan)
     logs = interval([math.log(x / y) for x, y in pairs])
     return Interval(*(math.exp(x) for x in logs))
@@ -46,10 +46,11 @@ def slope(steps: list[int], values: list[float]) -> float:
 
 
 def verdict(measured: Interval) -> str:
-    """The verdict on CLAIMED. `measured`: weight deviation by low precision / weight deviation by the kernel. Both are
-    slopes, or both are values at the last step."""
+    """Whether the interval of a ratio lies inside CLAIMED ("confirmed"), outside ("denied") or neither. `measured`:
+    weight deviation by low precision / weight deviation by the kernel. Both are slopes, or both are values at the last
+    step."""
     low, high = CLAIMED
-    if math.isnan(measured.low):
+    if math.isnan(measured.low):  # a single replicate, or a value that is not positive
         return "undecided"
     if low <= measured.low and measured.high <= high:
         return "confirmed"

@@ -23,7 +23,7 @@ import train as demo  # noqa: E402
 
 LEARNING_RATE = 2e-3
 OTHER_INIT = 1_000_003  # an Arm.init far above all seeds, so that seed + init never equals another seed
-DONE = "done"  # name of the file that marks an arm as complete; it has the last loss
+DONE = "done"  # name of the file that marks an arm as complete; it has the result of train()
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class Plan:
 def attention(arm: Arm) -> Iterator[None]:
     """Within the context, attention uses the arm's kernel and precision. The unfused kernel keeps scores and
     probabilities in bf16, as the baseline of arXiv 2405.02803 does; by default torch would compute them in fp32."""
+    # In spite of its name, the setting also affects the CPU.
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     demo.Attention.precision = arm.precision
     try:
@@ -98,7 +99,7 @@ def train(arm: Arm, seed: int, plan: Plan, folder: pathlib.Path, progress: Calla
     with attention(arm):
         for step in range(1, plan.steps + 1):
             for group in optimizer.param_groups:
-                group["lr"] = LEARNING_RATE * demo.learning_rate(step / plan.steps)  # warm-up and cosine
+                group["lr"] = LEARNING_RATE * demo.learning_rate(step / plan.steps)  # a factor: warm-up and cosine
             optimizer.zero_grad()
             loss = demo.loss_of(model, text.batch(plan.size), autocast)
             loss.backward()

@@ -1,11 +1,11 @@
 // Draws the charts of the report page with Chart.js. embed.cmake joins this file with words.js, which defines `report`
-// (the data), element(), known(), finite(), sentence(), and functions that write numbers as text: count(), short(),
-// steps(), before(). The colours follow those of Okabe and Ito, which can be distinguished with any colour vision. Except
-// in small rows of the layer map, a shape or a word repeats the meaning of a colour. A detector that has left level quiet has "moved". "Onset": the step
-// at which a loss event begins. Two hexadecimal digits appended to a colour are its opacity.
-const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
+// (the data), element(), known(), finite(), sentence(), and functions that write numbers as text: grouped(), short(),
+// stepsText(), leadText(). A detector that has left level quiet has "moved". "Onset": the step at which a loss event
+// begins. The colours follow those of Okabe and Ito, which any colour vision can distinguish. A shape or a word repeats
+// the meaning of each colour, except in small rows of the layer map. Two hexadecimal digits after a colour: its opacity.
+const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
 // Colours by use; `quiet` is that of secondary text, `largest` that of the largest loss in a range of steps.
-const INK = { line: shade('blue'), largest: shade('pale'), event: shade('orange'), moved: '#e69f00', warned: shade('orange'), green: shade('green'), grid: shade('grid'), quiet: shade('quiet'), paper: shade('paper') };
+const INK = { line: cssColour('blue'), largest: cssColour('pale'), event: cssColour('orange'), moved: '#e69f00', warned: cssColour('orange'), green: cssColour('green'), grid: cssColour('grid'), quiet: cssColour('quiet'), paper: cssColour('paper') };
 // Reloads when the reader switches to a dark or light scheme, since drawn charts keep their colours.
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => location.reload());
 
@@ -16,7 +16,10 @@ function placedLabels(labels, area) {
   return labels.map(({ text, place, width }) => {
     const left = place + width + 6 > area.right ? Math.max(place - 4 - width, area.left) : place + 4, right = left + width;
     let row = rows.findIndex((taken) => taken.every((other) => left > other.right + 4 || right < other.left - 4));
-    if (row < 0) row = rows.push([]) - 1;
+    if (row < 0) { // no row has room
+      row = rows.length;
+      rows.push([]);
+    }
     rows[row].push({ left, right });
     return { text, left, right, top: area.top + 1 + 13 * row, bottom: area.top + 13 + 13 * row };
   });
@@ -52,6 +55,7 @@ const marks = {
     }
     // If several lines at one step have the same text, the text is written once.
     const named = shown.filter((line, i) => line.text && !shown.slice(0, i).some((other) => other.text === line.text && Math.abs(other.place - line.place) < 2));
+    // Stored in the chart only for tests (tests/support/layout_problems.js).
     chart.labels = placedLabels(named.map(({ text, place }) => ({ text, place, width: ctx.measureText(text).width })), area);
     chart.labels.forEach(({ text, left, right, top }, i) => {
       ctx.fillStyle = INK.paper + 'd9';
@@ -75,8 +79,8 @@ const tick = { color: INK.quiet, font: { size: 11 }, maxRotation: 0 };
 const axis = (more) => ({ grid: { color: INK.grid }, border: { display: false }, ...more });
 // Whether a logarithmic axis is better: all values are positive, and the largest is more than 30 times the smallest.
 const spansDecades = (values) => {
-  const good = values.filter((v) => finite(v));
-  return good.length > 0 && good.every((v) => v > 0) && Math.max(...good) > 30 * Math.min(...good);
+  const numbers = values.filter((v) => finite(v));
+  return numbers.length > 0 && numbers.every((v) => v > 0) && Math.max(...numbers) > 30 * Math.min(...numbers);
 };
 // Only numbers whose first digit is 1, 2 or 5 have a label, since more labels would overlap.
 const logTick = (v) => (/^[125]/.test(v.toExponential()) ? short(v) : '');
@@ -86,15 +90,17 @@ function yAxis(values, labelWidth) {
   const more = labelWidth ? { afterFit: (scale) => (scale.width = labelWidth) } : {};
   return axis({ ...more, type: logarithmic ? 'logarithmic' : 'linear', ticks: { ...tick, maxTicksLimit: 6, callback: logarithmic ? logTick : short } });
 }
+const LEAST_WITHOUT_DOTS = 40; // a curve with fewer points has a dot at each
 const CHART_OPTIONS = { animation: false, maintainAspectRatio: false, responsive: true };
 
 // Describes the range of values for screen readers.
-function span(values) {
-  const good = values.filter((v) => finite(v));
-  return good.length ? `from ${short(Math.min(...good))} to ${short(Math.max(...good))}` : 'no value is a number';
+function rangeText(values) {
+  const numbers = values.filter((v) => finite(v));
+  return numbers.length ? `from ${short(Math.min(...numbers))} to ${short(Math.max(...numbers))}` : 'no value is a number';
 }
 
-// Returns the last step of the run. Losses that are NaN or infinite are not in the curve, so it may end earlier.
+// Returns the last step of the run or of the loss curve. The curve ends earlier if the last losses are NaN or infinite,
+// and later if its last point covers steps after the end of the run.
 const lastStep = () => Math.max(report.timeline.last_step, report.timeline.first_step + (report.timeline.loss ?? []).length * report.timeline.steps_per_point - 1);
 
 const MOST_LINES = 60; // in the charts of the whole run, only the first loss events have a vertical line
@@ -104,15 +110,15 @@ function lossChart(parent, labelWidth) {
   const { first_step: first, steps_per_point: stepsPerPoint, loss = [], loss_max: largest = [] } = report.timeline, end = lastStep();
   const points = (values) => values.map((y, i) => ({ x: first + i * stepsPerPoint, y }));
   if (!loss.some((v) => finite(v))) return false;
-  const canvas = frame(parent, `loss${stepsPerPoint > 1 ? `, mean and largest of each ${count(stepsPerPoint)} steps` : ''}, by step`,
-    `Loss of ${count(loss.length * stepsPerPoint)} steps, ${span(loss)}; ${report.loss_events.length} loss events`);
+  const canvas = frame(parent, `loss${stepsPerPoint > 1 ? `, mean and largest of each ${grouped(stepsPerPoint)} steps` : ''}, by step`,
+    `Loss of ${grouped(loss.length * stepsPerPoint)} steps, ${rangeText(loss)}; ${report.loss_events.length} loss events`);
   const line = (values, colour, borderWidth) => ({ data: points(values), borderColor: colour, borderWidth, pointRadius: 0, spanGaps: false });
   new Chart(canvas, {
     type: 'line', plugins: [marks],
     data: { datasets: [line(loss, INK.line, 1.6), ...(stepsPerPoint > 1 ? [line(largest, INK.largest, 1)] : [])] },
     options: {
       ...CHART_OPTIONS, parsing: false, normalized: true,
-      scales: { x: axis({ type: 'linear', min: first, max: end, ticks: { ...tick, callback: count } }), y: yAxis([...loss, ...largest], labelWidth) },
+      scales: { x: axis({ type: 'linear', min: first, max: end, ticks: { ...tick, callback: grouped } }), y: yAxis([...loss, ...largest], labelWidth) },
       plugins: { legend: { display: false }, tooltip: { enabled: false },
         marks: { lines: report.loss_events.slice(0, MOST_LINES).map((e) => ({ at: e.step, text: String(e.number), colour: INK.event, dash: [4, 3] })) } },
     },
@@ -122,7 +128,7 @@ function lossChart(parent, labelWidth) {
 
 // Draws a row for each detector that has moved: a thin bar while it is not at level quiet, a thick bar from its warning
 // on. The steps are those of the loss chart above.
-function laneChart(parent, labelWidth) {
+function detectorChart(parent, labelWidth) {
   const { first_step: first, loss = [] } = report.timeline, end = lastStep();
   const phrase = new Map(report.detectors.map((d) => [d.detector, d.plain]));
   const names = [...new Set(report.episodes.map((e) => e.detector))];
@@ -134,14 +140,15 @@ function laneChart(parent, labelWidth) {
   const warned = rows(report.episodes.filter((e) => known(e.warn_step)).map((e) => bar(e, e.warn_step)));
   const canvas = frame(parent, 'when detectors moved (thin) and warned (thick)',
     names.map((name) => `${phrase.get(name)}: ${report.episodes.filter((e) => e.detector === name).length} times`).join('; '));
-  canvas.parentElement.style.height = `${44 + 40 * names.length}px`;
-  const set = (data, colour, barThickness) => ({ data, backgroundColor: colour, barThickness, minBarLength: 3, grouped: false });
+  canvas.parentElement.style.height = `${44 + 40 * names.length}px`; // 40 for each row, 44 for the axis
+  // grouped: an option of Chart.js; false draws the thin and the thick bars of a detector in the same row.
+  const dataset = (data, colour, barThickness) => ({ data, backgroundColor: colour, barThickness, minBarLength: 3, grouped: false });
   new Chart(canvas, {
     type: 'bar', plugins: [marks],
-    data: { labels: names.map((_, i) => String(i)), datasets: [set(moved, INK.moved, 6), set(warned, INK.warned, 14)] },
+    data: { labels: names.map((_, i) => String(i)), datasets: [dataset(moved, INK.moved, 6), dataset(warned, INK.warned, 14)] },
     options: {
       ...CHART_OPTIONS, indexAxis: 'y',
-      scales: { x: axis({ type: 'linear', min: first, max: end, ticks: { ...tick, callback: count } }),
+      scales: { x: axis({ type: 'linear', min: first, max: end, ticks: { ...tick, callback: grouped } }),
         y: axis({ type: 'category', grid: { display: false }, afterFit: (scale) => (scale.width = labelWidth),
           ticks: { ...tick, autoSkip: false, callback: (_, i) => label(names[i]) } }) },
       plugins: { legend: { display: false }, tooltip: { enabled: false },
@@ -150,9 +157,10 @@ function laneChart(parent, labelWidth) {
   });
 }
 
-// Returns the first and last step that the charts of an event show, relative to its onset, limited to its curve. First:
-// 96 steps before, or 1.5 times the longest lead if that is more. Last: 48 steps after, or the longest lead. A detector
-// that moved before the event is a sign; its lead is the number of steps from then to the onset.
+// Returns the first and last step that the charts of an event show, relative to its onset. First: 96 steps before, or
+// 1.5 times the longest lead if that is more. Last: 48 steps after, or the longest lead if that is more. Both are
+// limited to the steps of the event's curve. event.before: detectors that moved before it; lead: steps from then to the
+// onset.
 function shownSteps(event) {
   const curve = event.loss.length ? event.loss : event.gradient_norm;
   const first = (curve[0]?.[0] ?? event.step) - event.step, last = (curve[curve.length - 1]?.[0] ?? event.step) - event.step;
@@ -163,8 +171,8 @@ function shownSteps(event) {
 // Inserts a point without a value, which interrupts the line, between two points that are more than four times the
 // median distance apart, since samples are missing there.
 function withGaps(data) {
-  const apart = data.slice(1).map(({ x }, i) => x - data[i].x).sort((a, b) => a - b), usual = apart[apart.length >> 1] ?? 1;
-  return data.flatMap((point, i) => (i > 0 && point.x - data[i - 1].x > 4 * usual ? [{ x: (point.x + data[i - 1].x) / 2, y: null }, point] : [point]));
+  const distances = data.slice(1).map(({ x }, i) => x - data[i].x).sort((a, b) => a - b), median = distances[distances.length >> 1] ?? 1;
+  return data.flatMap((point, i) => (i > 0 && point.x - data[i - 1].x > 4 * median ? [{ x: (point.x + data[i - 1].x) / 2, y: null }, point] : [point]));
 }
 
 // Draws one signal (a measured series) around an event, by steps from the onset. `signs`: the detectors that use this
@@ -173,8 +181,8 @@ function signalChart(parent, title, points, event, signs) {
   const [from, to] = shownSteps(event);
   const data = withGaps(points.map(([x, y]) => ({ x: x - event.step, y })).filter(({ x }) => x >= from && x <= to));
   const values = data.map((p) => p.y);
-  const signTexts = signs.map((s) => `${s.plain}, ${before(s.lead_steps)}`).join('; ');
-  const canvas = frame(parent, title, `${title} from ${steps(-from)} before the event: ${span(values)}${signTexts ? '. ' + signTexts : ''}`);
+  const signTexts = signs.map((s) => `${s.plain}, ${leadText(s.lead_steps)}`).join('; ');
+  const canvas = frame(parent, title, `${title} from ${stepsText(-from)} before the event: ${rangeText(values)}${signTexts ? '. ' + signTexts : ''}`);
   const lines = [{ at: 0, text: 'event', colour: INK.event, dash: [] }];
   for (const sign of signs) {
     lines.push({ at: -sign.lead_steps, text: 'moved', colour: INK.quiet, dash: [2, 3] });
@@ -182,10 +190,10 @@ function signalChart(parent, title, points, event, signs) {
   }
   new Chart(canvas, {
     type: 'line', plugins: [marks],
-    data: { datasets: [{ data, borderColor: INK.line, borderWidth: 1.6, pointRadius: data.length < 40 ? 2 : 0, pointBackgroundColor: INK.line, spanGaps: false }] },
+    data: { datasets: [{ data, borderColor: INK.line, borderWidth: 1.6, pointRadius: data.length < LEAST_WITHOUT_DOTS ? 2 : 0, pointBackgroundColor: INK.line, spanGaps: false }] },
     options: {
       ...CHART_OPTIONS, parsing: false, normalized: true,
-      scales: { x: axis({ type: 'linear', min: from, max: to, ticks: { ...tick, maxTicksLimit: 7, callback: count } }), y: yAxis(values) },
+      scales: { x: axis({ type: 'linear', min: from, max: to, ticks: { ...tick, maxTicksLimit: 7, callback: grouped } }), y: yAxis(values) },
       plugins: { legend: { display: false }, tooltip: { enabled: false },
         marks: { lines, bands: signs.map((s) => ({ from: -s.lead_steps, to: 0 })) } },
     },
@@ -205,23 +213,23 @@ function attentionCharts(parent, labelWidth) {
   const values = curves.flatMap((c) => c.data.map((p) => p.y));
   const holder = element('div', { className: 'chart small' });
   parent.append(holder);
-  const canvas = frame(holder, 'largest error of attention over its alarm limit (1), by step', `Error of attention over its alarm limit, ${span(values)}: ${curves.map((c) => c.name).join(', ')}`);
+  const canvas = frame(holder, 'largest error of attention over its alarm limit (1), by step', `Error of attention over its alarm limit, ${rangeText(values)}: ${curves.map((c) => c.name).join(', ')}`);
   const end = Math.max(lastStep(), ...curves.flatMap((c) => c.data.map((p) => p.x))), begin = Math.min(report.timeline.first_step, first);
   const limit = { data: [{ x: begin, y: 1 }, { x: end, y: 1 }], borderColor: INK.quiet, borderDash: [4, 3], borderWidth: 1, pointRadius: 0 };
   new Chart(canvas, {
     type: 'line', plugins: [marks],
-    data: { datasets: [...curves.map((c) => ({ data: withGaps(c.data), borderColor: c.colour, borderDash: c.dash, borderWidth: 1.6, pointRadius: c.data.length < 40 ? 2 : 0, pointBackgroundColor: c.colour, spanGaps: false })), limit] },
+    data: { datasets: [...curves.map((c) => ({ data: withGaps(c.data), borderColor: c.colour, borderDash: c.dash, borderWidth: 1.6, pointRadius: c.data.length < LEAST_WITHOUT_DOTS ? 2 : 0, pointBackgroundColor: c.colour, spanGaps: false })), limit] },
     options: {
       ...CHART_OPTIONS, parsing: false, normalized: true,
-      scales: { x: axis({ type: 'linear', min: begin, max: end, ticks: { ...tick, callback: count } }), y: { ...yAxis([...values, 1], labelWidth), suggestedMin: 0 } },
+      scales: { x: axis({ type: 'linear', min: begin, max: end, ticks: { ...tick, callback: grouped } }), y: { ...yAxis([...values, 1], labelWidth), suggestedMin: 0 } },
       plugins: { legend: { display: false }, tooltip: { enabled: false } },
     },
   });
-  // A legend entry, with the CSS border style that resembles the dash pattern of the curve.
+  // A legend entry has the CSS border style that resembles the dash pattern of the curve.
   const borderStyle = (dash) => (dash.length === 0 ? 'solid' : dash[0] > 2 ? 'dashed' : 'dotted');
-  const key = ([, name, colour, dash]) => element('span', { className: 'key' },
+  const legendEntry = ([, name, colour, dash]) => element('span', { className: 'key' },
     Object.assign(element('i'), { style: `border-top: 2px ${borderStyle(dash)} ${colour}` }), name);
-  holder.append(element('p', { className: 'quiet' }, ...CURVES_OF_ATTENTION.filter(([k]) => report.attention[k]?.some(finite)).map(key)));
+  holder.append(element('p', { className: 'quiet' }, ...CURVES_OF_ATTENTION.filter(([k]) => report.attention[k]?.some(finite)).map(legendEntry)));
   layerMap(holder, layers, begin, end, labelWidth);
 }
 
@@ -231,23 +239,24 @@ function attentionCharts(parent, labelWidth) {
 function layerMap(parent, layers, begin, end, labelWidth) {
   const filled = layers.filter((l) => l.error.some(finite));
   if (filled.length === 0) return;
-  // Heights in pixels: of a row, and of the line with step numbers below all rows.
+  // Heights in pixels: of a row (all rows together have about 420), and of the line with step numbers below all rows.
   const row = Math.min(18, Math.max(5, 420 / filled.length)), below = 16, largest = Math.max(...filled.flatMap((l) => l.error.filter(finite)));
   const canvas = element('canvas', { role: 'img' });
-  canvas.setAttribute('aria-label', `Map of ${count(filled.length)} layers by step: largest error over the alarm limit, up to ${short(largest)}`);
+  canvas.setAttribute('aria-label', `Map of ${grouped(filled.length)} layers by step: largest error over the alarm limit, up to ${short(largest)}`);
   parent.append(element('h4', { textContent: 'the same by layer: full colour is near the alarm limit, \u25B2 orange beyond it, empty not sampled' }), element('div', { className: 'map' }, canvas));
   const draw = () => {
-    const canvasWidth = canvas.parentElement.clientWidth - 12, ratio = window.devicePixelRatio || 1, high = row * filled.length + below, ctx = canvas.getContext('2d');
+    // Lengths are in pixels. `ratio`: device pixels per pixel; `unit`: pixels per step. 12: free space at the right edge.
+    const canvasWidth = canvas.parentElement.clientWidth - 12, ratio = window.devicePixelRatio || 1, canvasHeight = row * filled.length + below, ctx = canvas.getContext('2d');
     const left = Math.min(labelWidth, canvasWidth / 3), unit = (canvasWidth - left) / Math.max(end - begin + 1, 1);
-    Object.assign(canvas, { width: canvasWidth * ratio, height: high * ratio });
-    Object.assign(canvas.style, { width: `${canvasWidth}px`, height: `${high}px` });
+    Object.assign(canvas, { width: canvasWidth * ratio, height: canvasHeight * ratio });
+    Object.assign(canvas.style, { width: `${canvasWidth}px`, height: `${canvasHeight}px` });
     ctx.scale(ratio, ratio);
     ctx.font = '11px system-ui, sans-serif';
     ctx.textBaseline = 'middle';
     filled.forEach(({ layer, error, first_step: first, steps_per_point: stepsPerPoint }, n) => {
       const points = error.map((y, i) => [i, y]).filter(([, y]) => finite(y)), beyond = points.some(([, y]) => y > 1);
       // A cell is as wide as the median distance between sampled steps, so that sampled layers have no holes.
-      const gaps = points.slice(1).map(([i], k) => i - points[k][0]).sort((a, b) => a - b), cell = stepsPerPoint * (gaps[gaps.length >> 1] ?? 1);
+      const distances = points.slice(1).map(([i], k) => i - points[k][0]).sort((a, b) => a - b), cell = stepsPerPoint * (distances[distances.length >> 1] ?? 1);
       ctx.fillStyle = beyond ? INK.event : INK.quiet;
       ctx.textAlign = 'right';
       // Labels are 11 pixels high. If rows are lower, only some layers have a label.
@@ -264,9 +273,9 @@ function layerMap(parent, layers, begin, end, labelWidth) {
     });
     ctx.fillStyle = INK.quiet;
     ctx.textAlign = 'left';
-    ctx.fillText('step ' + count(begin), left, high - below / 2);
+    ctx.fillText('step ' + grouped(begin), left, canvasHeight - below / 2);
     ctx.textAlign = 'right';
-    ctx.fillText(count(end), canvasWidth, high - below / 2);
+    ctx.fillText(grouped(end), canvasWidth, canvasHeight - below / 2);
   };
   draw();
   addEventListener('resize', draw);

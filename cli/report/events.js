@@ -3,20 +3,22 @@
 // (its signs), the most reliable first. charts.js has signalChart(), words.js `report` (the data) and other helpers.
 const OPEN_SECTIONS = 3; // number of loss events whose sections are open when the page is loaded
 const MOST_CURVES = 6; // most curves of detectors in a section
+const MOST_RANKS = 8; // most ranks that are listed for an event
 const LONG_UNSEEN = 8; // steps; if a detector may have moved earlier by more than this, the step is shown as a range
 const GRADIENT_DETECTORS = ['gradient_norm', 'gradient_growth']; // detectors whose input is the gradient norm, which has a chart anyway
 
 const place = (sign) => (known(sign.layer) ? `layer ${sign.layer}` : 'the whole model');
-const ranksOf = (event) => `${event.ranks.length > 1 ? 'ranks' : 'rank'} ${event.ranks.slice(0, 8).join(', ')}${event.ranks.length > 8 ? ', …' : ''}`;
+const ranksOf = (event) => `${event.ranks.length > 1 ? 'ranks' : 'rank'} ${event.ranks.slice(0, MOST_RANKS).join(', ')}${event.ranks.length > MOST_RANKS ? ', …' : ''}`;
 
-// When the detector moved. It had at most three values in the unseen_steps steps before, so it may have moved in these.
-const moved = (sign) => (sign.unseen_steps > LONG_UNSEEN ? `${count(sign.lead_steps)} to ${count(sign.lead_steps + sign.unseen_steps)} steps before: too few samples to say` : before(sign.lead_steps));
+// When the detector moved. It had at most three values in the unseen_steps steps before, so it may have moved in those
+// steps: they are shown as a range if they are many.
+const movedText = (sign) => (sign.unseen_steps > LONG_UNSEEN ? `${grouped(sign.lead_steps)} to ${grouped(sign.lead_steps + sign.unseen_steps)} steps before: too few samples to say` : leadText(sign.lead_steps));
 
 function signTable(event) {
   if (event.before.length === 0) return element('p', { className: 'none', textContent: 'No detector spoke before this event.' });
   return table(['what moved', 'where', 'moved', 'warned', 'how far it can be believed'], event.before.map((sign, i) => [
-    element('span', {}, sentence(sign.plain), element('small', { textContent: ' ' + sign.detector })), place(sign), moved(sign),
-    known(sign.warn_step) ? before(sign.warn_lead_steps) : 'no', element('span', { className: 'sure', textContent: event.before.findIndex((s) => s.detector === sign.detector) < i ? 'as above' : sign.sure })]));
+    element('span', {}, sentence(sign.plain), element('small', { textContent: ' ' + sign.detector })), place(sign), movedText(sign),
+    known(sign.warn_step) ? leadText(sign.warn_lead_steps) : 'no', element('span', { className: 'sure', textContent: event.before.findIndex((s) => s.detector === sign.detector) < i ? 'as above' : sign.sure })]));
 }
 
 // Draws the charts of an event's section: loss, gradient norm, a changed learning rate, and the inputs of detectors.
@@ -24,7 +26,7 @@ function drawCurves(parent, event) {
   if (!window.Chart) return parent.append(element('p', { className: 'quiet', textContent: 'Made without a chart library: words only.' }));
   const box = () => parent.appendChild(element('div', { className: 'chart small' }));
   if (event.loss.length) signalChart(box(), 'loss', event.loss, event, []);
-  if (event.gradient_norm.length)
+  if (event.gradient_norm.length) // marks of only one gradient detector, the most reliable
     signalChart(box(), 'gradient norm before clipping', event.gradient_norm, event, event.before.filter((s) => GRADIENT_DETECTORS.includes(s.detector)).slice(0, 1));
   if (event.facts.some((f) => f.name === 'learning rate' && f.mark === 'notable'))
     signalChart(box(), 'learning rate', event.learning_rate, event, []);
@@ -62,8 +64,8 @@ function warningTable() {
   const phrase = new Map(report.detectors.map((d) => [d.detector, d.plain]));
   if (warned.length === 0) return null;
   return table(['what', 'where', 'moved at step', 'warned at step', 'until step'], warned.map((e) => [
-    element('span', {}, sentence(phrase.get(e.detector)), element('small', { textContent: ' ' + e.detector })), place(e), count(e.since_step), count(e.warn_step),
-    known(e.end_step) ? count(e.end_step) : 'the end']));
+    element('span', {}, sentence(phrase.get(e.detector)), element('small', { textContent: ' ' + e.detector })), place(e), grouped(e.since_step), grouped(e.warn_step),
+    known(e.end_step) ? grouped(e.end_step) : 'the end']));
 }
 
 // Returns the table of all loss events, or a text if there are none.

@@ -1,5 +1,5 @@
-// Fills the sections of the report's page from `report`, the parsed JSON of `foreshock report --json`. The build joins four
-// scripts, in this order: words.js (which reads `report` and has helpers), charts.js, events.js and page.js (this file).
+// Fills the sections of the report's page from `report`, the parsed JSON of `foreshock report --json`. The build joins
+// four scripts, in this order: words.js (reads `report`, has helpers), charts.js, events.js and page.js (this file).
 const LABEL_WIDTH = Math.min(190, Math.round(innerWidth / 3.5)); // pixels, beside the charts of loss, detectors and attention
 
 function fillHead() {
@@ -14,9 +14,9 @@ function fillHead() {
 
 function detectorTable() {
   return table(['detector', 'what it finds', 'values', 'layers', 'moved', 'warned', 'last warning', 'how far it can be believed'], report.detectors.map((d) => [
-    d.detector, sentence(d.plain), d.values ? count(d.values) : element('span', { className: 'sure', textContent: 'none. ' + d.why_not }),
-    d.layers ? count(d.layers) : '–', count(d.watches), d.warnings ? element('span', {}, level('warn'), ' ' + count(d.warnings)) : '0',
-    known(d.last_warn_step) ? 'step ' + count(d.last_warn_step) : '–', element('span', { className: 'sure', textContent: d.sure })]));
+    d.detector, sentence(d.plain), d.values ? grouped(d.values) : element('span', { className: 'sure', textContent: 'none. ' + d.why_not }),
+    d.layers ? grouped(d.layers) : '–', grouped(d.watches), d.warnings ? element('span', {}, level('warn'), ' ' + grouped(d.warnings)) : '0',
+    known(d.last_warn_step) ? 'step ' + grouped(d.last_warn_step) : '–', element('span', { className: 'sure', textContent: d.sure })]));
 }
 
 // Opens sections of loss events. draw(), which eventSection() (events.js) adds to the element, draws the curves if the
@@ -31,13 +31,13 @@ function openAll(sections) {
 function start() {
   fillHead();
   if (window.Chart) {
-    if (lossChart(byId('loss-chart'), LABEL_WIDTH)) laneChart(byId('lanes'), LABEL_WIDTH);
+    if (lossChart(byId('loss-chart'), LABEL_WIDTH)) detectorChart(byId('lanes'), LABEL_WIDTH);
     else byId('loss-chart').append(element('p', { className: 'none', textContent: 'No loss of this run is known.' }));
   }
   attentionCharts(byId('attention'), LABEL_WIDTH);
   const warnings = warningTable();
   byId('warnings').hidden = !warnings;
-  byId('warnings').open = report.loss_events.length === 0;
+  byId('warnings').open = report.loss_events.length === 0; // sections of loss events show the warnings before them
   if (warnings) byId('warnings').append(warnings);
   byId('overview').append(overview(report.loss_events));
   byId('event-sections').append(...report.loss_events.filter((e) => e.detailed).map(eventSection));

@@ -16,16 +16,16 @@ function element(tag, properties = {}, ...children) {
 const known = (value) => value !== null && value !== undefined;
 const finite = (value) => known(value) && Number.isFinite(value);
 // Writes a number with its digits in groups of three: "12 345".
-const count = (value) => (known(value) ? value.toLocaleString('en').replaceAll(',', '\u202F').replace('-', '\u2212') : '–');
+const grouped = (value) => (known(value) ? value.toLocaleString('en').replaceAll(',', '\u202F').replace('-', '\u2212') : '–');
 const short = (value) => { // three significant digits; an exponent if it is small or large
   if (!finite(value)) return '–';
   const rounded = +value.toPrecision(3), size = Math.abs(rounded);
   const text = size !== 0 && (size < 1e-3 || size >= 1e6) ? rounded.toExponential().replace('e+', 'e') : String(rounded);
   return text.replaceAll('-', '\u2212');
 };
-const steps = (number) => `${count(number)} ${Math.abs(number) === 1 ? 'step' : 'steps'}`;
+const stepsText = (number) => `${grouped(number)} ${Math.abs(number) === 1 ? 'step' : 'steps'}`;
 // `lead`: steps from a detector's rise to the onset of a loss event.
-const before = (lead) => (!known(lead) ? '–' : lead > 0 ? `${steps(lead)} before` : 'at the onset');
+const leadText = (lead) => (!known(lead) ? '–' : lead > 0 ? `${stepsText(lead)} before` : 'at the onset');
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 // Returns a table. `rows`: lists of cells, each a text or a node.
@@ -42,8 +42,8 @@ function facts(list) {
   return list.flatMap(({ name, text, mark }) => [element('dt', { textContent: name }),
     element('dd', { className: mark }, element('span', { className: 'mark', textContent: MARKS[mark][0], title: MARKS[mark][1] }), text)]);
 }
-// Shows text between backquotes as code.
+// Splits a text into nodes. Parts between backquotes become <code>.
 const withCode = (text) => text.split('`').map((part, i) => (i % 2 ? element('code', { textContent: part }) : part));
 const bullets = (list) => element('ul', {}, ...list.map((text) => element('li', {}, ...withCode(text))));
-// The level "watch" or "warn" of a detector. The page writes "moved" for "watch".
+// Returns a node that shows a detector's level, "warn" or "watch". The page writes "moved" for "watch".
 const level = (name) => element('span', { className: 'level ' + name, textContent: name === 'warn' ? '\u25B2 warned' : '\u25CB moved' });

@@ -1,7 +1,7 @@
 // Makes the rows of the status page's table of loss events, with the signals of detectors before each event, and a
 // sentence on an incident (loss events close together). A signal is a rise of a detector's level to watch or warn; its
 // lead is the number of steps to the onset, the first step of the loss event. `ranks` are the states of process ranks in
-// the agent's JSON. Helpers that format values are defined in format.js and tables.js; by("lead") returns
+// the agent's JSON. Helpers that format values are defined in format.js, tables.js and page.js; by("lead") returns
 // (x) => x.lead.
 
 const LOSS_EVENTS = { loss_spike: "spike", divergence: "divergence", loss_rise: "slow rise" };
@@ -11,7 +11,7 @@ const INCIDENT_STEPS = 8; // a divergence is often detected as a spike first, so
 // Merges events with onsets at most INCIDENT_STEPS after the first one's, on any ranks, into one incident of the
 // severest kind. Returns [{step, declared, what, ranks: [{rank, event}]}]. `step` is the first onset, `declared` the
 // step at which the agent first found one of the events, `what` the kind, `ranks` the merged events with their ranks.
-function lossEvents(ranks) {
+function lossIncidents(ranks) {
   const incidents = [];
   for (const event of eventsByStep(ranks)) {
     const last = incidents[incidents.length - 1];
@@ -26,7 +26,7 @@ function lossEvents(ranks) {
   return incidents;
 }
 
-// Returns the events, as in lossEvents(), by onset. Events of one kind and onset on several ranks are merged.
+// Returns the events, as in lossIncidents(), by onset. Events of one kind and onset on several ranks are merged.
 function eventsByStep(ranks) {
   const events = new Map();
   for (const rank of ranks) {
@@ -41,11 +41,11 @@ function eventsByStep(ranks) {
   return [...events.values()].sort((a, b) => a.step - b.step);
 }
 
-// Returns the earliest signal of each detector before an incident, over all layers and ranks. A detector without one
-// is listed with a `lead` of 0 or less if it warned between the onset and the step at which the agent found the event.
+// Returns the earliest signal of each detector before an incident, over all layers and ranks. A detector without such
+// a signal is listed with a `lead` of 0 or less if it warned between the onset and the step at which the event was found.
 function earliestSignals({ step, declared, ranks }) {
   const earliest = new Map();
-  const addSignal = (signal) => {
+  const addSignal = (signal) => { // keeps the signal of each detector with the longest lead
     const found = earliest.get(signal.detector);
     if (!found || signal.lead > found.lead) earliest.set(signal.detector, signal);
   };
@@ -73,7 +73,7 @@ const measuredOf = (ranks, detector) => ranks.flatMap((rank) => rank.precursors?
 // has the cells that describe the incident itself. The bar of a lead is relative to the incident's longest lead.
 function lossEventRows(ranks) {
   const hasSeveralRanks = ranks.length > 1;
-  return lossEvents(ranks).reverse().flatMap((incident) => {
+  return lossIncidents(ranks).reverse().flatMap((incident) => {
     const signals = earliestSignals(incident), longest = Math.max(1, ...signals.map(by("lead")));
     const rankText = hasSeveralRanks ? span(incident.ranks.map(({ rank }) => rank.rank)) : String(ranks[0].rank);
     const incidentCells = [{ text: incident.what, alarm: true }, count(incident.step), timeOf(incident.ranks[0].rank, incident.step), count(incident.declared), rankText];

@@ -10,7 +10,7 @@ function placedLabels(labels, end) {
   return labels.map(([text, x, width]) => {
     const left = x + 4 + width > end ? x - 4 - width : x + 4;
     let row = rows.findIndex((taken) => taken.every((other) => left > other.right + 4 || left + width < other.left - 4));
-    if (row < 0) row = rows.push([]) - 1;
+    if (row < 0) row = rows.push([]) - 1; // adds a row; push() returns the number of rows
     rows[row].push({ left, right: left + width });
     return { text, left, row };
   });
@@ -140,7 +140,7 @@ class StepChart {
     this.kind = kind;
     const box = add(parent, "div", kind.isWide ? "chart wide" : "chart");
     add(box, "h3", "", kind.name);
-    this.waits = add(box, "p", "quiet", "Fills with " + kind.waits + ".");
+    this.waitingNote = add(box, "p", "quiet", "Fills with " + kind.waits + ".");
     this.frame = add(box, "div", "frame");
     this.canvas = add(this.frame, "canvas");
     this.canvas.setAttribute("role", "img");
@@ -161,15 +161,16 @@ class StepChart {
   update(tables, { limits, lanes, lossEvents, logarithmic, cursor }) {
     this.lanes = lanes;
     const sets = tables.flatMap((table) => this.datasets(table, tables.length === 1));
-    this.waits.hidden = sets.some((set) => set.data.length > 0);
-    this.frame.hidden = !this.waits.hidden;
+    this.waitingNote.hidden = sets.some((set) => set.data.length > 0);
+    this.frame.hidden = !this.waitingNote.hidden;
     if (this.frame.hidden) return;
     if (!this.chart) this.make();
     const positive = sets.every((set) => set.data.every((p) => !(p.y <= 0))); // NaN, which marks a gap, is allowed
     this.chart.options.scales.y.type = this.kind.logarithmic && logarithmic && positive ? "logarithmic" : "linear";
     const isNamed = Boolean(this.kind.isWide), lines = this.kind.lines?.(limits).filter((line) => finite(line.value)) ?? [];
+    // The wide chart shows the warnings in its lanes.
     this.chart.options.plugins.guides = { lines, warnings: isNamed ? [] : warningSteps(lanes), lossEvents, isNamed, cursor };
-    if (isNamed) this.makeRoomForLanes(lanes); // the lanes show the warnings
+    if (isNamed) this.makeRoomForLanes(lanes);
     this.chart.data.datasets = sets;
     const xs = sets.flatMap((set) => [set.data[0]?.x, set.data[set.data.length - 1]?.x]);
     Object.assign(this.chart.options.scales.x, { min: smallest(xs), max: largest(xs) });
@@ -179,8 +180,8 @@ class StepChart {
 
   makeRoomForLanes(lanes) {
     this.chart.options.plugins.laneMarks = { lanes };
-    this.chart.options.layout = { padding: { bottom: LANE * lanes.length + (lanes.length ? 4 : 0) } };
-    const height = `${230 + LANE * lanes.length}px`; // 230: the height without lanes
+    this.chart.options.layout = { padding: { bottom: LANE_HEIGHT * lanes.length + (lanes.length ? 4 : 0) } };
+    const height = `${230 + LANE_HEIGHT * lanes.length}px`; // 230: the height without lanes
     if (this.frame.style.height !== height) {
       this.frame.style.height = height;
       this.chart.resize();
@@ -214,7 +215,7 @@ class StepChart {
   }
 
   // Removes the drawn chart, so that the next update makes it with the present colours.
-  forget() {
+  destroy() {
     this.chart?.destroy();
     this.chart = null;
   }

@@ -35,8 +35,8 @@ function striped(back, front, period, slant) {
 // `column`: the column of the history tables that has the values. `limit`: name of the alarm threshold, at which the
 // colours end (null: they end at the largest value). A cell above the limit is striped; an alarm needs several slices
 // above the limit. `isPooled`: the limit applies only to layers with enough slices for a z (mean bias / its standard
-// error). `inTurns`: the layers are measured in turns, each once per weight interval. Below, `kind` is an entry of
-// SIGNALS.
+// error). `logarithmic`: the colours follow the logarithm of the value. `inTurns`: the layers are measured in turns, each
+// once per weight interval. Below, `kind` is an entry of SIGNALS.
 const SIGNALS = [
   { name: "deviation ratio, forward, largest", column: "deviation_ratio_forward", limit: "deviation_ratio_forward", text: (v) => fixed(v, 2) },
   { name: "deviation ratio, backward, largest", column: "deviation_ratio_backward", limit: "deviation_ratio_backward", text: (v) => fixed(v, 2) },
@@ -62,7 +62,7 @@ class HeatMap {
     new ResizeObserver(() => this.draw()).observe(this.canvas.parentElement);
   }
 
-  forget() { // the page shows another run or other ranks from now on
+  clearCursor() { // the page shows another run or other ranks from now on
     this.cursor = null;
     setText(byId("heat-cell"), "");
   }
@@ -99,8 +99,8 @@ class HeatMap {
         if (finite(value)) filled.add(Math.floor((table.first_step + i * table.steps_per_point) / width));
       });
     }
-    const order = [...filled].sort((a, b) => a - b);
-    const gap = smallest(order.slice(1).map((point, i) => point - order[i])) ?? 1;
+    const ascending = [...filled].sort((a, b) => a - b);
+    const gap = smallest(ascending.slice(1).map((point, i) => point - ascending[i])) ?? 1;
     return width * gap;
   }
 
@@ -128,7 +128,8 @@ class HeatMap {
 
   draw() {
     if (!this.tables?.length || this.canvas.offsetParent === null) return; // without offsetParent: not visible
-    const kind = SIGNALS[this.signal.value], map = (this.map = this.build(kind));
+    const kind = SIGNALS[this.signal.value], map = this.build(kind);
+    this.map = map;
     const values = map.labels.flatMap((label) => [...map.rows.get(label).values()].map((cell) => Math.abs(cell.value)));
     // scaleMax, scaleMin: the values at the two ends of the colours. Rows share 640 pixels and have 6 to 26 each.
     this.scaleMax = kind.limit ? this.limits[kind.limit] ?? largest(values) : largest(values);
@@ -136,7 +137,7 @@ class HeatMap {
     const height = Math.min(Math.max(640 / Math.max(map.labels.length, 1), 6), 26);
     const ratio = window.devicePixelRatio || 1, wide = this.canvas.clientWidth;
     this.left = LEFT;
-    this.cell = { width: (wide - LEFT) / map.columns, height };
+    this.cellSize = { width: (wide - LEFT) / map.columns, height };
     this.canvas.style.height = `${height * map.labels.length + BELOW}px`;
     this.canvas.width = wide * ratio;
     this.canvas.height = (height * map.labels.length + BELOW) * ratio;
@@ -151,6 +152,7 @@ class HeatMap {
     this.showCell();
   }
 
+  // If the signal has a limit, scaleMax is that limit.
   isBeyond(kind, label, { value, rank }) {
     return kind.limit !== null && Math.abs(value) > this.scaleMax && (!kind.isPooled || this.pooled.has(`${rank} ${label}`));
   }
@@ -159,25 +161,26 @@ class HeatMap {
     const size = Math.abs(cell.value);
     if (this.isBeyond(kind, label, cell)) return this.fills.beyond;
     if (!kind.logarithmic) return shade(size / this.scaleMax);
-    return shade(this.scaleMax > this.scaleMin ? Math.log(size / this.scaleMin) / Math.log(this.scaleMax / this.scaleMin) : 0.5);
+    return shade(this.scaleMax > this.scaleMin ? Math.log(size / this.scaleMin) / Math.log(this.scaleMax / this.scaleMin) : 0.5); // 0.5: all values are equal
   }
 
   // Paints cells and names of layers. If rows are lower than a name (13 pixels), only every `rowsPerName`-th row has a
   // name. A layer with a cell beyond the limit always has its name; names of other layers that would overlap it are left
-  // out. A name is cut to its last 9 characters.
+  // out. A name is cut to its last 9 characters. Its baseline is 7 to 13 pixels below the top of the row.
+  // `gap`: pixels between two rows of cells.
   paint(ctx, kind) {
-    const { map, cell, left } = this, rowsPerName = Math.ceil(13 / cell.height), gap = cell.height > 8 ? 1 : 0.5;
+    const { map, cellSize, left } = this, rowsPerName = Math.ceil(13 / cellSize.height), gap = cellSize.height > 8 ? 1 : 0.5;
     map.labels.forEach((label, row) => {
-      const cells = map.rows.get(label), top = row * cell.height;
+      const cells = map.rows.get(label), top = row * cellSize.height;
       const isMarked = [...cells.values()].some((each) => this.isBeyond(kind, label, each));
       ctx.fillStyle = colour(isMarked ? "orange" : "quiet");
       ctx.textAlign = "right";
       if (isMarked || (row % rowsPerName === 0 && !this.isNearMarked(row, rowsPerName, kind)))
-        ctx.fillText((isMarked ? "\u25B2 " : "") + label.slice(-9), left - 6, top + Math.max(Math.min(cell.height, 18) - 5, 7), left - 8);
+        ctx.fillText((isMarked ? "\u25B2 " : "") + label.slice(-9), left - 6, top + Math.max(Math.min(cellSize.height, 18) - 5, 7), left - 8);
       for (let column = 0; column < map.columns; ++column) {
         const found = cells.get(map.first + column);
         ctx.fillStyle = found ? this.fillOf(kind, label, found) : this.fills.missing;
-        ctx.fillRect(left + column * cell.width, top, Math.max(cell.width - 0.5, 1), cell.height - gap);
+        ctx.fillRect(left + column * cellSize.width, top, Math.max(cellSize.width - 0.5, 1), cellSize.height - gap);
       }
     });
   }
@@ -193,17 +196,18 @@ class HeatMap {
   }
 
   paintSteps(ctx) {
-    const { map, cell, left } = this, bottom = map.labels.length * cell.height, wide = map.columns * cell.width;
+    const { map, cellSize, left } = this, bottom = map.labels.length * cellSize.height, wide = map.columns * cellSize.width;
     const ticks = Math.max(1, Math.min(6, Math.floor(wide / 90), map.columns));
     ctx.fillStyle = colour("quiet");
     for (let tick = 0; tick <= ticks; ++tick) {
-      const column = Math.round((tick * map.columns) / ticks), x = left + column * cell.width;
+      const column = Math.round((tick * map.columns) / ticks), x = left + column * cellSize.width;
       ctx.textAlign = tick === 0 ? "left" : tick === ticks ? "right" : "center";
       ctx.fillRect(Math.min(x, left + wide - 1), bottom, 1, 4);
+      // The last tick is labelled with the last step of the last column, the others with the first step of a column.
       ctx.fillText((tick === 0 ? "step " : "") + count((map.first + column) * map.width - (tick === ticks ? 1 : 0)), x, bottom + 16);
     }
     for (const { step } of this.lossEvents) {
-      const x = left + (step / map.width - map.first) * cell.width;
+      const x = left + (step / map.width - map.first) * cellSize.width;
       if (x < left || x > left + wide) continue;
       ctx.fillStyle = colour("ink");
       ctx.fillRect(x - 0.75, 0, 1.5, bottom);
@@ -212,10 +216,10 @@ class HeatMap {
   }
 
   paintCursor(ctx) {
-    const { cell, cursor, left } = this;
+    const { cellSize, cursor, left } = this;
     if (!cursor) return;
-    const box = [left + cursor.column * cell.width, cursor.row * cell.height, cell.width, cell.height];
-    for (const [name, width] of [["card", 5], ["ink", 2]]) {
+    const box = [left + cursor.column * cellSize.width, cursor.row * cellSize.height, cellSize.width, cellSize.height];
+    for (const [name, width] of [["card", 5], ["ink", 2]]) { // edges of the opposite brightness make the line visible on every colour
       ctx.strokeStyle = colour(name);
       ctx.lineWidth = width;
       ctx.strokeRect(...box);
@@ -252,7 +256,7 @@ class HeatMap {
 
   selectAtMouse(event) {
     if (!this.map) return;
-    const row = Math.floor(event.offsetY / this.cell.height), column = Math.floor((event.offsetX - this.left) / this.cell.width);
+    const row = Math.floor(event.offsetY / this.cellSize.height), column = Math.floor((event.offsetX - this.left) / this.cellSize.width);
     if (column >= 0 && (row !== this.cursor?.row || column !== this.cursor?.column)) this.select(row, column);
   }
 

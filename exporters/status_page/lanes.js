@@ -1,7 +1,7 @@
 // Draws lanes below the loss chart of the status page: one lane per detector, with marks at the first and last step of
 // each of its events. A filled triangle marks level warn, a ring level watch, so that colour is not the only difference.
 
-const LANE = 15; // height of a lane in pixels
+const LANE_HEIGHT = 15; // height of a lane in pixels
 
 // Returns [{name, marks: [{from, to, level, layer, rank}]}], where `from` and `to` are the first and last step of an
 // event warn_DETECTOR or watch_DETECTOR. Lanes with warnings come first, sorted by the step of their first warning. The
@@ -53,11 +53,11 @@ const laneMarks = {
   id: "laneMarks",
   afterDraw(chart, _, { lanes = [] }) {
     const { ctx, chartArea: area, scales: { x } } = chart;
-    const top = chart.height - LANE * lanes.length;
+    const top = chart.height - LANE_HEIGHT * lanes.length;
     ctx.save();
     ctx.font = "11px system-ui, sans-serif";
     lanes.forEach(({ name, marks }, row) => {
-      const middle = top + LANE * (row + 0.5);
+      const middle = top + LANE_HEIGHT * (row + 0.5);
       ctx.fillStyle = colour("quiet");
       ctx.textAlign = "right";
       ctx.textBaseline = "middle";

@@ -45,15 +45,15 @@ function faultOf(rank, limits) {
   return past ? `attention exceeded a limit at steps ${count(past.first_step)} to ${count(past.last_step)}: ${past.of.replace("_", " ")}` : null;
 }
 
-const AFTERMATH = 128; // number of steps after the onset of a spike during which the spike is the headline
+const SPIKE_HEADLINE_STEPS = 128; // for so many steps after its onset, a spike is the headline
 
-// The last loss event: a divergence or a slow rise, or a spike within the last AFTERMATH steps; else null.
+// The last loss event: a divergence or a slow rise, or a spike within the last SPIKE_HEADLINE_STEPS steps; else null.
 function currentIncident(ranks) {
-  const last = lossEvents(ranks).at(-1), step = largest(ranks.map(by("step")));
-  return last && (last.what === "divergence" || last.what === "slow rise" || step - last.step <= AFTERMATH) ? last : null;
+  const last = lossIncidents(ranks).at(-1), step = largest(ranks.map(by("step")));
+  return last && (last.what === "divergence" || last.what === "slow rise" || step - last.step <= SPIKE_HEADLINE_STEPS) ? last : null;
 }
 
-// " (3 -> 9)": the last loss before the onset and the loss at the onset. "" if the history lacks one of them.
+// " (3 -> 9)": the last loss before an incident's onset and the loss at the onset. "" if the history lacks one of them.
 function lossChange({ step, ranks }) {
   const table = (ui.history?.tables || []).find((t) => !known(t.layer) && t.rank === ranks[0].rank.rank);
   const losses = table ? points(table, "loss") : [];
@@ -109,7 +109,7 @@ function attentionVerdict(ranks, limits) {
 function notes(ranks) {
   const onRank = (rank) => (ranks.length > 1 ? ` on rank ${rank.rank}` : ""), lines = [];
   const warn = (text) => lines.push({ text, alarm: true });
-  for (const incident of lossEvents(ranks).slice(-3).reverse()) warn(incidentSentence(incident, ranks.length > 1));
+  for (const incident of lossIncidents(ranks).slice(-3).reverse()) warn(incidentSentence(incident, ranks.length > 1));
   for (const rank of ranks) {
     const broken = rank.gradient?.nonfinite_layers || [];
     if (broken.length) warn(`NaN or Inf in the gradient of ${broken.slice(0, 8).join(", ")}${onRank(rank)}`);
@@ -193,7 +193,7 @@ function showCharts(ranks, shown) {
     .map((t) => ({ ...t, index: order.indexOf(t.rank) }));
   const limits = { ...ui.state.thresholds, max_slowdown: shown[0]?.max_slowdown };
   if (!ui.scaleChosen) byId("logarithmic").checked = spansDecades(tables);
-  const drawing = { limits, lanes: lanesOf(shown), lossEvents: lossEvents(shown), logarithmic: byId("logarithmic").checked, cursor: ui.reader?.step ?? null };
+  const drawing = { limits, lanes: lanesOf(shown), lossEvents: lossIncidents(shown), logarithmic: byId("logarithmic").checked, cursor: ui.reader?.step ?? null };
   ui.reader?.update(tables, drawing);
   for (const chart of ui.charts) chart.update(tables, drawing);
 }
@@ -205,7 +205,7 @@ function showHeat(shown) {
   const names = new Map(shown.flatMap((rank) => (rank.layers || []).map((layer) => [layer.layer, layer.name])));
   ui.heat.suggest(shown.flatMap((rank) => rank.alarms || [])[0]);
   const pooled = new Set(shown.flatMap((rank) => (rank.layers || []).filter((layer) => finite(layer.bias_z)).map((layer) => `${rank.rank} ${layer.layer}`)));
-  ui.heat.update(layers, ui.state.thresholds || {}, names, pooled, largest(shown.map((rank) => rank.weights?.interval_steps)), lossEvents(shown));
+  ui.heat.update(layers, ui.state.thresholds || {}, names, pooled, largest(shown.map((rank) => rank.weights?.interval_steps)), lossIncidents(shown));
 }
 
 function showTables(ranks, shown) {
@@ -235,18 +235,18 @@ async function chooseRun(reply) {
   }
   const run = runs.find((each) => each.run === (ui.run ?? reply.run)) ?? runs[0] ?? {};
   select.selectedIndex = runs.indexOf(run);
-  // An array of ranks: the entry of the list is a whole state (or there is no list, and it is the reply). The agent's list
-  // has only the number of ranks, and the reply has the ranks of `reply.run`.
+  // If `ranks` is an array, `run` is a whole state, for example the reply itself if it has no list `runs`. In the agent's
+  // list, `ranks` is only the number of ranks.
   if (Array.isArray(run.ranks)) return { ...reply, ...run };
   return (run.run ?? reply.run) === reply.run ? reply : read("/api/v1/state?run=" + encodeURIComponent(run.run));
 }
 
 // Resets the cursors of charts and heat map when another run or other ranks are shown.
-function forgetReadings(view) {
+function resetCursors(view) {
   if (ui.view === view) return;
   ui.view = view;
-  ui.reader?.forget();
-  ui.heat.forget();
+  ui.reader?.clearCursor();
+  ui.heat.clearCursor();
 }
 
 // Updates the whole page from ui.state and ui.history. Ranks of an ended attempt (current: false) are left out.
@@ -255,7 +255,7 @@ function show() {
   const ranks = (state.ranks || []).filter((rank) => rank.current !== false);
   if (!ranks.some((rank) => String(rank.rank) === ui.rank)) ui.rank = null;
   const shown = ranks.filter((rank) => ui.rank === null || String(rank.rank) === ui.rank);
-  forgetReadings(JSON.stringify([state.run, ui.rank]));
+  resetCursors(JSON.stringify([state.run, ui.rank]));
   setText(byId("run"), known(state.run) ? state.run : "no run yet");
   setText(byId("state"), state.state ?? "unknown");
   setText(byId("job"), jobText(state, ranks));
@@ -354,7 +354,7 @@ function start() {
     }
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    ui.charts.forEach((chart) => chart.forget());
+    ui.charts.forEach((chart) => chart.destroy());
     if (ui.state) show();
   });
   poll();

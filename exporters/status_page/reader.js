@@ -1,6 +1,7 @@
 // Keyboard access to the charts. The arrow keys move a cursor (a step) in the loss chart. Every chart shows the cursor
 // as a line, and the values at its step are shown as text. `tables`: the histories of the shown ranks, with columns of
-// values over steps. `lanes`: rows with the times at which a detector warned. Other functions: the page's other scripts.
+// values over steps. `lanes`: from lanesOf(), the marked steps of each detector. Other functions are in the page's other
+// scripts.
 
 class StepReader {
   // `chart`: the loss chart. `redraw()` must draw all charts again, with the cursor.
@@ -22,7 +23,7 @@ class StepReader {
     this.lossEvents = lossEvents;
   }
 
-  forget() {
+  clearCursor() {
     this.step = null;
     setText(byId("step-values"), "");
   }
@@ -49,12 +50,12 @@ class StepReader {
     if (to === undefined || steps.length === 0) return;
     event.preventDefault();
     this.step = to === null ? null : steps[Math.min(Math.max(to, 0), last)];
-    setText(byId("step-values"), this.words());
+    setText(byId("step-values"), this.cursorText());
     this.redraw();
   }
 
   // The values of all charts at the cursor, and the events in the steps that its point covers, as text.
-  words() {
+  cursorText() {
     if (this.step === null) return "";
     const first = this.step - this.stepsPerPoint() + 1, texts = [];
     for (const { name, column, text } of CHARTS) {

@@ -28,7 +28,7 @@ class Table {
   fill(rows, note = "") {
     this.section.hidden = rows.length === 0 && this.emptyText === "";
     this.scroll.hidden = rows.length === 0;
-    this.scroll.classList.toggle("long", rows.length > 16);
+    this.scroll.classList.toggle("long", rows.length > 16); // a long table scrolls
     setText(this.note, rows.length === 0 ? this.emptyText : note);
     this.body.replaceChildren(...rows.map((cells) => {
       const row = element("tr", cells.isFirst ? "first" : "");
@@ -58,9 +58,9 @@ const isAboveBudget = (rank) => rank.max_slowdown < 1 && rank.slowdown_ratio > r
 const slowdownCell = (rank) => ({ text: percent(rank.slowdown_ratio), alarm: isAboveBudget(rank) });
 
 const passOf = (rank, pass) => rank.attention?.[pass] ?? {};
-// `layer` null: any layer. `kind`: the statistic above its limit, deviation_ratio or bias (`of` in the alarms of the state).
-const hasAlarm = (rank, layer, pass, kind) =>
-  (rank.alarms || []).some((a) => (layer === null || a.layer === layer) && a.pass === pass && a.of === kind);
+// `layer` null: any layer. `statistic`: the one above its limit, deviation_ratio or bias (`of` in the alarms of the state).
+const hasAlarm = (rank, layer, pass, statistic) =>
+  (rank.alarms || []).some((a) => (layer === null || a.layer === layer) && a.pass === pass && a.of === statistic);
 const ratioCell = (rank, layer, pass, value) => ({ text: fixed(value, 2), alarm: hasAlarm(rank, layer, pass, "deviation_ratio") });
 const biasCell = (rank, layer, value) => ({ text: signed(value, 3), alarm: hasAlarm(rank, layer, "forward", "bias") });
 
@@ -143,9 +143,9 @@ const DETECTORS = {
   weight_shift: { finding: "weights move faster than before", waits: "two snapshots of a tensor" },
 };
 const times = (logarithm) => `${short(Math.exp(logarithm))} \u00D7`;
-// The value at which a detector warns, as text, by the kind of its statistic (`look` in the state). `warn`: the fixed limit.
-// `least`: for forecast, the value that is forecast; else the smallest change that counts, for rise, drop and growth the
-// logarithm of a factor.
+// The value at which a detector warns, as text, by the kind of its statistic (`look` in the state). `warn`: the fixed limit,
+// which two of the last values must exceed. `least`: for forecast, the value that is forecast; else the smallest change that
+// counts, for rise, drop and growth the logarithm of a factor.
 const LIMITS = {
   drift: (d) => (d.least > 0 ? `${short(d.least)} that lasts` : "a sign that lasts"),
   limit: (d) => `${short(d.warn)}, twice`,
@@ -236,7 +236,7 @@ function elapsedText(ranks) {
 // The main figures of the whole run: [name, value, note, whether it is an alarm].
 function figures(ranks) {
   const all = (pass, key, stat) => ranks.map((rank) => passOf(rank, pass)[key]?.[stat]);
-  const alarms = (pass, kind) => ranks.some((rank) => hasAlarm(rank, null, pass, kind));
+  const alarms = (pass, statistic) => ranks.some((rank) => hasAlarm(rank, null, pass, statistic));
   const mostBiased = ranks.reduce((most, rank) => (Math.abs(passOf(rank, "forward").bias_ulp ?? 0) >= Math.abs(passOf(most, "forward").bias_ulp ?? 0) ? rank : most), ranks[0]);
   const bias = passOf(mostBiased, "forward"), budget = ranks[0].max_slowdown;
   const spikes = ranks.reduce((sum, rank) => sum + (rank.loss?.spikes || 0), 0);

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* LENGTH: number of positions. WIDTH: number of values at a position. PROJECTIONS: q, k and v. */
 enum { LAYERS = 2, LENGTH = 32, WIDTH = 8, PROJECTIONS = 3 };
 
 typedef float matrix[WIDTH][WIDTH];
@@ -29,7 +30,7 @@ static int32_t forward_op, backward_op;
 
 static const double scale = 0.35355339059327379; /* 1 / sqrt(WIDTH) */
 
-/* From -0.5 to 0.5, by the linear congruential generator of Knuth's MMIX. */
+/* From -0.5 to 0.5, by the upper 24 bits of the linear congruential generator of Knuth's MMIX. */
 static float next_random(void) {
   random_state = random_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
   return (float)((double)(random_state >> 40) / (1 << 24) - 0.5);
@@ -52,7 +53,8 @@ static foreshock_tensor view(const void* data, int width) {
   return tensor;
 }
 
-/* `name`: buffer for the label of the layer, which must live until the call is reported. */
+/* Describes an attention call for the monitor. `name`: buffer for the label of the layer, which must live
+ * until the call is reported. */
 static foreshock_attention_call describe(int32_t op, const struct layer* layer, char* name) {
   foreshock_attention_call call;
   memset(&call, 0, sizeof call);
@@ -166,11 +168,11 @@ static double loss_of(rows x, rows input) {
   int i, a;
   for (i = 0; i < LENGTH; ++i)
     for (a = 0; a < WIDTH; ++a) {
-      double off;
+      double difference;
       sum[a] += input[i][a];
-      off = x[i][a] - sum[a] / (i + 1);
-      loss += off * off / (LENGTH * WIDTH);
-      x[i][a] = (float)(2 * off / (LENGTH * WIDTH));
+      difference = x[i][a] - sum[a] / (i + 1);
+      loss += difference * difference / (LENGTH * WIDTH);
+      x[i][a] = (float)(2 * difference / (LENGTH * WIDTH));
     }
   return loss;
 }

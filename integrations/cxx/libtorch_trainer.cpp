@@ -39,12 +39,12 @@ struct Block : torch::nn::Module {
   }
 
   torch::Tensor forward(torch::Tensor x) {
-    const auto split_heads = [&](const torch::Tensor& part) {
+    const auto heads_in_bf16 = [&](const torch::Tensor& part) {
       return part.view({kBatch, -1, kHeads, kWidth / kHeads}).transpose(1, 2).to(torch::kBFloat16);
     };
     const auto parts = qkv(norm1(x)).chunk(3, 2);
     const torch::Tensor attended = at::scaled_dot_product_attention(  // without mask and dropout, causal
-        split_heads(parts[0]), split_heads(parts[1]), split_heads(parts[2]), {}, 0.0, true);
+        heads_in_bf16(parts[0]), heads_in_bf16(parts[1]), heads_in_bf16(parts[2]), {}, 0.0, true);
     x = x + out(attended.transpose(1, 2).reshape(x.sizes()).to(x.dtype()));
     return x + down(torch::gelu(up(norm2(x))));
   }

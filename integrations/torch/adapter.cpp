@@ -26,15 +26,15 @@ namespace {
 
 // -- the attention operations --
 //
-// kAttentionOps lists those that are hooked, each once its schema is registered: torch's fused operations,
-// and custom operations of other packages, which may be imported later or never. Composite operations
-// (scaled_dot_product_attention itself, the math path) are not listed: they never reach BackendSelect, the
-// dispatch key of our hooks, and a hook at an autograd key removes gradients of compiled graphs. A Semantics
-// (attention.h) describes the arguments of an operation: the order of the dimensions (heads or positions
-// first), then which keys a query sees under a causal mask. kHeadsFirstTopLeft: heads first, query i sees the
-// keys up to key i. packs: it accepts packed sequences. in_function: it is called inside an
-// autograd.Function, where gradient mode is off. fills_out: the output is an argument. flat_bias: a bias of
-// three dimensions is (batch x head, query, key).
+// kAttentionOps lists the operations that get a hook as soon as their schema is registered: torch's fused
+// operations, and custom operations of other packages, which may be imported later or never. Composite
+// operations (scaled_dot_product_attention itself, the math path) are not listed: they never reach
+// BackendSelect, the dispatch key of our hooks, and a hook at an autograd key removes gradients of compiled
+// graphs. A Semantics (attention.h) describes the arguments of an operation: the order of the dimensions
+// (heads or positions first), then which keys a query sees under a causal mask. kHeadsFirstTopLeft: heads
+// first, query i sees the keys up to key i. packs: it accepts packed sequences. in_function: it is called
+// inside an autograd.Function, where gradient mode is off. fills_out: the output is an argument. flat_bias: a
+// bias of three dimensions is (batch x head, query, key).
 
 // The causal mask is "lower right" according to torch/nn/attention/bias.py, which calls this operation.
 constexpr Semantics kSdpaFlash{Order::kHeadsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT};
@@ -49,8 +49,8 @@ constexpr Semantics kCudnn = kHeadsFirstTopLeft;
 // For devices of other vendors. The causal mask has an unknown alignment, so it must be square.
 constexpr Semantics kOverrideable{Order::kHeadsFirst, kSquareOnly};
 
-// flash-attention aligns at the bottom right since 2.1 (its README). Also for aten's own operations, which
-// torch.nn.attention.varlen, nested tensors, and xformers with torch's kernels call.
+// flash-attention aligns at the bottom right since 2.1 (its README). The same holds for aten's own
+// operations, which torch.nn.attention.varlen, nested tensors, and xformers with torch's kernels call.
 constexpr Semantics kFlash{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT, /*packs=*/true,
                            /*in_function=*/true};
 constexpr Semantics kFlashInplace{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT,
@@ -133,8 +133,8 @@ bool hook_attention_op(const AttentionOp& op) {
 // A kernel is not registered before the schema, since torch would list it as dangling
 // (torch._C._dispatch_find_dangling_impls). The dispatcher reports a new schema while it holds its own mutex,
 // so the kernel cannot be registered in that callback. With Python, a pending call of the interpreter
-// registers the kernel; it runs before the import that registered the operation returns. Without Python, the
-// next call of hook_arrived() registers it.
+// registers the kernel, before the import that registered the operation returns. Without Python, the next
+// call of hook_arrived() registers the kernel.
 class LateOps final : public c10::OpRegistrationListener {
  public:
   // Hooks the operations that are registered already, including torch's own, and listens for later ones. Call
@@ -158,13 +158,14 @@ class LateOps final : public c10::OpRegistrationListener {
       if (name.overload_name != known.overload ||
           name.name != std::string(known.name_space) + "::" + known.name)
         continue;
-      if (!has_arrived_.exchange(true, std::memory_order_relaxed)) hook_in_pending_call();
+      const bool had_arrived = has_arrived_.exchange(true, std::memory_order_relaxed);
+      if (!had_arrived) hook_in_pending_call();
     }
   }
   void onOperatorDeregistered(const c10::OperatorHandle&) override {}
 
  private:
-  static constexpr size_t kOps = std::size(kAttentionOps);
+  static constexpr size_t kOpCount = std::size(kAttentionOps);
 
   static LateOps& instance() {
     static LateOps* ops = new LateOps;
@@ -176,7 +177,7 @@ class LateOps final : public c10::OpRegistrationListener {
     if (!guard.is_mine) return;  // another thread is in this function
     // Cleared before the loop, so that an operation that is registered during the loop sets the flag again.
     has_arrived_.store(false, std::memory_order_relaxed);
-    for (size_t n = 0; n < kOps; ++n) {
+    for (size_t n = 0; n < kOpCount; ++n) {
       if (is_hooked_[n] || !hook_attention_op(kAttentionOps[n])) continue;
       is_hooked_[n] = true;
       hooked_of_torch_ += !std::strcmp(kAttentionOps[n].name_space, "aten");
@@ -188,12 +189,16 @@ class LateOps final : public c10::OpRegistrationListener {
   // Does nothing without Python. Py_AddPendingCall may be called without the interpreter lock.
   static void hook_in_pending_call() noexcept {
     const auto add_pending = Python::get().add_pending;  // Py_AddPendingCall, null without Python
-    if (add_pending) add_pending([](void*) { return hook_arrived(), 0; }, nullptr);
+    const auto hook_and_succeed = [](void*) {
+      hook_arrived();
+      return 0;
+    };
+    if (add_pending) add_pending(hook_and_succeed, nullptr);
   }
 
-  std::array<bool, kOps> is_hooked_{};
+  std::array<bool, kOpCount> is_hooked_{};
   int hooked_of_torch_ = 0;
-  std::atomic<bool> has_arrived_{true};  // true at first, so that start() hooks the existing operations
+  std::atomic<bool> has_arrived_{true};  // an operation may wait for its hook; at first the existing ones do
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 
@@ -308,6 +313,7 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_calls(int backward) {
 
 // libforeshock.so calls the next two when a compiled model calls attention through torch's C shim
 // (adapter.h), and foreshock_adapter_in_backward when it has intercepted a call of Transformer Engine.
+// `wanted`: the result of foreshock_adapter_shim_begins.
 FORESHOCK_EXPORT int foreshock_adapter_shim_begins(const foreshock_shim_call* call) {
   return foreshock::adapter::shim_begins(*call);
 }
@@ -329,7 +335,7 @@ FORESHOCK_EXPORT void foreshock_adapter_steps_are_told(void) {
 
 // Backward passes started since the last foreshock_adapter_step_ended. Exact if 0, else possibly too high.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_backwards(void) {
-  return foreshock::adapter::training_clock().backwards();
+  return foreshock::adapter::training_clock().backward_count();
 }
 
 // Reports the gradients; call it before the optimizer's work. `parameters`: `count` TensorImpl addresses
@@ -356,7 +362,7 @@ FORESHOCK_EXPORT void* foreshock_adapter_quiet_function(uint32_t n) {
   return foreshock::adapter::quiet_function(n);
 }
 
-// The value of a one-element tensor in host memory, by the address of its TensorImpl; NaN if it has none.
+// The value of a tensor, by the address of its TensorImpl; NaN unless the tensor is one float in host memory.
 // Reads the memory directly, since a call through the dispatcher costs several times as much.
 FORESHOCK_EXPORT double foreshock_adapter_number(const void* tensor) {
   using foreshock::adapter::scalar_on_cpu;
@@ -380,8 +386,8 @@ FORESHOCK_EXPORT void foreshock_adapter_end_step(int64_t number, uint32_t source
   foreshock_step_end(&step);
 }
 
-// Shows the tensors that foreshock_weights_due has returned. `when`: as in foreshock_observe_weights. Returns
-// the nanoseconds spent inside the core.
+// Passes the tensors that foreshock_weights_due has returned to the core. `when`: as in
+// foreshock_observe_weights. Returns the nanoseconds spent inside the core.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_observe_weights(const foreshock_adapter_weight* rows,
                                                             size_t count, uint32_t when) {
   try {

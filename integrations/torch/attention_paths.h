@@ -25,8 +25,8 @@ namespace foreshock::adapter {
 inline constexpr const char* kMathPath = "_scaled_dot_product_attention_math";
 
 // Counts forward passes of the math path with enter_attention(). The hook samples none of them, since it has
-// no query and no key. While MathPathSampler is on, that class counts them instead: it has then raised
-// attention_depth (attention.h), the number of attention calls in which this thread is.
+// no query and no key. While MathPathSampler is on, MathPathSampler counts them instead. It raises
+// attention_depth (attention.h), the number of attention calls in which this thread is, above 0.
 class SafeSoftmaxHook final : public c10::OperatorKernel {
  public:
   SafeSoftmaxHook(const c10::FunctionSchema& schema, int32_t number)
@@ -70,14 +70,15 @@ class MathPathSampler {
   // Called at the end of a step. Enables the callbacks if the next step is sampled, else disables them.
   static void on_step_end() {
     const bool wanted = arguments_ && foreshock_step_is_sampled() != 0;
-    if (is_enabled_.exchange(wanted) == wanted) return;
+    const bool was_enabled = is_enabled_.exchange(wanted);
+    if (was_enabled == wanted) return;
     wanted ? at::reenableCallback(handle_) : at::disableCallback(handle_);
   }
 
  private:
   // A call of the math path that is running. While it exists, SafeSoftmaxHook does not count the call again.
   struct Call final : at::ObserverContext {
-    AttentionDepth depth;
+    AttentionDepth depth;  // raises attention_depth while the call runs
     bool sampled = false;
     AttentionInputs inputs;
   };
@@ -107,7 +108,7 @@ class MathPathSampler {
     if (!call || !call->sampled) return;
     foreshock_attention_call description{};
     description.op = number_;
-    uint32_t reason = FORESHOCK_SKIP_UNKNOWN;
+    uint32_t reason = FORESHOCK_SKIP_UNKNOWN;  // why the call is skipped; kDescribed: it is not skipped
     try {
       if (!function.outputs().empty()) {
         call->inputs.out = tensor_or_undefined(function.outputs()[0]);
@@ -130,12 +131,12 @@ class MathPathSampler {
 // this file. Compiled graphs have no autograd history, so the layer of such a call is unknown.
 struct ShimRow {
   const char* operation;
-  uint32_t pass;   // FORESHOCK_FORWARD or _BACKWARD
-  bool described;  // whether describe_shim() can describe calls of this operation
-  int32_t number;  // the operation's number from foreshock_register_op; -1: not registered
+  uint32_t pass;          // FORESHOCK_FORWARD or _BACKWARD
+  bool can_be_described;  // by describe_shim()
+  int32_t number;         // the operation's number from foreshock_register_op; -1: not registered
 };
 
-// The rows of FORESHOCK_SHIMS (adapter.h). Only rows 0 and 1, the functions for the CPU, are described.
+// The rows of FORESHOCK_SHIMS (adapter.h). Only rows 0 and 1, the functions for the CPU, can be described.
 #define FORESHOCK_SHIM_ROW(row, function, operation, pass) {operation, pass, (row) < 2, -1},
 inline ShimRow shim_rows[FORESHOCK_SHIM_COUNT] = {FORESHOCK_SHIMS(FORESHOCK_SHIM_ROW)};
 #undef FORESHOCK_SHIM_ROW
@@ -180,7 +181,9 @@ inline bool describe_shim(const foreshock_shim_call& given, foreshock_attention_
 inline int shim_begins(const foreshock_shim_call& given) noexcept {
   const ShimRow& row = shim_rows[given.number];
   const at::Tensor& query = tensor_of(given.query);
-  const bool is_counted = attention_depth++ == 0 && row.number >= 0 && has_data(query);
+  const bool is_outermost = attention_depth == 0;
+  ++attention_depth;
+  const bool is_counted = is_outermost && row.number >= 0 && has_data(query);
   return is_counted && enter_attention(row.number, row.pass == FORESHOCK_BACKWARD, query);
 }
 
@@ -193,7 +196,7 @@ inline void shim_ended(const foreshock_shim_call& given, bool is_sampled) noexce
   foreshock_attention_call call{};
   uint32_t reason = given.failed ? FORESHOCK_SKIP_UNKNOWN : FORESHOCK_SKIP_LAYOUT;
   try {
-    if (!given.failed && row.described && describe_shim(given, &call)) reason = kDescribed;
+    if (!given.failed && row.can_be_described && describe_shim(given, &call)) reason = kDescribed;
   } catch (...) {
     reason = FORESHOCK_SKIP_UNKNOWN;
   }

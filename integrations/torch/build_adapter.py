@@ -102,8 +102,8 @@ def require_supported(version: str) -> None:
 
 
 def compilers() -> list[str]:
-    """The C++ compilers of this machine, in the order in which they are tried: CXX, then those in PATH, since the one
-    that CXX names (often for another purpose) cannot always link a shared library for this torch."""
+    """The C++ compilers of this machine, in the order in which they are tried: CXX, then COMPILERS, since the
+    compiler that CXX names (often for another purpose) cannot always link a shared library for this torch."""
     names = [name.split()[0] for name in (os.environ.get("CXX", ""), *COMPILERS) if name.strip()]
     return [*dict.fromkeys(filter(None, map(shutil.which, names)))]
 
@@ -184,7 +184,8 @@ def prebuilt_adapter(folder: Path, home: Path, version: str, git: str, source_ha
     return place / "adapter.so" if is_current(place, source_hash, "") else None
 
 
-def prebuilt_name(version: str, git: str, abi: str) -> str:  # of the folder; `abi`: see cxx11_abi()
+def prebuilt_name(version: str, git: str, abi: str) -> str:
+    """The name of the folder with a prebuilt adapter. `abi`: see cxx11_abi()."""
     return f"torch-{version.partition('+')[0]}-{git[:12]}-abi{abi}"
 
 
@@ -232,7 +233,8 @@ def self_test(adapter: Path, torch: Torch, arguments: argparse.Namespace, compil
     # libforeshock.so must not monitor this process (FORESHOCK=0), and torch must not load the Python helper.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
     environment |= {"LD_PRELOAD": str(arguments.library), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "FORESHOCK": "0"}
-    command = self_test_program(torch.home, adapter.parent.parent, arguments, compiler)  # in replace()'s `scratch`
+    folder = adapter.parent.parent  # the temporary directory of replace()
+    command = self_test_program(torch.home, folder, arguments, compiler)
     run_or_fail([*command, str(adapter)], TEST_SECONDS, "the adapter's self-test", env=environment)
 
 
@@ -318,7 +320,7 @@ def replace(place: Path, torch: Torch, source_hash: str, arguments: argparse.Nam
         work.mkdir()
         state = fill(work, torch, source_hash, link_only=place.parent == arguments.fallback, arguments=arguments)
         if place.exists():
-            place.rename(Path(scratch) / "old")
+            place.rename(Path(scratch) / "old")  # deleted with `scratch`
         work.rename(place)
     return state
 
@@ -388,8 +390,8 @@ def main() -> None:
         answer = prepare(arguments)
     except BuildError as error:
         answer = {"state": error.state, "torch": "", "path": "", "reason": error.reason}
-    order = {key: answer[key] for key in ("state", "torch", "path", "reason")}
-    print(json.dumps(order | {"seconds": round(time.monotonic() - begin, 3)}))
+    in_order = {key: answer[key] for key in ("state", "torch", "path", "reason")}
+    print(json.dumps(in_order | {"seconds": round(time.monotonic() - begin, 3)}))
 
 
 if __name__ == "__main__":

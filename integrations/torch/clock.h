@@ -2,7 +2,7 @@
 // and reports them to the core (libforeshock.so).
 //
 // A value on a device cannot be read without waiting. Instead foreshock_fetch lets the core copy the value
-// later and returns a number (0: the core does not copy it), which stands for the value in further calls. If
+// later and returns a number (0: the core does not copy it), which identifies the value in further calls. If
 // the training itself reads the value (`.item()`), the hook of this read passes the value to the core.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_CLOCK_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_CLOCK_H_
@@ -26,7 +26,7 @@
 
 namespace foreshock::adapter {
 
-inline bool is_number_on_device(const at::Tensor& tensor) noexcept {
+inline bool is_scalar_on_device(const at::Tensor& tensor) noexcept {
   return has_data(tensor) && tensor.is_cuda() && tensor.numel() == 1 && tensor.is_floating_point();
 }
 
@@ -36,7 +36,7 @@ template <size_t N>
 bool fetch(const at::Tensor* const (&tensors)[N], uint32_t purpose, uint64_t (&numbers)[N]) noexcept try {
   foreshock_tensor values[N];
   for (size_t n = 0; n < N; ++n) {
-    if (!is_number_on_device(*tensors[n]) || tensors[n]->dim() > FORESHOCK_TENSOR_DIMS) return false;
+    if (!is_scalar_on_device(*tensors[n]) || tensors[n]->dim() > FORESHOCK_TENSOR_DIMS) return false;
     values[n] = view_of(*tensors[n]);
     if (!values[n].data) return false;
   }
@@ -52,13 +52,13 @@ inline uint64_t fetch_number(const at::Tensor& tensor, uint32_t purpose) noexcep
   return fetch({&tensor}, purpose, numbers) ? numbers[0] : 0;
 }
 
-// Lets the core copy a list of values on one device and returns their numbers; all are 0 if it cannot.
+// Lets the core copy a list of values on one device and returns their numbers; all are 0 if it copies none.
 inline std::vector<uint64_t> fetch_numbers(const c10::List<at::Tensor>& list, uint32_t purpose) {
   std::vector<uint64_t> numbers(list.size());
   std::vector<foreshock_tensor> values;
   for (size_t i = 0; i < list.size(); ++i) {
     const at::Tensor& tensor = list.get(i);
-    if (!is_number_on_device(tensor) || tensor.dim() > FORESHOCK_TENSOR_DIMS) return numbers;
+    if (!is_scalar_on_device(tensor) || tensor.dim() > FORESHOCK_TENSOR_DIMS) return numbers;
     values.push_back(view_of(tensor));
     if (!values.back().data) return numbers;
   }
@@ -70,7 +70,7 @@ inline std::vector<uint64_t> fetch_numbers(const c10::List<at::Tensor>& list, ui
 
 // Remembers the last 16 losses and results of gradient scalers on a device, in order to recognize them when
 // the training reads their values. Any thread; a call has no effect while another thread holds the object.
-class WatchedNumbers {
+class WatchedScalars {
  public:
   enum class Kind { kLoss, kFoundInf };  // kFoundInf: whether a gradient scaler has found an overflow
 
@@ -78,7 +78,8 @@ class WatchedNumbers {
   void watch(const at::Tensor& tensor, Kind kind, uint64_t number) noexcept {
     const TryGuard turn(busy_);
     if (!turn.is_mine) return;
-    Watched& oldest = watched_[next_++ % watched_.size()];
+    Watched& oldest = watched_[next_ % watched_.size()];
+    ++next_;
     WeakStorage storage(tensor.storage().getWeakStorageImpl());
     oldest = {std::move(storage), tensor.storage_offset(), version_of(tensor), kind, number, std::nullopt};
     has_watched_.store(true, std::memory_order_relaxed);
@@ -94,7 +95,7 @@ class WatchedNumbers {
       Watched* seen = turn.is_mine ? find(tensor) : nullptr;
       if (!seen) return;
       if (seen->kind == Kind::kFoundInf) {
-        seen->version = version_of(tensor);
+        seen->version = version_of(tensor);  // of this value; the scaler may have written it after watch()
         seen->value = value;
       } else if (is_unchanged(*seen, tensor)) {
         number = seen->number;
@@ -131,6 +132,7 @@ class WatchedNumbers {
     std::optional<double> value;  // of a scaler's result
   };
 
+  // An inference tensor has no version; 0 stands for it.
   static int64_t version_of(const at::Tensor& tensor) noexcept {
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     return impl->is_inference() ? 0 : static_cast<int64_t>(impl->version_counter().current_version());
@@ -156,19 +158,20 @@ class WatchedNumbers {
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 
-inline WatchedNumbers& watched_numbers() {
-  static Lasting<WatchedNumbers> watching;
+inline WatchedScalars& watched_scalars() {
+  static Lasting<WatchedScalars> watching;  // never destroyed (dispatch.h)
   return watching.get();
 }
 
 // Hooks _local_scalar_dense, the operation in which `.item()` waits for a device. Numbers on the CPU are
 // ignored, but programs read them very often. So this hook is not boxed (dispatch.h): it costs less per call.
+// Like each hook it calls torch's own operation with the dispatch keys below the hook (kBelow).
 inline at::Scalar local_scalar(c10::DispatchKeySet keys, const at::Tensor& self) {
   static const auto below = c10::Dispatcher::singleton()
                                 .findSchemaOrThrow("aten::_local_scalar_dense", "")
                                 .typed<at::Scalar(const at::Tensor&)>();
   const at::Scalar value = below.redispatch(keys & kBelow, self);
-  if (self.is_cuda() && value.isFloatingPoint()) watched_numbers().on_read(self, value.toDouble());
+  if (self.is_cuda() && value.isFloatingPoint()) watched_scalars().on_read(self, value.toDouble());
   return value;
 }
 
@@ -179,16 +182,16 @@ class SummedLoss {
  public:
   // `weight`: the total weight of the targets in `sum`.
   void add(const at::Tensor& sum, const at::Tensor& weight) noexcept {
-    const auto value = scalar_on_cpu(sum), targets = scalar_on_cpu(weight);
-    if (value && targets) {
-      sum_ += *value;
-      weight_ += *targets;
+    const auto host_sum = scalar_on_cpu(sum), host_weight = scalar_on_cpu(weight);
+    if (host_sum && host_weight) {
+      sum_ += *host_sum;
+      weight_ += *host_weight;
       is_on_host_ = true;
       return;
     }
     uint64_t numbers[2] = {};
     if (!fetch({&sum, &weight}, FORESHOCK_FETCH_LOSS, numbers)) return;
-    watched_numbers().watch(sum, WatchedNumbers::Kind::kLoss, numbers[0]);
+    watched_scalars().watch(sum, WatchedScalars::Kind::kLoss, numbers[0]);
     if (fetched_count_ < kMostFetched) on_device_[fetched_count_] = {numbers[0], numbers[1]};
     ++fetched_count_;
   }
@@ -200,7 +203,8 @@ class SummedLoss {
     if (is_on_host_ && all_fit) foreshock_observe_loss_sum(sum_, weight_);
     for (uint32_t n = 0; n < fetched_count_ && all_fit; ++n)
       foreshock_observe_fetched_loss_sum(on_device_[n].sum, on_device_[n].weight);
-    return forget() && all_fit;
+    const bool had_some = forget();
+    return had_some && all_fit;
   }
 
   // Drops the collected sums. False: there were none.
@@ -213,7 +217,7 @@ class SummedLoss {
   }
 
  private:
-  static constexpr uint32_t kMostFetched = 64;
+  static constexpr uint32_t kMostFetched = 64;  // limits the memory
   struct Numbers {
     uint64_t sum, weight;  // numbers of foreshock_fetch
   };
@@ -228,7 +232,7 @@ inline thread_local constinit SummedLoss pending_sums;
 
 // The last mean cross-entropy, reported when the backward pass begins: its value, or on a device its number.
 inline thread_local std::optional<double> pending_loss;
-inline thread_local uint64_t pending_number = 0;
+inline thread_local uint64_t pending_loss_number = 0;
 
 // Detects the beginning of a backward pass, and finds its loss. Any thread; no lock, no allocation.
 class TrainingClock {
@@ -253,9 +257,10 @@ class TrainingClock {
   // the gradients by the scale (on_unscale()), but not if there are cross-entropies, even dropped ones.
   void on_root_on_device(const at::Tensor& loss, bool is_product, double divisor) noexcept {
     root_count_.fetch_add(1, std::memory_order_relaxed);
-    uint64_t number = watched_numbers().number_of(loss);
+    uint64_t number = watched_scalars().number_of(loss);
     const bool maybe_scaled = may_be_scaled(is_product);
-    const bool has_dropped_sums = maybe_scaled && pending_sums.forget();
+    bool has_dropped_sums = false;
+    if (maybe_scaled) has_dropped_sums = pending_sums.forget();
     const bool has_cross_entropy = begin_backward();
     const bool is_fetched = number != 0;  // the core copies this loss already
     // A cross-entropy replaces a scaled root. Beside dropped sums, the root may be any multiple of them.
@@ -269,7 +274,7 @@ class TrainingClock {
       scaled_count_.store(n + 1, std::memory_order_relaxed);
       return;
     }
-    if (!is_fetched) watched_numbers().watch(loss, WatchedNumbers::Kind::kLoss, number);
+    if (!is_fetched) watched_scalars().watch(loss, WatchedScalars::Kind::kLoss, number);
     foreshock_observe_fetched_loss(number, 0, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
@@ -305,16 +310,16 @@ class TrainingClock {
     on_step_end();
   }
 
-  void on_step_end() noexcept {
+  void on_step_end() noexcept {  // starts the counts of the next step
     has_stepped_.store(true, std::memory_order_relaxed);
     root_count_.store(0, std::memory_order_relaxed);
     scaled_count_.store(0, std::memory_order_relaxed);
-    backwards_.store(0, std::memory_order_relaxed);
+    backward_count_.store(0, std::memory_order_relaxed);
   }
 
   uint64_t epoch() const noexcept { return epoch_.load(std::memory_order_relaxed); }
-  uint64_t backwards() const noexcept { return backwards_.load(std::memory_order_relaxed); }
-  uint32_t roots() const noexcept { return root_count_.load(std::memory_order_relaxed); }
+  uint64_t backward_count() const noexcept { return backward_count_.load(std::memory_order_relaxed); }
+  uint32_t root_count() const noexcept { return root_count_.load(std::memory_order_relaxed); }
 
  private:
   // Whether a gradient scaler may have multiplied this root although no hook has seen a scaler yet.
@@ -326,9 +331,9 @@ class TrainingClock {
   // Notes a backward pass; reports the cross-entropies of its forward pass. Returns whether there were any.
   bool begin_backward() noexcept {
     epoch_.fetch_add(1, std::memory_order_relaxed);
-    backwards_.fetch_add(1, std::memory_order_relaxed);
+    backward_count_.fetch_add(1, std::memory_order_relaxed);
     const bool has_sums = pending_sums.report();
-    if (const uint64_t number = std::exchange(pending_number, 0)) {
+    if (const uint64_t number = std::exchange(pending_loss_number, 0)) {
       foreshock_observe_fetched_loss(number, 0, FORESHOCK_LOSS_NLL);
       return true;
     }
@@ -338,14 +343,14 @@ class TrainingClock {
     return true;
   }
 
-  std::atomic<uint64_t> epoch_{1};        // changes whenever a backward pass begins
-  std::atomic<uint64_t> backwards_{0};    // backward passes since the last step; may count one pass twice
-  std::atomic<uint32_t> root_count_{0};   // backward passes since the last step that began at a scalar
+  std::atomic<uint64_t> epoch_{1};           // changes whenever a backward pass begins; never 0
+  std::atomic<uint64_t> backward_count_{0};  // backward passes since the last step; may count one pass twice
+  std::atomic<uint32_t> root_count_{0};      // backward passes since the last step that began at a scalar
   std::atomic<int> last_task_{-1};        // the graph task of the last attention operation in a backward pass
   std::atomic<bool> has_scaler_{false};   // there is a gradient scaler
   std::atomic<bool> has_stepped_{false};  // a step has ended
-  std::atomic<uint32_t> scaled_count_{0};  // number of kept roots of this step; may exceed kMostScaled
-  static constexpr uint32_t kMostScaled = 256;
+  std::atomic<uint32_t> scaled_count_{0};       // number of kept roots of this step; may exceed kMostScaled
+  static constexpr uint32_t kMostScaled = 256;  // limits the memory
   // The core's numbers of these roots. Written by the thread that calls backward().
   uint64_t scaled_root_[kMostScaled] = {};
 };
@@ -366,20 +371,20 @@ class LossHook final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
     const at::Tensor& self = tensor_or_undefined(peek(*stack, arguments_, self_));
-    const c10::IValue& reduction = peek(*stack, arguments_, reduction_);
-    const int64_t reduced = reduction.isInt() ? reduction.toInt() : 0;
+    const c10::IValue& argument = peek(*stack, arguments_, reduction_);
+    const int64_t reduction = argument.isInt() ? argument.toInt() : 0;
     const bool is_loss = reaches_kernel(below) && has_data(self) && self.requires_grad() &&
                          c10::GradMode::is_enabled() && !in_backward_pass() &&
-                         (reduced == kMean || reduced == kSum);
+                         (reduction == kMean || reduction == kSum);
     op.redispatchBoxed(below, stack);
     if (!is_loss) return;
     const at::Tensor& result = tensor_or_undefined(peek(*stack, returns_, 0));
-    if (reduced == kSum) return pending_sums.add(result, tensor_or_undefined(peek(*stack, returns_, 1)));
+    if (reduction == kSum) return pending_sums.add(result, tensor_or_undefined(peek(*stack, returns_, 1)));
     if (const auto loss = scalar_on_cpu(result)) {
       pending_loss = loss;
     } else if (const uint64_t number = fetch_number(result, FORESHOCK_FETCH_LOSS)) {
-      pending_number = number;
-      watched_numbers().watch(result, WatchedNumbers::Kind::kLoss, number);
+      pending_loss_number = number;
+      watched_scalars().watch(result, WatchedScalars::Kind::kLoss, number);
     }
   }
 
@@ -429,10 +434,10 @@ class RootHook final : public c10::OperatorKernel {
     const torch::autograd::Node& node = *meta->grad_fn_;
     const bool is_product = std::strstr(typeid(node).name(), "MulBackward") != nullptr;
     // A scaler multiplies after the division (loss / n * scale): the division is the node before the product.
-    const bool is_behind_product = is_product && node.num_outputs() > 0;
-    const double divisor = divisor_of(is_behind_product ? node.next_edge(0).function.get() : &node);
+    const bool has_node_before = is_product && node.num_outputs() > 0;
+    const double divisor = divisor_of(has_node_before ? node.next_edge(0).function.get() : &node);
     if (const auto loss = scalar_on_cpu(self)) return training_clock().on_root(*loss, is_product, divisor);
-    if (is_number_on_device(self)) training_clock().on_root_on_device(self, is_product, divisor);
+    if (is_scalar_on_device(self)) training_clock().on_root_on_device(self, is_product, divisor);
   }
 
   const int arguments_;
@@ -455,7 +460,7 @@ class ScalerHook final : public c10::OperatorKernel {
   static void observe(const at::Tensor& found_inf) noexcept {
     training_clock().on_scaler();
     auto value = scalar_on_cpu(found_inf);
-    if (!value) value = watched_numbers().value_of(found_inf);  // GradScaler.step may have read this tensor
+    if (!value) value = watched_scalars().value_of(found_inf);  // GradScaler.step may have read this tensor
     if (value) {
       if (*value > 0) foreshock_step_skipped();
     } else if (const uint64_t number = fetch_number(found_inf, FORESHOCK_FETCH_OTHER)) {
@@ -495,7 +500,7 @@ class ParameterClock {
       compare();  // counts the last step of the destroyed weight, whose version counter still exists
       follow(query);
     }
-    if (!storage_.expired()) compare();
+    if (!storage_.expired()) compare();  // directly after follow(), finds no change
     busy_.clear(std::memory_order_release);
   }
 
@@ -513,6 +518,7 @@ class ParameterClock {
   // Follows the weight from which `query` was computed, if it can be found.
   void follow(const at::Tensor& query) noexcept {
     if (!c10::GradMode::is_enabled() || !query.requires_grad()) return;
+    // layer_of() identifies a layer by the address of this weight.
     auto* leaf = static_cast<c10::TensorImpl*>(const_cast<void*>(layer_of(query)));
     if (!leaf || leaf->is_inference()) return;
     const at::Tensor weight(
@@ -531,13 +537,15 @@ class ParameterClock {
   // Counts a step if the weight has changed after a backward pass. While its version is unchanged, its values
   // are read only once after each backward pass, because reading them costs more than reading the version.
   void compare() noexcept {
-    if (!counter_.enabled() || training_clock().backwards() == 0) return;
+    if (!counter_.enabled() || training_clock().backward_count() == 0) return;
     const uint32_t version = counter_.current_version();
     const uint64_t epoch = training_clock().epoch();
-    const bool is_first_after_backward = std::exchange(epoch_, epoch) != epoch;
+    const bool is_first_after_backward = epoch_ != epoch;
+    epoch_ = epoch;
     if (version == version_ && !is_first_after_backward) return;
     const uint64_t values = weight_digest();
-    if (version == version_ && (values == values_ || values == 0)) return;  // another micro-batch of a step
+    const bool has_same_values = values == values_ || values == 0;  // 0: the values cannot be read
+    if (version == version_ && has_same_values) return;             // another micro-batch of the same step
     version_ = version;
     values_ = values;
     training_clock().count_step();

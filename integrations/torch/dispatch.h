@@ -56,7 +56,7 @@ inline bool is_in_memory(const at::Tensor& tensor) {
 }
 
 // Holds an object that is never destroyed, since threads may call hooks after static destructors have run.
-// The objects lie close to each other, not in pages of the heap: a quiet step reads many of them.
+// The objects lie close to each other, not in pages of the heap, since every step reads many of them.
 template <typename T>
 class Lasting {
  public:

@@ -181,7 +181,7 @@ class GradientNorms {
   std::vector<Row> rows_;
   bool sorted_ = true;
   uint64_t epoch_ = 0;                                             // TrainingClock::epoch() of the rows
-  std::atomic<bool> is_incomplete_{false}, is_table_full_{false};  // a note is missing; due to kMostMarks
+  std::atomic<bool> is_incomplete_{false}, is_table_full_{false};  // a note is missing; because of kMostMarks
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 
@@ -270,19 +270,20 @@ class UnscaleHook final : public c10::OperatorKernel {
     training_clock().on_scaler();
     // found_inf is the scaler's result: whether a gradient was not finite. If the training reads it on the
     // host, that value is used, and the core need not copy it from the device.
-    if (is_number_on_device(found_inf))
-      watched_numbers().watch(found_inf, WatchedNumbers::Kind::kFoundInf, 0);
+    if (is_scalar_on_device(found_inf))
+      watched_scalars().watch(found_inf, WatchedScalars::Kind::kFoundInf, 0);
     // The same factor also unscales the losses that the clock has kept.
-    if (is_number_on_device(inverse)) training_clock().on_unscale(inverse);
+    if (is_scalar_on_device(inverse)) training_clock().on_unscale(inverse);
     if (tensors.isTensorList()) gradient_norms().unscale(tensors.toTensorList(), scalar_on_cpu(inverse));
   }
 
   const int arguments_, self_, found_inf_, inverse_scale_;
 };
 
-// Remembers the gradients that backward passes have left in the parameters since the last step. A gradient
-// that the training has assigned (`p.grad = f(p.grad)`) is not among them; its version (torch's count of
-// in-place writes) may be the same. Any thread; a call is dropped if another thread holds the object.
+// Remembers the gradients that backward passes (autograd's engine) have left in the parameters since the last
+// step. A gradient that the training has assigned (`p.grad = f(p.grad)`) is not among them, though its
+// version (torch's count of in-place writes) may be the same. Any thread; a call is dropped if another thread
+// holds the object.
 class EngineGradients {
  public:
   void note(const at::Tensor& gradient) noexcept try {
@@ -403,10 +404,12 @@ inline void hook_clipping(torch::Library& aten) {
 class GradientReport {
  public:
   // Reports the norms if the training has computed all of them. If it has computed none, reports the values
-  // of the gradients in a sampled step if is_untouched(). `parameters`: addresses of live TensorImpls.
-  // `inverse_scale`: the factor by which the optimizer itself multiplies gradients. `averaging_writes`: how
-  // often per step the averaging over ranks writes into each gradient. `may_be_written_untracked`: whether
-  // kernels that increment no version may have written the gradients.
+  // of the gradients in a sampled step if is_untouched() and `inverse_scale` is 1.
+  //
+  // `parameters`: addresses of live TensorImpls. `inverse_scale`: the factor by which the optimizer itself
+  // multiplies gradients. `averaging_writes`: how often per step the averaging over ranks writes into each
+  // gradient. `may_be_written_untracked`: whether kernels that increment no version may have written the
+  // gradients.
   void publish(const void* const* parameters, size_t count, double inverse_scale, uint32_t averaging_writes,
                bool may_be_written_untracked) {
     const TryGuard turn(busy_);
@@ -443,7 +446,7 @@ class GradientReport {
     return true;
   }
 
-  // Time spent inside the core so far, in ns. Callers subtract it from their time, as the core charges it.
+  // Time spent inside the core so far, in ns. Callers subtract it from their time: the core itself counts it.
   uint64_t core_ns() const noexcept { return core_ns_.load(std::memory_order_relaxed); }
 
   // Call it after the step. Remembers the version with which a gradient that is kept over steps (zeroed, not
@@ -503,7 +506,7 @@ class GradientReport {
   // version for it (gen_inplace_or_view_type.py). Writes through `.data` or NumPy increment no version, so
   // they stay undetected if no hook sees them.
   bool is_untouched(uint32_t averaging_writes) const noexcept {
-    const uint32_t passes = training_clock().roots();
+    const uint32_t passes = training_clock().root_count();
     if (passes == 0) return false;
     if (passes > 1 && averaging_writes == 0 && are_new()) return true;  // each pass has created new gradients
     const uint32_t version_of_new = passes - 1 + averaging_writes;
@@ -526,13 +529,13 @@ class GradientReport {
 
   // The memory of the parameters in gradients_, sorted.
   std::vector<StorageRange> parameter_ranges() const {
-    std::vector<StorageRange> places;
+    std::vector<StorageRange> ranges;
     for (const foreshock_gradient& row : gradients_) {
       const auto& parameter = *static_cast<const c10::TensorImpl*>(row.identity);
-      if (parameter.has_storage()) places.push_back(storage_range_of(parameter));
+      if (parameter.has_storage()) ranges.push_back(storage_range_of(parameter));
     }
-    std::ranges::sort(places);
-    return places;
+    std::ranges::sort(ranges);
+    return ranges;
   }
 
   // Whether a backward pass can have ended at this parameter, because autograd has made a node for it. If

@@ -25,12 +25,14 @@ inline int raise_kept(void* pointer) {
 
 // Calls `function` with the dead weak reference. The interpreter's lock must be held. If an exception
 // interrupts the function, calls it once more to complete its work. The exceptions are raised after that.
+// Does nothing if this Python lacks a function that is called here.
 inline void call_back(void* function, void* reference) {
   const Python& python = Python::get();
   if (!python.can_call_back()) return;
   std::array<KeptException*, 2> kept = {};  // one per call; null: no call or no exception
+  void* const end = nullptr;                // ends the arguments of call_with()
   for (KeptException*& each : kept) {
-    if (void* result = python.call_with(function, reference, static_cast<void*>(nullptr))) {
+    if (void* result = python.call_with(function, reference, end)) {
       python.release(result);
       break;
     }

@@ -21,7 +21,7 @@ extern "C" [[noreturn]] FORESHOCK_OWN_SYMBOL void _ZSt28__throw_bad_array_new_le
 }
 
 // string_of() is, by its symbol, the stringbuf::str() const & of C++20, which is also new in GCC 11. The
-// headers of torch 2.10 and 2.11 call it. It calls old_string_of(), the older str().
+// headers of torch 2.10 and 2.11 call string_of(), and string_of() calls old_string_of(), the older str().
 #if defined(__GLIBCXX__) && _GLIBCXX_USE_CXX11_ABI
 #define FORESHOCK_STRINGBUF "St7__cxx1115basic_stringbufIcSt11char_traitsIcESaIcEE3strEv"
 std::string old_string_of(const std::stringbuf& buffer) __asm__("_ZNK" FORESHOCK_STRINGBUF);

@@ -62,7 +62,7 @@ struct Python {
   void (*fetch_error)(void** type, void** value, void** trace);
   void (*restore_error)(void* type, void* value, void* trace);
   int (*add_pending)(PendingCall, void*);  // the main thread makes the call when it next runs Python code
-  // The next three are for replace_vectorcall(); a version of Python lacks some of them.
+  // The next three are for replace_vectorcall(). Some versions of Python lack one or two of them.
   void (*set_vectorcall)(void* function, PythonVectorcall vectorcall);
   PythonVectorcall (*vectorcall_of)(void* callable);
   PythonVectorcall function_vectorcall;  // the vectorcall of every function written in Python
@@ -122,7 +122,7 @@ struct Python {
     look_up("PyDict_Type", &python.dict_type);
     look_up("PyLong_Type", &python.integer_type);
     look_up("PyFloat_Type", &python.float_type);
-    const bool has_all = python.has_all_;
+    const bool has_all = python.has_all_;  // the following symbols may be missing
     look_up("PyFunction_SetVectorcall", &python.set_vectorcall);
     look_up("PyVectorcall_Function", &python.vectorcall_of);
     look_up("_PyFunction_Vectorcall", &python.function_vectorcall);
@@ -159,12 +159,13 @@ class PythonReference {
   void* object_ = nullptr;
 };
 
-// Every Python object begins with these words, except in builds of Python that trace references. Those
-// without the interpreter lock have no quiet steps. Reading the word touches less memory than
-// PyObject_Type(), which counts a reference in the type.
+// Every Python object begins with these words, except in builds of Python that trace references. Builds
+// without the interpreter lock have other words, too, but the code that reads the words (quiet_steps.h) is
+// not used there. Reading kType touches less memory than PyObject_Type(), which counts a reference in the
+// type. kHeadWords: number of these words.
 enum HeadWord : size_t { kReferenceCount, kType, kHeadWords };
 inline void* python_type_of(void* object) { return static_cast<void* const*>(object)[kType]; }
-inline bool has_usual_head(void* object) {
+inline bool has_usual_head(void* object) {  // whether the object begins with the words of HeadWord
   return python_type_of(object) == PythonReference(Python::get().type_of(object)).get();
 }
 
@@ -172,14 +173,17 @@ inline bool has_usual_head(void* object) {
 inline bool is_exactly(void* object, void* type) { return python_type_of(object) == type; }
 
 // Lets `vectorcall` run when C code calls `function`, which is written in Python. Python before 3.12 has no
-// API for this: there the word of the object that has the old vectorcall is searched. `bytes`: size of the
-// object. Returns the old vectorcall, or null if that is impossible.
+// API for this: there the word of the object that has the old vectorcall is searched for and changed.
+// `bytes`: size of the object. Returns the old vectorcall, or null if it cannot be replaced.
 inline PythonVectorcall replace_vectorcall(void* function, size_t bytes, PythonVectorcall vectorcall) {
   const Python& python = Python::get();
   const PythonVectorcall old =
       python.vectorcall_of ? python.vectorcall_of(function) : python.function_vectorcall;
   if (!old) return nullptr;
-  if (python.set_vectorcall) return python.set_vectorcall(function, vectorcall), old;
+  if (python.set_vectorcall) {
+    python.set_vectorcall(function, vectorcall);
+    return old;
+  }
   auto* const words = static_cast<void**>(function);
   for (size_t n = 0; n < bytes / sizeof(void*); ++n) {
     if (words[n] != reinterpret_cast<void*>(old)) continue;

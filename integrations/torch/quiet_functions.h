@@ -1,7 +1,7 @@
 // The functions of quiet_steps.h for Python: the class QuietSteps of core.py has them as fields. The helper
-// has two Python functions, the hooks, that torch calls before and after each optimizer step. Their C entry
-// is replaced here, so in a quiet step they run no Python code. The interpreter lock must be held for all
-// calls.
+// (the Python package foreshock_torch) has two functions, the hooks, that torch calls before and after each
+// optimizer step. Their C entry points are replaced here, so in a quiet step they run no Python code. The
+// interpreter lock must be held for all calls.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_QUIET_FUNCTIONS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_QUIET_FUNCTIONS_H_
 
@@ -17,8 +17,8 @@ namespace foreshock::adapter {
 // null pointer into a SystemError.
 namespace quiet_functions {
 
-inline void* integer(int64_t value) { return Python::get().new_integer(value); }
-inline void* none() {
+inline void* to_python(int64_t value) { return Python::get().new_integer(value); }
+inline void* none() {  // a new reference to None
   Python::get().retain(Python::get().none);
   return Python::get().none;
 }
@@ -44,14 +44,14 @@ struct Hooks {
   void *before_other_step, *after_other_step;  // functions of the helper for steps that are not quiet
   void* set_tracer;                            // sets the tracer of this thread, and returns the one before
   PythonVectorcall original;                   // the vectorcall of every Python function
-  bool are_replaced;                           // the C entries of both hooks
+  bool are_replaced;                           // whether the C entry points of both hooks are replaced
 };
 inline Hooks hooks = {};
 
 // Calls a function of the helper with the optimizer, the two objects with the arguments of step() and `more`
-// (may be null). If Dynamo, the tracer of torch.compile, has given up tracing the function of torch that
-// calls the hooks, this function runs as plain Python, but Dynamo still traces what it calls. It must not
-// trace the helper, so it is switched off meanwhile.
+// (null: no further argument). Dynamo, the tracer of torch.compile, may have given up tracing the function of
+// torch that calls the hooks. It then still traces the functions that are called from there. It must not
+// trace the helper, so it is switched off during the call.
 inline void* call_untraced(void* function, void* const* given, void* more) {
   const Python& python = Python::get();
   void* const end = nullptr;
@@ -59,10 +59,10 @@ inline void* call_untraced(void* function, void* const* given, void* more) {
   if (!tracer) python.clear_error();
   void* const result = python.call_with(function, given[0], given[1], given[2], more, end);
   if (!tracer) return result;
-  void *type = nullptr, *value = nullptr, *trace = nullptr;
+  void *type = nullptr, *value = nullptr, *trace = nullptr;  // an exception of `function`, set aside
   python.fetch_error(&type, &value, &trace);
-  const PythonReference set(python.call_with(hooks.set_tracer, tracer.get(), end));
-  if (!set) python.clear_error();
+  const PythonReference replaced(python.call_with(hooks.set_tracer, tracer.get(), end));
+  if (!replaced) python.clear_error();
   python.restore_error(type, value, trace);
   return result;
 }
@@ -92,41 +92,41 @@ inline bool is_hook_call(size_t count, const void* names) {
 
 // Lets C code that calls the Python functions given[0] and given[1], the hooks, call before_step and
 // after_step instead. These call given[2] and given[3] if the step is not quiet. given[4]: bytes of a
-// function's object, in which the C entry is searched for. given[5]: torch's set_eval_frame(). Returns 0 if
-// not both functions can be replaced.
+// function's object, in which the C entry point is searched for. given[5]: torch's set_eval_frame(). Returns
+// 0 if one of the two functions cannot be replaced.
 inline void* replace_hooks(void*, void* const* given, ssize_t count) {
   if (count != 6) return nullptr;
   const Python& python = Python::get();
-  if (hooks.original) return integer(hooks.are_replaced);  // by an earlier start of the helper
+  if (hooks.original) return to_python(hooks.are_replaced);  // by an earlier start of the helper
   hooks = {given[2], given[3], given[5], nullptr, false};
   for (void* kept : {given[2], given[3], given[5]}) python.retain(kept);
   const auto bytes = static_cast<size_t>(python.integer(given[4]));
   hooks.original = replace_vectorcall(given[0], bytes, before_step);
   hooks.are_replaced = hooks.original && replace_vectorcall(given[1], bytes, after_step);
-  return integer(hooks.are_replaced);
+  return to_python(hooks.are_replaced);
 }
 
 inline void* begins(void*, void* const* given, ssize_t count) {
-  return count == 3 ? integer(begin_step(given)) : nullptr;
+  return count == 3 ? to_python(begin_step(given)) : nullptr;
 }
 
 inline void* ends(void*, void* const* given, ssize_t count) {
   if (count != 1) return nullptr;
   const bool is_done = QuietSteps::instance().end(given[0]);
-  return Python::get().pending_error() ? nullptr : integer(is_done);
+  return Python::get().pending_error() ? nullptr : to_python(is_done);
 }
 
 inline void* set_clock(void*, void* const* given, ssize_t count) {
   if (count != 3) return nullptr;
   const auto* parameters = reinterpret_cast<const void* const*>(Python::get().integer(given[1]));
   const auto length = static_cast<size_t>(Python::get().integer(given[2]));
-  return integer(QuietSteps::instance().set_clock(given[0], parameters, length));
+  return to_python(QuietSteps::instance().set_clock(given[0], parameters, length));
 }
 
 // given[0]: an optimizer other than the clock. given[1]: the number in the name of its loss.
 inline void* add_other(void*, void* const* given, ssize_t count) {
   if (count != 2) return nullptr;
-  return integer(QuietSteps::instance().add_other(given[0], Python::get().integer(given[1])));
+  return to_python(QuietSteps::instance().add_other(given[0], Python::get().integer(given[1])));
 }
 
 inline void* allow(void*, void* const* given, ssize_t count) {

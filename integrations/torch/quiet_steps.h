@@ -1,10 +1,10 @@
 // Handles the optimizer hooks of quiet steps in C++, because the Python code for them would cost more time. A
 // step is quiet if the core (libforeshock.so) samples no attention call in it, and if the helper (the Python
-// package foreshock_torch) already has all optimizers and the names of their tensors. In other steps its file
-// clock.py handles the hooks; it also limits how many steps may be quiet, and reads how many were. One
+// package foreshock_torch) already has all optimizers and the names of their tensors. The helper handles the
+// hooks of other steps (clock.py). It also limits how many steps may be quiet, and reads how many were. One
 // optimizer is the clock: the ends of its steps are the ticks. All functions need the interpreter lock.
-// Most time of a quiet step is spent on waiting for memory that the training has evicted from the caches.
-// [[gnu::hot]] makes the linker put its functions next to each other, here and in the core.
+// Most time of a quiet step is spent on waiting for memory that the training has evicted from the caches. So
+// the functions of a quiet step, here and in the core, have [[gnu::hot]]: the linker puts them side by side.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 
@@ -60,7 +60,7 @@ inline void forget_step() {
 class QuietSteps {
  public:
   static QuietSteps& instance() {
-    static Lasting<QuietSteps> steps;
+    static Lasting<QuietSteps> steps;  // is never destroyed
     return steps.get();
   }
 
@@ -72,7 +72,7 @@ class QuietSteps {
     tensor_type_ = PythonReference::to(tensor_type);
     compiler_ = PythonReference::to(compiler);
     modules_ = PythonReference::to(python.modules());
-    has_usual_heads_ = has_usual_head(compiler);
+    has_usual_heads_ = has_usual_head(compiler);  // stands for all objects
     tensor_words_ = static_cast<size_t>(python.integer(tensor_bytes)) / sizeof(void*);
     for (const auto& [name, text] : {std::pair(&param_groups_, "param_groups"),
                                      {&params_, "params"},
@@ -100,8 +100,8 @@ class QuietSteps {
       return false;
     }
     OptimizerFields fields;
-    can_allow_ =
-        has_usual_heads_ && read_fingerprint(optimizer, nullptr, &clock_.last, &fields, &clock_.fingerprint);
+    can_allow_ = has_usual_heads_ &&
+                 read_fingerprint(optimizer, nullptr, &clock_.last_parameter, &fields, &clock_.fingerprint);
     return can_allow_;
   }
 
@@ -114,7 +114,7 @@ class QuietSteps {
     other.number = number;
     OptimizerFields fields;
     if (others_.size() == kMostOthers ||
-        !read_fingerprint(optimizer, nullptr, &other.last, &fields, &other.fingerprint))
+        !read_fingerprint(optimizer, nullptr, &other.last_parameter, &fields, &other.fingerprint))
       return can_allow_ = false;
     try {
       others_.push_back(other);
@@ -129,7 +129,7 @@ class QuietSteps {
     bool is_counted;                 // no optimizer state has the step number, so steps are counted
     int64_t seen_step;               // number of the clock's last step
     const void* seen_address;        // the parameter (TensorImpl) whose state had this number
-    int64_t begins_left, ends_left;  // how many more beginnings and ends of steps may be quiet
+    int64_t begins_left, ends_left;  // how many more beginnings and ends of the clock's steps may be quiet
     ssize_t modules;                 // size of sys.modules when the helper last searched it for loggers
     uint32_t* due_numbers;           // buffer: begin() writes the numbers of the weights to be measured
     size_t due_capacity;             // length of due_numbers; 0: no weight is measured
@@ -145,7 +145,7 @@ class QuietSteps {
   // Ends quiet steps until another set_clock() and allow(), for example when an optimizer was destroyed.
   void stop() {
     is_allowed_ = can_allow_ = false;
-    quietly_begun_ = nullptr;
+    quiet_optimizer_ = nullptr;
     last_number_ = {};
   }
 
@@ -156,7 +156,7 @@ class QuietSteps {
   // -1 if the step is not quiet; nothing was published then. Publishes the gradient norms, except in a step
   // with a closure (a function that computes the gradients during step()): then end() publishes them.
   [[gnu::hot]] int64_t begin(void* optimizer, void* args, void* kwargs) {
-    quietly_begun_ = nullptr;
+    quiet_optimizer_ = nullptr;
     if (!is_allowed_) return -1;
     const bool is_clock = optimizer == clock_.fingerprint.optimizer;
     KnownOptimizer* const known = is_clock ? &clock_ : find_other(optimizer);
@@ -165,7 +165,7 @@ class QuietSteps {
     // If another optimizer steps a second time since the last tick, the helper may make it the clock. If the
     // step may not end quietly, weights of this optimizer may be due, which only the helper can report.
     if (!is_clock && (known->has_stepped || !allowance_.may_end_quietly)) return -1;
-    const uint64_t begin = now_ns();
+    const uint64_t begin_ns = now_ns();
     if (is_traced()) return -1;
     const Given given = read_arguments(args, kwargs);
     if (given == Given::kOther) return -1;
@@ -192,22 +192,23 @@ class QuietSteps {
     }
     if (due > 0 && end_checks && !is_as_known()) return -1;
     if (due == 0)
-      quietly_begun_ = optimizer;
+      quiet_optimizer_ = optimizer;
     else
       run_next_end_in_python();
-    spend(now_ns() - begin - in_core);
+    add_own_time(now_ns() - begin_ns - in_core);
     return static_cast<int64_t>(due);
   }
 
   // Call it after the optimizer's work. False: the end of the step is not quiet, and nothing was reported.
   [[gnu::hot]] bool end(void* optimizer) {
-    if (std::exchange(quietly_begun_, nullptr) != optimizer || !is_allowed_) return false;
-    const uint64_t begin = now_ns();
+    const void* const quiet_optimizer = std::exchange(quiet_optimizer_, nullptr);
+    if (quiet_optimizer != optimizer || !is_allowed_) return false;
+    const uint64_t begin_ns = now_ns();
     if (optimizer != clock_.fingerprint.optimizer)
-      return allowance_.may_end_quietly && end_other(find_other(optimizer), begin);
+      return allowance_.may_end_quietly && end_other(find_other(optimizer), begin_ns);
     OptimizerFields fields;
     if (!is_unchanged(&clock_, &fields)) return stop(), false;  // the helper will name the changed tensors
-    return allowance_.may_end_quietly && end_step(fields, begin);
+    return allowance_.may_end_quietly && end_step(fields, begin_ns);
   }
 
   // Makes the end of the next step run in Python. Returns a tuple of integers about the quiet steps since the
@@ -234,12 +235,12 @@ class QuietSteps {
   struct Fingerprint {
     void *optimizer, *kind, *state_kind;  // the optimizer's object, its type, the type of its `state`
     ssize_t groups;                       // number of groups
-    void* first;                          // list of parameters of the first group
-    ssize_t first_size;                   // length of `first`
+    void* first_list;                     // list of parameters of the first group
+    ssize_t first_size;                   // length of `first_list`
     void* first_kind;                     // type of the first parameter
-    void* last;                           // list of parameters of the last group
-    ssize_t last_size;                    // length of `last`
-    void *last_kind, *tensor;             // the last parameter: its type, the address of its TensorImpl
+    void* last_list;                      // list of parameters of the last group
+    ssize_t last_size;                    // length of `last_list`
+    void *last_kind, *last_impl;          // the last parameter: its type, the address of its TensorImpl
     bool operator==(const Fingerprint&) const = default;
   };
   struct TensorAddress {  // a tensor's Python object and the address of its TensorImpl
@@ -247,15 +248,15 @@ class QuietSteps {
   };
   struct KnownOptimizer {  // an optimizer as it was at the last set_clock()
     Fingerprint fingerprint = {};
-    TensorAddress last = {};   // the last parameter, for address_of()
-    int64_t number = 0;        // see add_other()
+    TensorAddress last_parameter = {};  // for address_of()
+    int64_t number = 0;                 // see add_other()
     bool has_stepped = false;  // has made a quiet step since the last tick; always false for the clock
   };
-  // The tensor that had the number of the last step, as the first element of a storage. Owns a reference, so
-  // that the storage can be read even after the optimizer has got other tensors.
+  // Where the number of the last step was read: in a tensor with one element, the only one of its storage.
+  // Owns the storage, so that it can be read even after the optimizer has got other tensors.
   struct LastNumber {
-    c10::Storage storage;              // null: not known
-    at::ScalarType type = at::kFloat;  // or kDouble
+    c10::Storage storage;              // null: unknown
+    at::ScalarType type = at::kFloat;  // of the tensor: kFloat or kDouble
     const void* states = nullptr;      // `state` of the optimizer
   };
   struct Ending {         // a step of the clock that has ended
@@ -265,7 +266,7 @@ class QuietSteps {
   };
   // A dictionary of param_groups, its list of parameters, and the length of this list, at least 1.
   struct Group {
-    void *group, *parameters;
+    void *dictionary, *parameters;
     ssize_t size;
   };
   // An optimizer's __dict__, and values that are borrowed from it.
@@ -273,7 +274,7 @@ class QuietSteps {
     PythonReference own;                        // __dict__
     void *groups = nullptr, *states = nullptr;  // param_groups and state
     ssize_t count = 0;                          // number of groups, at least 1
-    Group first = {};
+    Group first_group = {};
   };
 
   // A borrowed reference; nullptr if the key is missing. Looking up a string runs no Python code.
@@ -292,7 +293,7 @@ class QuietSteps {
       given = python.is_callable(value) ? Given::kCallable : Given::kOther;
     };
     const ssize_t count = python.tuple_size(args), named = python.dict_size(kwargs);
-    // A hook of the trainer may have replaced them by objects of other types.
+    // A hook of the trainer may have replaced `args` and `kwargs` by objects of other types.
     if (count < 0 || named < 0) return python.clear_error(), Given::kOther;
     for (ssize_t n = 1; n < count; ++n) add(python.tuple_item(args, n));
     if (named == 0) return given;
@@ -309,8 +310,9 @@ class QuietSteps {
     return profiler.get() != Python::get().none;
   }
 
-  // As torch.compiler.is_compiling(), in a mode that intercepts all operations of this thread. torch.export
-  // has such a mode while it runs the hooks on tensors without data. Without a mode, the flag is not read.
+  // Whether the hooks run on tensors without data. torch.export does this, with torch.compiler.is_compiling()
+  // true, in a dispatch mode, which intercepts all operations of this thread. Without such a mode, the flag
+  // of is_compiling() is not read.
   bool is_traced() const {
     return c10::impl::TorchDispatchModeTLS::any_modes_set() &&
            item(compiler_.get(), is_compiling_) != Python::get().false_object;
@@ -320,7 +322,7 @@ class QuietSteps {
   bool has_new_modules() const { return Python::get().dict_size(modules_.get()) != allowance_.modules; }
 
   // Fills in *out. Returns false if the optimizer has no state, no list of groups, or an unusual first group.
-  bool open(void* optimizer, OptimizerFields* out) const {
+  bool read_fields(void* optimizer, OptimizerFields* out) const {
     const Python& python = Python::get();
     out->own = PythonReference(python.own_dict(optimizer, nullptr));
     if (!out->own) return python.clear_error(), false;
@@ -328,7 +330,7 @@ class QuietSteps {
     out->states = item(out->own.get(), state_);
     if (!out->groups || !out->states || !is_exactly(out->groups, python.list_type)) return false;
     out->count = python.list_size(out->groups);
-    return out->count > 0 && read_group(python.list_item(out->groups, 0), &out->first);
+    return out->count > 0 && read_group(python.list_item(out->groups, 0), &out->first_group);
   }
 
   // Fills in *out. Returns false if `group` is not a dictionary with a non-empty list of parameters.
@@ -359,14 +361,15 @@ class QuietSteps {
   }
 
   // Reads the fingerprint and the fields. Returns false if the optimizer has no readable parameters, or if
-  // its types differ from those of `known` (null: any types). `last_seen`: KnownOptimizer::last.
+  // its types differ from those of `known` (null: any types). `last_seen`: the optimizer's last_parameter.
   [[gnu::hot]] bool read_fingerprint(void* optimizer, const Fingerprint* known, TensorAddress* last_seen,
                                      OptimizerFields* fields, Fingerprint* out) {
     const Python& python = Python::get();
     Group last;
-    if (!open(optimizer, fields) || !read_group(python.list_item(fields->groups, fields->count - 1), &last))
+    if (!read_fields(optimizer, fields) ||
+        !read_group(python.list_item(fields->groups, fields->count - 1), &last))
       return false;
-    const Group& first = fields->first;
+    const Group& first = fields->first_group;
     void* tensor = python.list_item(last.parameters, last.size - 1);
     *out = {optimizer,
             python_type_of(optimizer),
@@ -382,13 +385,13 @@ class QuietSteps {
     const bool has_known_state = known && out->state_kind == known->state_kind;
     if (!has_known_state && !python.is_subtype(out->state_kind, python.dict_type)) return false;
     if (known && (out->kind != known->kind || out->last_kind != known->last_kind)) return false;
-    out->tensor = address_of(tensor, last_seen);
-    return out->tensor != nullptr;
+    out->last_impl = address_of(tensor, last_seen);
+    return out->last_impl != nullptr;
   }
 
-  // Ends a step of the clock. `fields`: the clock's. `begin`: when this class was called (now_ns). False
+  // Ends a step of the clock. `fields`: the clock's. `begin_ns`: when end() was called (now_ns). False
   // leaves the end to the helper, so all checks come before the first change.
-  [[gnu::hot]] bool end_step(const OptimizerFields& fields, uint64_t begin) {
+  [[gnu::hot]] bool end_step(const OptimizerFields& fields, uint64_t begin_ns) {
     if (allowance_.ends_left <= 0) return false;
     Ending ending = {};
     if (!read_step(fields, &ending) || has_new_modules()) return false;
@@ -400,10 +403,10 @@ class QuietSteps {
     ++steps_;
     allowance_.seen_step = ending.number;
     allowance_.seen_address = ending.address;
-    spend(now_ns() - begin - in_core);
+    add_own_time(now_ns() - begin_ns - in_core);
     max_step_ns_ = std::max(max_step_ns_, own_ns_ - own_at_step_ns_);
     own_at_step_ns_ = own_ns_;
-    ended_at_ns_ = begin;
+    ended_at_ns_ = begin_ns;
     foreshock_step step{};
     step.size = sizeof(step);
     step.version = FORESHOCK_ABI_VERSION;
@@ -415,21 +418,21 @@ class QuietSteps {
     foreshock_step_end(&step);
     const uint64_t after = now_ns();
     forget_step();
-    spend(now_ns() - after);  // reported with the next step
+    add_own_time(now_ns() - after);  // reported with the next step
     return true;
   }
 
   // Ends a step of an optimizer other than the clock. If there was a backward pass since the last tick, its
   // losses are those of this optimizer, not of the clock.
-  bool end_other(KnownOptimizer* other, uint64_t begin) {
+  bool end_other(KnownOptimizer* other, uint64_t begin_ns) {
     if (!other) return false;
     other->has_stepped = true;
-    if (other->number > 0 && training_clock().backwards() > 0) {
+    if (other->number > 0 && training_clock().backward_count() > 0) {
       char name[32];
       std::snprintf(name, sizeof name, "loss of optimizer %lld", static_cast<long long>(other->number));
       foreshock_loss_is_of(name);
     }
-    spend(now_ns() - begin);
+    add_own_time(now_ns() - begin_ns);
     return true;
   }
 
@@ -441,14 +444,16 @@ class QuietSteps {
 
   bool is_unchanged(KnownOptimizer* known, OptimizerFields* fields) {  // fills in *fields
     Fingerprint now;
-    return read_fingerprint(known->fingerprint.optimizer, &known->fingerprint, &known->last, fields, &now) &&
+    return read_fingerprint(known->fingerprint.optimizer, &known->fingerprint, &known->last_parameter, fields,
+                            &now) &&
            now == known->fingerprint;
   }
 
   // Reports the gradient norms that the trainer has computed since the last backward pass, if any, and sets
   // *in_core to the ns spent in the core. Does nothing and returns false if the helper must handle them.
   bool publish_gradients(uint64_t* in_core) {
-    if (training_clock().backwards() == 0 || foreshock_step_is_sampled()) return false;
+    // Without a backward pass this step() is not the end of a training step. A sampled step is not quiet.
+    if (training_clock().backward_count() == 0 || foreshock_step_is_sampled()) return false;
     const uint64_t before = gradient_report().core_ns();
     if (!gradient_report().skip_without_norms() && !publish_norms()) return false;
     *in_core = gradient_report().core_ns() - before;
@@ -456,9 +461,9 @@ class QuietSteps {
   }
 
   // Does nothing and returns false if the optimizers step other parameters than those given to set_clock(),
-  // or if one multiplies gradients itself (grad_scale).
+  // or if one of them multiplies gradients itself (grad_scale).
   bool publish_norms() {
-    if (parameters_.empty() || !step_known_parameters()) return false;
+    if (parameters_.empty() || !are_all_parameters_known()) return false;
     try {
       // 1.0: the optimizer does not scale. true: gradients may have been clipped unseen, so only norms are
       // reported. 0, the number of writes by the averaging over ranks, then has no effect.
@@ -469,9 +474,9 @@ class QuietSteps {
     return true;
   }
 
-  // Whether the clock and its companions step exactly parameters_. Compares the TensorImpl in each
-  // parameter's object, so that no address of a destroyed tensor is read later.
-  bool step_known_parameters() const {
+  // Whether the clock and its companions have exactly the parameters in parameters_. Compares the TensorImpl
+  // in each parameter's object, so that no address of a destroyed tensor is read later.
+  bool are_all_parameters_known() const {
     size_t count = 0;
     bool are_known = impl_word_ != 0 && has_known_parameters(clock_.fingerprint, &count);
     for (const KnownOptimizer& other : others_)
@@ -484,7 +489,7 @@ class QuietSteps {
   bool has_known_parameters(const Fingerprint& fingerprint, size_t* count) const {
     const Python& python = Python::get();
     OptimizerFields fields;
-    if (!open(fingerprint.optimizer, &fields) || item(fields.own.get(), grad_scale_)) return false;
+    if (!read_fields(fingerprint.optimizer, &fields) || item(fields.own.get(), grad_scale_)) return false;
     for (ssize_t n = 0; n < fields.count; ++n) {
       Group group;
       if (!read_group(python.list_item(fields.groups, n), &group)) return false;
@@ -505,9 +510,10 @@ class QuietSteps {
   [[gnu::hot]] bool read_step(const OptimizerFields& fields, Ending* ending) {
     const Python& python = Python::get();
     if (item(fields.own.get(), found_inf_)) return false;
-    void* parameter = python.list_item(fields.first.parameters, 0);
-    void* rate = item(fields.first.group, lr_);
-    if (!rate || !is_exactly(rate, python.float_type) || item(fields.first.group, step_)) return false;
+    void* parameter = python.list_item(fields.first_group.parameters, 0);
+    void* rate = item(fields.first_group.dictionary, lr_);
+    if (!rate || !is_exactly(rate, python.float_type) || item(fields.first_group.dictionary, step_))
+      return false;
     ending->rate = python.real(rate);
     if (has_next_number(fields.states)) {
       *ending = {allowance_.seen_step + 1, allowance_.seen_address, ending->rate};
@@ -515,7 +521,7 @@ class QuietSteps {
     }
     last_number_ = {};
     auto* impl = static_cast<c10::TensorImpl*>(address_of(parameter, &first_parameter_));
-    if (!impl || !has_gradient(*impl)) return false;  // the helper then searches for one with a gradient
+    if (!impl || !has_gradient(*impl)) return false;  // the helper searches for a parameter with a gradient
     // The hash of a tensor is its address. Passing it avoids Tensor.__hash__, which is written in Python.
     void* state = python.dict_item_of_hash(fields.states, parameter, reinterpret_cast<ssize_t>(parameter));
     std::optional<int64_t> number;
@@ -532,9 +538,9 @@ class QuietSteps {
     return *number != allowance_.seen_step || impl != allowance_.seen_address;
   }
 
-  // Whether the tensor of last_number_ has the next number. Then the parameter's gradient and its state need
-  // not be read. The number stays unchanged if the optimizer has skipped the step or the parameter, or if the
-  // parameter has got another tensor with a number.
+  // Whether the storage of last_number_ has the number after the last step's. Then the parameter's gradient
+  // and its state need not be read. The number in the storage stays unchanged if the optimizer has skipped
+  // the step or the parameter, or keeps the parameter's number in another tensor.
   bool has_next_number(const void* states) const noexcept try {
     const LastNumber& last = last_number_;
     if (!last.storage || last.states != states) return false;
@@ -556,12 +562,12 @@ class QuietSteps {
   // `value` is null, or if reading it would wait for a device. Returns false if only the helper can read it.
   bool read_number(void* value, std::optional<int64_t>* number) {
     const Python& python = Python::get();
-    constexpr double kMost = 9007199254740992.0;  // 2^53: up to here a double holds every whole number
+    constexpr double kLimit = 9007199254740992.0;  // 2^53: below it a double holds every whole number
     if (!value) return true;
     if (is_exactly(value, python.integer_type)) {
       int overflow = 0;
       const long long whole = python.integer_or_overflow(value, &overflow);
-      if (overflow != 0 || whole < 0 || whole >= static_cast<long long>(kMost)) return false;
+      if (overflow != 0 || whole < 0 || whole >= static_cast<long long>(kLimit)) return false;
       *number = whole;
       return true;
     }
@@ -571,7 +577,7 @@ class QuietSteps {
     const at::Tensor held(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
     const auto real = scalar_on_cpu(held);
     if (!real) return true;
-    if (!(*real >= 0 && *real < kMost)) return false;
+    if (!(*real >= 0 && *real < kLimit)) return false;  // also if the number is NaN
     *number = static_cast<int64_t>(*real);
     const at::ScalarType type = held.scalar_type();
     // A number in a larger storage is not kept, since the storage would be kept as well.
@@ -580,13 +586,13 @@ class QuietSteps {
     return true;
   }
 
-  // Counts time that this class took, without the time spent in the core, which measures that itself.
-  void spend(uint64_t nanoseconds) {
+  // Counts time that this class took, without the time that publish_gradients() has spent in the core.
+  void add_own_time(uint64_t nanoseconds) {
     unreported_ns_ += nanoseconds;
     own_ns_ += nanoseconds;
   }
 
-  static constexpr size_t kMostOthers = 62;  // take() returns a bit for each in a signed integer of 64 bits
+  static constexpr size_t kMostOthers = 62;  // less than 63: take() returns a bit for each in a long long
 
   PythonReference getprofile_, tensor_type_, compiler_, modules_;
   PythonReference param_groups_, params_, state_, found_inf_, grad_scale_, cdata_, lr_, step_, is_compiling_;
@@ -598,11 +604,11 @@ class QuietSteps {
   std::vector<KnownOptimizer> others_;
   std::vector<const void*> parameters_;  // TensorImpl addresses of the parameters given to set_clock()
   Allowance allowance_ = {};
-  bool has_usual_heads_ = false;   // see has_usual_head()
-  bool can_allow_ = false;         // set_clock() has succeeded, and there was no stop() since
-  bool is_allowed_ = false;        // steps may be quiet
-  void* quietly_begun_ = nullptr;  // the optimizer whose step in progress began quietly
-  bool has_closure_ = false;       // the clock's step() got a closure, which computes the gradients
+  bool has_usual_heads_ = false;     // see has_usual_head()
+  bool can_allow_ = false;           // set_clock() has succeeded, and there was no stop() since
+  bool is_allowed_ = false;          // steps may be quiet
+  void* quiet_optimizer_ = nullptr;  // the optimizer whose step in progress began quietly
+  bool has_closure_ = false;         // the clock's step() got a closure, which computes the gradients
   // See take(): steps, own time, its unreported part, end of the last step, most own time in one step.
   uint64_t steps_ = 0, own_ns_ = 0, unreported_ns_ = 0, ended_at_ns_ = 0, max_step_ns_ = 0;
   uint64_t own_at_step_ns_ = 0;  // own_ns_ at the end of the last step

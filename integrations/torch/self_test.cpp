@@ -30,7 +30,7 @@ const char* check(const char* path) {
   const auto start = reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_start"));
   const auto calls = reinterpret_cast<uint64_t (*)(int)>(dlsym(adapter, "foreshock_adapter_calls"));
   if (!start || !calls) return "the adapter lacks a function";
-  const int hooked = start();  // number of hooked operations
+  const int hooked = start();  // number of hooked operations: at least forward and backward
   if (hooked < 2) return "hardly any attention operation could be hooked";
   if (start() != hooked) return "starting twice hooked twice";
   const std::vector<at::Tensor> after = attention();

@@ -1,5 +1,5 @@
 // Gets data about a tensor for the hooks: a view (foreshock_tensor of hook.h), the current CUDA stream, and,
-// from the autograd history of a query, the weight that identifies its layer. Copies and changes no tensor.
+// from the autograd history of a query, the weight that identifies its layer. Only reads tensors.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_TENSOR_VIEW_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_TENSOR_VIEW_H_
 
@@ -144,7 +144,7 @@ inline foreshock_tensor view_of(const at::Tensor& tensor) {
 // if it was computed from the input of that node, so it cannot belong to an earlier layer. In all other cases
 // the layer is unknown. The search takes about 10 us, so it runs in sampled calls only.
 
-inline constexpr int kMaxNodes = 64;  // visited in one search
+inline constexpr int kMaxNodes = 64;  // visited in one search; bounds its time
 
 // kLeaf: a parameter. kProduct: a matrix multiplication. kUnary: only views, slices, copies or converts its
 // input. kOpaque: the search must not go past the node. kOther: the search goes on with the node's inputs.
@@ -175,7 +175,8 @@ inline NodeKind kind_of(const torch::autograd::Node& node) {
   return NodeKind::kOther;
 }
 
-// Returns the leaf at the end of a chain of unary nodes; null if the chain does not end at a 2-D leaf.
+// Returns the leaf at the end of a chain of unary nodes; null if the chain does not end at a 2-D leaf. A node
+// has num_outputs() edges, one for each input of its operation: in a chain, one.
 inline const void* leaf_behind(const torch::autograd::Node* node) {
   for (int hops = 0; node && hops < kMaxNodes; ++hops) {
     const NodeKind kind = kind_of(*node);

@@ -37,6 +37,7 @@ inline foreshock_tensor view_of_weight(const void* address) noexcept try {
   if (!address) return {};
   const at::Tensor tensor = tensor_at(address);
   if (!has_data(tensor) || tensor.layout() != at::kStrided) return {};
+  // view_of() returns an empty view of a tensor with more dimensions, here of one that is not contiguous.
   if (tensor.dim() <= FORESHOCK_TENSOR_DIMS || !tensor.is_contiguous()) return view_of(tensor);
   if (!is_in_memory(tensor)) return {};
   foreshock_tensor view = {};

@@ -36,10 +36,12 @@
       type: 'bar',
       data: {
         labels: pairs.map((p) => p.name),
+        // null: no bar, since 0 has no place on a logarithmic scale
         datasets: bars.map(([label, value], i) => ({ label, data: pairs.map((p) => value(p.pooled) || null), backgroundColor: colour(i) })),
       },
       options: {
         animation: false, maintainAspectRatio: false,
+        // The y axis ends well above the highest bar.
         scales: { x: { grid: { display: false } }, y: Object.assign(axis(true, 'in the unit of the weights'), { suggestedMax: 2 * highest }) },
         plugins: { legend: { position: 'bottom' }, tooltip: { callbacks: { label: (item) => `${item.dataset.label}: ${short(item.parsed.y)}` } } },
       },

@@ -63,6 +63,7 @@
     });
   }
 
+  // Draws the chart of a sweep. `statistic`: the one on the y axis. `logarithmic`: the scale of this axis.
   function draw(canvas, points, drawing, statistic, logarithmic) {
     const labels = points.some((p) => typeof p[drawing.x] !== 'number')
       ? unique(points.map((p) => String(p[drawing.x]))) : null;
@@ -76,7 +77,7 @@
       const values = unique(points.map((p) => p[drawing.x])).sort((a, b) => a - b);
       x.afterBuildTicks = (scale) => { scale.ticks = values.map((value) => ({ value })); };
       x.ticks.callback = (v) => short(v);
-      x.min = values[0] / 1.15;
+      x.min = values[0] / 1.15; // margins on both sides
       x.max = values[values.length - 1] * 1.15;
     }
     return new Chart(canvas, {
@@ -98,6 +99,7 @@
     });
   }
 
+  // A chart of a sweep, with a choice of its statistic, scale and tensor. redraw() draws it.
   function chartPanel(points, drawing) {
     const canvas = element('canvas'), controls = element('div', { className: 'controls' });
     const statistic = element('select', {}, ...Object.entries(STATISTICS).map(
@@ -167,6 +169,7 @@
   function sweepSection(drawing) {
     const all = study.points.filter((p) => p.sweep === drawing.name);
     drawing = completed(all, drawing);
+    // The log-sum-exp is left out, since most algorithms do not store it in the format under test.
     const points = all.filter((p) => drawing.tensor ? p.tensor === drawing.tensor : p.tensor !== 'log_sum_exp');
     const fixed = AXES.filter((axis) => !varying(points).includes(axis) && !['first_seed', 'tensor'].includes(axis));
     const facts = element('p', { className: 'facts' });

@@ -10,16 +10,16 @@ const element = (tag, properties = {}, ...children) => {
   node.append(...children);
   return node;
 };
-// A number with three significant digits (small integers with all); a missing number as a dash.
+// A number as text with three significant digits. Integers below a million keep all digits. Null gives a dash.
 const short = (x) => {
   if (x === null || x === undefined) return '–';
   if (Number.isInteger(x) && Math.abs(x) < 1e6) return String(x);
   if (Math.abs(x) >= 0.01 && Math.abs(x) < 1e4) return String(+x.toPrecision(3));
-  return x.toExponential(2).replace(/\.?0+e/, 'e');
+  return x.toExponential(2).replace(/\.?0+e/, 'e');  // 1.50e+5 becomes 1.5e+5
 };
 const unique = (values) => [...new Set(values)];
 
-// A table of texts. The first `nameColumns` columns have names, the others numbers.
+// A table of texts. The first `nameColumns` columns hold names, the others numbers; the style sheet aligns them.
 function table(head, rows, nameColumns = 1) {
   const cells = (row, tag) => row.map((text, i) => element(tag, { textContent: text, className: i < nameColumns ? 'name' : '' }));
   return element('div', { className: 'scroll' }, element('table', {}, element('thead', {}, element('tr', {}, ...cells(head, 'th'))),

@@ -1,6 +1,6 @@
 """Judges an attention function: compares its results for many inputs with attention in fp64 (the reference). The limit
-("gate") of its error is a multiple of the noise floor: the error of plain, unfused attention in the same precision, or,
-if this is larger, the rounding error of the best possible result.
+("gate") of its error is a multiple of the noise floor. The noise floor is the larger of two errors: that of plain,
+unfused attention in the same precision, and the rounding error of the best possible result.
 
     foreshock judge --function MODULE:NAME [--device cuda] [--dtype bf16] [--grad]
 
@@ -10,8 +10,9 @@ or in tests, with this file's folder on PYTHONPATH and `pytest_plugins = ["fores
         judge_attention(my_attention, device="cuda", grad=True)
 
 The function is called like torch's scaled_dot_product_attention: with query, key, value of shape
-[batch, heads, length, d], and with those of the keywords attn_mask, is_causal, scale, enable_gqa that it accepts. dx is
-the gradient of x. A kv-head is a head of key and value, which several heads of the query may share.
+[batch, heads, length, d], and with those of the keywords attn_mask, is_causal, scale, enable_gqa that it accepts. dq,
+dk and dv are the gradients of query, key and value. A kv-head is a head of key and value, which several heads of the
+query may share.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ class Case:
     kv_heads: int
     queries: int
     keys: int
-    d: int
+    d: int  # head dimension
     mask: str = "none"  # none, causal, bool, float
-    law: str = "normal"  # distribution of the inputs, see inputs()
+    distribution: str = "normal"  # of the inputs, see inputs()
 
     def __str__(self) -> str:
         sizes = f"{self.batch}x{self.heads}/{self.kv_heads} {self.queries}x{self.keys} d{self.d}"
-        return f"{self.shape} ({sizes}), mask {self.mask}, input {self.law}"
+        return f"{self.shape} ({sizes}), mask {self.mask}, input {self.distribution}"
 
 
 @dataclass
@@ -80,7 +81,8 @@ class Report:
         for finding in self.findings:
             lines.append(f"  FAILS {finding.tensor}: {finding.measured}\n        {finding.case}")
         if self.findings:
-            by_class = sorted({f"mask {f.case.mask}, input {f.case.law}, {f.case.shape}" for f in self.findings})
+            failed = [finding.case for finding in self.findings]
+            by_class = sorted({f"mask {case.mask}, input {case.distribution}, {case.shape}" for case in failed})
             lines.append("beyond the gates for: " + "; ".join(by_class))
         else:
             lines.append("within the gates")
@@ -99,13 +101,14 @@ def cases(quick: bool = False) -> list[Case]:
         ("long", 1, 2, 2, 64, 1100, 64),
     ]
     shapes += [(f"head dimension {d}", 1, 2, 2, 80, 80, d) for d in (24, 40, 128, 256)]
-    many = ("many slices", 4, 8, 8, 128, 256, 64)
+    many = ("many slices", 4, 8, 8, 128, 256, 64)  # 32 slices, so that the bias is judged
     all_cases = [Case(*shape) for shape in shapes]
     all_cases += [Case(*shape, mask="causal") for shape in shapes if 1 < shape[4] <= shape[5]]  # 1 < queries <= keys
-    all_cases += [Case(*shape, mask=mask) for shape in shapes[:2] + shapes[4:5] for mask in ("bool", "float")]
-    all_cases += [Case(*many, law=law) for law in ("normal", "flat", "ties", "one-signed")]
-    all_cases += [Case("long", 1, 2, 2, 64, 1100, 64, law=law) for law in ("uniform", "one-signed")]
-    all_cases += [Case(*square, law=law) for law in ("massive", "very negative")]
+    masked = shapes[:2] + shapes[4:5]  # square, ragged, grouped heads
+    all_cases += [Case(*shape, mask=mask) for shape in masked for mask in ("bool", "float")]
+    all_cases += [Case(*many, distribution=name) for name in ("normal", "flat", "ties", "one-signed")]
+    all_cases += [Case("long", 1, 2, 2, 64, 1100, 64, distribution=name) for name in ("uniform", "one-signed")]
+    all_cases += [Case(*square, distribution=name) for name in ("massive", "very negative")]
     return [c for c in all_cases if c.shape in ("square", "ragged", "grouped heads")] if quick else all_cases
 
 
@@ -118,35 +121,36 @@ def inputs(case: Case, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]
 
     q = normal(case.batch, case.heads, case.queries, case.d)
     k, v = (normal(case.batch, case.kv_heads, case.keys, case.d) for _ in range(2))
-    if case.law == "uniform":  # ndtr, the normal distribution function, gives values in (0, 1)
+    if case.distribution == "uniform":  # ndtr, the normal distribution function, gives values in (0, 1)
         q, k, v = (torch.special.ndtr(x) for x in (q, k, v))
-    elif case.law == "flat":  # scores so close that in bf16 every exp(score - maximum) rounds to 1
+    elif case.distribution == "flat":  # scores so close that in bf16 every exp(score - maximum) rounds to 1
         q = q * 3e-4
-    elif case.law == "one-signed":
+    elif case.distribution == "one-signed":
         v = -v.abs()
-    elif case.law == "massive":  # one channel far above the others, as in trained models
+    elif case.distribution == "massive":  # one channel far above the others, as in trained models
         q[..., 3] *= 30
         k[..., 3] *= 30
         v[..., 3] *= 1000
-    elif case.law == "very negative":  # every score near -300: |direction|^2 / sqrt(d) is 300
+    elif case.distribution == "very negative":  # every score near -300: |direction|^2 / sqrt(d) is 300
         direction = normal(case.d)
         direction *= math.sqrt(300 / direction.square().sum().item() * math.sqrt(case.d))
         q, k = q + direction, k - direction
-    elif case.law == "ties":  # every key occurs twice
+    elif case.distribution == "ties":  # every key occurs twice
         half = (case.keys + 1) // 2
         k = torch.cat([k[..., :half, :], k[..., : case.keys - half, :]], dim=-2)
-    made = {"q": q, "k": k, "v": v, "grad_out": normal(case.batch, case.heads, case.queries, case.d)}
-    made = {name: x.to(dtype) for name, x in made.items()}
+    tensors = {"q": q, "k": k, "v": v, "grad_out": normal(case.batch, case.heads, case.queries, case.d)}
+    tensors = {name: x.to(dtype) for name, x in tensors.items()}
     if case.mask == "bool":
-        made["mask"] = torch.rand(case.queries, case.keys, generator=random) < 0.7
-        made["mask"][:, 0] = True  # every row has a key: results for a row without keys differ between frameworks
+        tensors["mask"] = torch.rand(case.queries, case.keys, generator=random) < 0.7
+        tensors["mask"][:, 0] = True  # every row sees a key: results for a row without keys differ between frameworks
     elif case.mask == "float":
-        made["mask"] = normal(case.queries, case.keys).to(dtype)
-    return made
+        tensors["mask"] = normal(case.queries, case.keys).to(dtype)
+    return tensors
 
 
 def plain(q, k, v, case: Case, mask, probabilities_of=torch.softmax) -> torch.Tensor:
-    """Unfused attention in the dtype of its inputs; fp64 inputs give the reference. `probabilities_of`: the softmax."""
+    """Unfused attention in the dtype of its inputs; fp64 inputs give the reference. `probabilities_of` is called in the
+    place of torch.softmax."""
     group = case.heads // case.kv_heads
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = (q @ k.transpose(-1, -2)) * (1 / math.sqrt(case.d))
@@ -214,7 +218,8 @@ def ulp(reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def bias(result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, kv_heads: int) -> tuple[float, float]:
     """Returns the signed error of all elements in ulp, positive away from zero; and z, the mean of the slices' signed
-    errors divided by its standard error. Each batch element and kv-head is a slice. z is 0 if it is unknown."""
+    errors divided by its standard error. Each batch element and kv-head is a slice. z is 0 if there is one slice only,
+    or if all slices have the same error."""
     signed = (result.double() - reference) * reference.sign()
     outward = signed.unflatten(1, (kv_heads, -1)).sum(dim=(2, 3, 4)).flatten()  # one sum per slice
     pooled = (outward.sum() / ulp(reference, dtype).sum()).item()
@@ -225,7 +230,7 @@ def bias(result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, kv_h
 
 
 class Sweep:
-    """Runs the function on cases and adds the findings to `report`."""
+    """Runs the function `repeats` times on each case and adds the findings to `report`."""
 
     def __init__(self, function, name: str, device: str, dtype: torch.dtype, grad: bool, repeats: int = 3):
         self.function, self.device, self.dtype, self.grad, self.repeats = function, device, dtype, grad, repeats
@@ -264,13 +269,14 @@ class Sweep:
         self.check_repeats(case, call, x, results)
         fp64 = {name: tensor.double() for name, tensor in x.items()}
         reference = run_all(lambda q, k, v: plain(q, k, v, case, mask), fp64, self.grad)
-        floor = run_all(lambda q, k, v: plain(q, k, v, case, mask), x, self.grad)
-        best = gradients_from_rounded_out(x, case, mask, self.dtype) if self.grad else {}
+        plain_results = run_all(lambda q, k, v: plain(q, k, v, case, mask), x, self.grad)
+        best = gradients_from_rounded_out(x, case, mask, self.dtype) if self.grad else {}  # best out: the reference
         for tensor, result in results.items():
-            self.check(case, tensor, result, reference[tensor], floor[tensor], best.get(tensor, reference[tensor]))
+            best_result = best.get(tensor, reference[tensor])
+            self.check(case, tensor, result, reference[tensor], plain_results[tensor], best_result)
 
-    def check(self, case, tensor, result, reference, floor, best) -> None:
-        """Checks one result of the function. `reference`: the fp64 result; `floor`: the result of plain attention.
+    def check(self, case, tensor, result, reference, plain_result, best) -> None:
+        """Checks one result of the function. `reference`: the fp64 result; `plain_result`: that of plain attention.
         `best`: the best result that a kernel can compute, not yet rounded to the dtype."""
         if result.shape != reference.shape:
             shapes = f"shape {tuple(result.shape)} instead of {tuple(reference.shape)}"
@@ -281,7 +287,7 @@ class Sweep:
             self.report.findings.append(Finding(case, tensor, f"{non_finite} elements are not finite"))
             return
         # The noise floor: the error of plain attention, but at least the error of `best` rounded to the dtype.
-        noise = max(relative_error(floor, reference), relative_error(best.to(self.dtype), reference))
+        noise = max(relative_error(plain_result, reference), relative_error(best.to(self.dtype), reference))
         error = relative_error(result, reference)
         ratio = 0.0
         if error != 0:
@@ -297,12 +303,12 @@ class Sweep:
 
     def check_bias(self, case, result, reference) -> None:
         """Reports a biased output, unless the reference is biased too after it was rounded to the dtype."""
-        own, z = bias(result, reference, self.dtype, case.kv_heads)
-        rounded, rounded_z = bias(reference.to(self.dtype), reference, self.dtype, case.kv_heads)
-        reference_is_unbiased = abs(rounded) <= BIAS_GATE or abs(rounded_z) <= BIAS_Z
-        if abs(own) > BIAS_GATE and abs(z) > BIAS_Z and reference_is_unbiased:
-            where = "away from zero" if own > 0 else "towards zero"
-            measured = f"biased {where} by {abs(own):.3f} ulp, z {z:.0f} (rounded reference {rounded:+.3f} ulp)"
+        ulps, z = bias(result, reference, self.dtype, case.kv_heads)
+        rounded_ulps, rounded_z = bias(reference.to(self.dtype), reference, self.dtype, case.kv_heads)
+        reference_is_unbiased = abs(rounded_ulps) <= BIAS_GATE or abs(rounded_z) <= BIAS_Z
+        if abs(ulps) > BIAS_GATE and abs(z) > BIAS_Z and reference_is_unbiased:
+            where = "away from zero" if ulps > 0 else "towards zero"
+            measured = f"biased {where} by {abs(ulps):.3f} ulp, z {z:.0f} (rounded reference {rounded_ulps:+.3f} ulp)"
             self.report.findings.append(Finding(case, "out", measured))
 
     def check_repeats(self, case, call, x, results) -> None:

@@ -32,6 +32,7 @@ except ImportError as no_torch:
 from foreshock_slice import Call, Slice, SliceError, read_slice
 
 # A gate is the limit of an error, as a multiple of the noise floor (the error of plain attention on the same slice).
+# The gates equal those of foreshock_judge.py.
 GATES = {"forward": 2.0, "backward": 3.0}
 FORWARD_OPERATIONS = (  # operations of aten that can be run; the first two run on a CPU
     "_scaled_dot_product_flash_attention_for_cpu",
@@ -45,6 +46,7 @@ CPU_OPERATIONS = (*FORWARD_OPERATIONS[:2], CPU_BACKWARD)
 
 
 def operation_of(stored: Slice) -> str:
+    """The operation's name in the file. It may be of any length, so messages show its first 80 characters."""
     return stored.facts.get("op", "").removeprefix("aten::")
 
 
@@ -75,8 +77,8 @@ def through_autograd(call: Call, forward) -> torch.Tensor:
 
 
 def runner(call: Call, function) -> tuple[str, object]:
-    """Returns the operation's name, and a function that runs it once and returns the slice's rows of the result, on the
-    CPU. If `function` is not None, it is called instead of the operation."""
+    """Returns the operation's name, and a function that runs it once and returns the slice's rows of the result as a
+    tensor on the CPU. If `function` is not None, it is called instead of the operation."""
     stored, name = call.stored, operation_of(call.stored)
     if function is not None:
         options = {"scale": float(stored.facts["scale"]), "is_causal": call.causal}
@@ -253,7 +255,7 @@ def main() -> int:
     parser.add_argument("--function", metavar="MODULE:NAME", help="in the place of the operation")
     parser.add_argument("--json", action="store_true", help="one object a line")
     options = parser.parse_args()
-    if not 2 <= options.times <= 1000:
+    if not 2 <= options.times <= 1000:  # a single run cannot show whether the bits repeat
         parser.error("--times takes a number from 2 to 1000")
     status = 0
     for path in options.files:

@@ -23,7 +23,7 @@ MOST_HEADER_BYTES = 1 << 20  # bytes of the file's header
 MOST_ROWS = 16  # query rows of a slice
 MOST_LENGTH = 1 << 24  # queries or keys of the call
 MOST_MULTIPLICATIONS = 1 << 37  # multiplications of a call of the original size: some seconds on a CPU
-MOST_MASK_ELEMENTS = 1 << 28  # elements of the mask of a call of the original size
+MOST_MASK_ELEMENTS = 1 << 28  # elements of the mask of a call of the original size: 1 GiB in fp32
 
 
 class SliceError(Exception):
@@ -134,6 +134,7 @@ class Call:
         rows = arrays["q"].shape[0]
         queries, keys = stored.lengths
         work = heads * queries * keys * arrays["q"].shape[1]
+        # The causal flag, if it suffices, hides keys without a mask tensor. A stored mask always needs the tensor.
         needs_mask = "mask" in arrays or (not self.causal_flag_suffices() and self.hides_keys())
         self.whole = work <= MOST_MULTIPLICATIONS and (not needs_mask or heads * queries * keys <= MOST_MASK_ELEMENTS)
         if not self.whole:

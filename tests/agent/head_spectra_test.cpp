@@ -53,7 +53,7 @@ std::optional<LayerSpectrum> take(HeadSpectra& spectra, Told told,
   const char* why = nullptr;
   told.view.payload[segment::kTensorHeadRows] = told.heads;
   told.view.record.time_ns = rank.start_time_ns + 5;
-  const auto spectrum = spectra.take(told.view, rank, &why);
+  const auto spectrum = spectra.add(told.view, rank, &why);
   EXPECT_EQ(why, nullptr) << why;
   return spectrum;
 }
@@ -111,7 +111,7 @@ TEST(HeadSpectra, WhatDoesNotFitIsRefused) {
   const char* why = nullptr;
   Told told = rows("000", 8);
   told.view.payload[segment::kTensorHeadRows] = std::span(told.heads).first(told.heads.size() - 4);
-  EXPECT_FALSE(spectra.take(told.view, rank_of(0), &why));
+  EXPECT_FALSE(spectra.add(told.view, rank_of(0), &why));
   EXPECT_STREQ(why, "heads of another size");
   EXPECT_FALSE(take(spectra, Told("a", "000", 8))) << "no rows are nothing";
   for (int64_t step : {8, 16}) EXPECT_FALSE(take(spectra, rows("", step))) << "of an unknown layer";

@@ -38,10 +38,10 @@ TEST(OptimizerHealth, FiguresOfATensor) {
 TEST(OptimizerHealth, TensorsArePooledByTheirSums) {
   OptimizerHealth health;
   EXPECT_FALSE(health.summary());
-  health.take({"a"}, 2, 1, sums(numbers(8, 72), 100, 4));
-  health.take({"b"}, 2, 1, sums(numbers(2, 8), 100, 16));
-  health.take({"bias"}, 1, 1, sums(numbers(2, 2), 0.01, 1));  // ten times itself, and no matrix
-  health.take({"b"}, 2, 1, sums(numbers(2, 32), 100, 16));    // its last word counts
+  health.set({"a"}, 2, 1, sums(numbers(8, 72), 100, 4));
+  health.set({"b"}, 2, 1, sums(numbers(2, 8), 100, 16));
+  health.set({"bias"}, 1, 1, sums(numbers(2, 2), 0.01, 1));  // ten times itself, and no matrix
+  health.set({"b"}, 2, 1, sums(numbers(2, 32), 100, 16));    // its last word counts
   const auto summary = health.summary();
   ASSERT_TRUE(summary);
   EXPECT_DOUBLE_EQ(*summary->pooled.rms_staleness(), std::sqrt(106. / 12));
@@ -68,8 +68,8 @@ TEST(OptimizerHealth, PartsOfATensorAreOneTensor) {
 
 TEST(OptimizerHealth, OthersOfTheSameNameAreOtherTensors) {
   OptimizerHealth health;
-  health.take({.name = "a", .tensor_parallel = 0}, 2, 1, sums(numbers(8, 72), 100, 4));
-  health.take({.name = "a", .tensor_parallel = 1}, 2, 2, sums(numbers(8, 8), 100, 4));
+  health.set({.name = "a", .tensor_parallel = 0}, 2, 1, sums(numbers(8, 72), 100, 4));
+  health.set({.name = "a", .tensor_parallel = 1}, 2, 2, sums(numbers(8, 8), 100, 4));
   EXPECT_DOUBLE_EQ(*health.summary()->pooled.rms_staleness(), std::sqrt(80. / 16));
   health.forget_before(2);
   EXPECT_DOUBLE_EQ(*health.summary()->pooled.rms_staleness(), 1);
@@ -86,8 +86,8 @@ TEST(OptimizerHealth, WhatIsNotKnownIsNotZero) {
   EXPECT_FALSE(sums({}, 0, 4).update_ratio());
   // A tensor whose update is not known does not enlarge what the updates of others are compared with.
   OptimizerHealth health;
-  health.take({"a"}, 2, 1, sums(numbers(8, 72), 100, 4));
-  health.take({"b"}, 2, 1, sums({}, 1e9, kUnknown));
+  health.set({"a"}, 2, 1, sums(numbers(8, 72), 100, 4));
+  health.set({"b"}, 2, 1, sums({}, 1e9, kUnknown));
   EXPECT_DOUBLE_EQ(*health.summary()->pooled.update_ratio(), .2);
   EXPECT_DOUBLE_EQ(*health.summary()->pooled.rms_staleness(), 3);
 }

@@ -17,15 +17,15 @@ RankStatistics rank_with(int rank, int data_parallel, std::initializer_list<cons
 TEST(Owners, TheFirstOfTheReplicasShowsTheLayers) {
   const RankStatistics first = rank_with(0, 0, {"000", "001"}), second = rank_with(1, 1, {"000", "001"});
   const LayerOwners owners({&first, &second});
-  EXPECT_TRUE(owners.shows(first, "000"));
-  EXPECT_FALSE(owners.shows(second, "000"));
+  EXPECT_TRUE(owners.exports(first, "000"));
+  EXPECT_FALSE(owners.exports(second, "000"));
   EXPECT_STREQ(name_of(ownership_of(first.identity)), "1");
   EXPECT_STREQ(name_of(ownership_of(second.identity)), "0");
 }
 
 TEST(Owners, OnANodeWithoutOwnersNobodyDoes) {
   const RankStatistics rank = rank_with(9, 1, {"000"});
-  EXPECT_FALSE(LayerOwners({&rank}).shows(rank, "000"));
+  EXPECT_FALSE(LayerOwners({&rank}).exports(rank, "000"));
 }
 
 TEST(Owners, UnknownCoordinatesShowEachLayerOnce) {
@@ -33,10 +33,10 @@ TEST(Owners, UnknownCoordinatesShowEachLayerOnce) {
   const RankStatistics a = rank_with(0, -1, {"000"}), b = rank_with(1, -1, {"000"}),
                        c = rank_with(2, -1, {"001"}), d = rank_with(3, -1, {"001"});
   const LayerOwners owners({&d, &c, &b, &a});
-  EXPECT_TRUE(owners.shows(a, "000"));
-  EXPECT_FALSE(owners.shows(b, "000"));
-  EXPECT_TRUE(owners.shows(c, "001"));
-  EXPECT_FALSE(owners.shows(d, "001"));
+  EXPECT_TRUE(owners.exports(a, "000"));
+  EXPECT_FALSE(owners.exports(b, "000"));
+  EXPECT_TRUE(owners.exports(c, "001"));
+  EXPECT_FALSE(owners.exports(d, "001"));
   EXPECT_STREQ(name_of(ownership_of(a.identity)), "unknown");
 }
 
@@ -45,9 +45,9 @@ TEST(Owners, ALivingRankTakesOverFromADeadOne) {
   const RankStatistics living = rank_with(1, -1, {"000"});
   dead.alive = false;
   const LayerOwners owners({&dead, &living});
-  EXPECT_FALSE(owners.shows(dead, "000"));
-  EXPECT_TRUE(owners.shows(living, "000"));
-  EXPECT_TRUE(owners.shows(dead, "only"));
+  EXPECT_FALSE(owners.exports(dead, "000"));
+  EXPECT_TRUE(owners.exports(living, "000"));
+  EXPECT_TRUE(owners.exports(dead, "only"));
 }
 
 TEST(Owners, WhatIsNotReadyIsUnknown) {

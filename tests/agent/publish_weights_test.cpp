@@ -17,7 +17,7 @@ void show(Weights& weights) {
   while (reader->next_tensor(&ready)) {
     ASSERT_EQ(ready.why, nullptr);
     const char* why = nullptr;
-    weights.take(ready.view, segment::Identity{}, 1, &why);
+    weights.add(ready.view, segment::Identity{}, 1, &why);
     reader->consume_tensor();
   }
   ASSERT_EQ(weights.model().step, 8);
@@ -66,7 +66,7 @@ TEST(PublishWeights, WhatARollbackHasUndoneIsNotShown) {
   segment::SegmentReader::ReadyTensor ready;
   ASSERT_TRUE(reader->next_tensor(&ready));
   const char* why = nullptr;
-  weights.take(ready.view, segment::Identity{}, 1, &why);
+  weights.add(ready.view, segment::Identity{}, 1, &why);
   publish_weights("run", weights, {8, 4}, &registry);
   const std::string text = exposition(*registry.snapshot());
   EXPECT_EQ(text.find("foreshock_weight_wasserstein_distance{"), std::string::npos) << text;

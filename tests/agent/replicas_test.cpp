@@ -44,7 +44,7 @@ TEST(Replicas, OfShardsAreComparedAmongThoseThatHoldThem) {
   EXPECT_EQ(replicas.most_ranks(), 2u);
   EXPECT_EQ(replicas.mismatches(1), 1u);
   EXPECT_EQ(replicas.mismatches(0), 0u);
-  EXPECT_EQ(replicas.compared(), 2u * 6);
+  EXPECT_EQ(replicas.comparisons(), 2u * 6);
 }
 
 TEST(Replicas, RanksMayBeReadOneAfterTheOther) {
@@ -54,7 +54,7 @@ TEST(Replicas, RanksMayBeReadOneAfterTheOther) {
   for (int rank = 0; rank < 4; ++rank)
     EXPECT_EQ(show(replicas, rank, 21, rank == 2 ? 2 : 1), rank == 2 ? (Odd{0, 2}) : Odd());
   EXPECT_EQ(replicas.most_ranks(), 2u);
-  EXPECT_EQ(replicas.compared(), 2u * 21);
+  EXPECT_EQ(replicas.comparisons(), 2u * 21);
 }
 
 TEST(Replicas, ASnapshotThatWasLeftOutHoldsNothingUp) {
@@ -62,7 +62,7 @@ TEST(Replicas, ASnapshotThatWasLeftOutHoldsNothingUp) {
   for (int64_t step = 1; step <= 6; ++step)
     for (int rank = 0; rank < 4; ++rank)
       if (step != 3 || rank != 2) show(replicas, rank, step, 1);
-  EXPECT_EQ(replicas.compared(), 2u * 6 - 1);
+  EXPECT_EQ(replicas.comparisons(), 2u * 6 - 1);
   EXPECT_EQ(show(replicas, 0, 7, 1), Odd());
   EXPECT_EQ(show(replicas, 2, 7, 2), (Odd{0, 2}));
 }
@@ -72,7 +72,7 @@ TEST(Replicas, AFullShardHasNone) {
   for (int64_t step = 1; step <= 6; ++step)
     for (int rank = 0; rank < 2; ++rank)
       EXPECT_EQ(show(replicas, rank, step, static_cast<uint64_t>(rank)), Odd());
-  EXPECT_EQ(replicas.compared(), 0u);
+  EXPECT_EQ(replicas.comparisons(), 0u);
   EXPECT_EQ(replicas.most_ranks(), 0u);
 }
 
@@ -83,7 +83,7 @@ TEST(Replicas, WhatARankShowsFirstOfAStepStays) {
       EXPECT_EQ(show(replicas, rank, step, 1), Odd());
       EXPECT_EQ(show(replicas, rank, step, 2), Odd()) << "the step's number stood still";
     }
-  EXPECT_EQ(replicas.compared(), 2u * 6);
+  EXPECT_EQ(replicas.comparisons(), 2u * 6);
 }
 
 TEST(Replicas, RanksThatNumberTheirStepsInOtherWaysAreNotCompared) {
@@ -103,7 +103,7 @@ TEST(Replicas, RanksThatNumberTheirStepsInOtherWaysAreNotCompared) {
     EXPECT_EQ(show_from(0, step, 1), Odd());
     EXPECT_EQ(show_from(1, step, 2), Odd());
   }
-  EXPECT_EQ(replicas.compared(), 0u);
+  EXPECT_EQ(replicas.comparisons(), 0u);
   ASSERT_TRUE(replicas.checksum_of(0) && replicas.checksum_of(1));
   EXPECT_NE(replicas.checksum_of(0)->group, replicas.checksum_of(1)->group) << "nor by another node's reader";
   show_from(0, 7, 2);
@@ -125,7 +125,7 @@ TEST(Replicas, OneThatBeginsLateIsWaitedForFromThenOn) {
   const int64_t late = Replicas::kMostOpen + 5;
   for (int64_t step = 1; step <= late; ++step)
     for (int rank = 0; rank < 2; ++rank) show_whole(rank, step, 1);
-  EXPECT_GT(replicas.compared(), 0u) << "the third is not waited for";
+  EXPECT_GT(replicas.comparisons(), 0u) << "the third is not waited for";
   show_whole(2, late, 2);
   EXPECT_EQ(show_whole(0, late + 1, 1), Odd());
   EXPECT_EQ(show_whole(1, late + 1, 1), Odd());
@@ -188,7 +188,7 @@ TEST(Replicas, TensorsThatDoNotChangeAreEqualByChance) {
   Replicas replicas;
   for (int64_t step = 1; step <= 9; ++step)
     for (int rank = 0; rank < 2; ++rank) show_own(replicas, rank, step, 7);
-  EXPECT_EQ(replicas.compared(), 0u);
+  EXPECT_EQ(replicas.comparisons(), 0u);
   EXPECT_EQ(replicas.coverage().maybe_replicas, 1u);
   show_own(replicas, 0, 10, 8);
   EXPECT_EQ(show_own(replicas, 1, 10, 9), Odd());
@@ -199,7 +199,7 @@ TEST(Replicas, TensorsOfARankThatOnceDifferedAreItsOwn) {
   for (int64_t step = 1; step <= 9; ++step)
     for (int rank = 0; rank < 2; ++rank)
       EXPECT_EQ(show_own(replicas, rank, step, static_cast<uint64_t>(step == 2 ? rank : step)), Odd());
-  EXPECT_EQ(replicas.compared(), 0u);
+  EXPECT_EQ(replicas.comparisons(), 0u);
   EXPECT_EQ(replicas.coverage().most_on_a_rank, 1u);
 }
 

@@ -158,10 +158,10 @@ TEST(WrittenLines, KeepsTheNewest) {
     return line;
   };
   for (size_t step = 0; step < WrittenLines::kMost + 2; ++step) written.note(at(step));
-  EXPECT_FALSE(written.take(at(1)));
-  EXPECT_TRUE(written.take(at(2)));
-  EXPECT_FALSE(written.take(at(2))) << "a line is repeated once";
-  EXPECT_TRUE(written.take(at(WrittenLines::kMost + 1)));
+  EXPECT_FALSE(written.erase(at(1)));
+  EXPECT_TRUE(written.erase(at(2)));
+  EXPECT_FALSE(written.erase(at(2))) << "a line is repeated once";
+  EXPECT_TRUE(written.erase(at(WrittenLines::kMost + 1)));
 }
 
 }  // namespace foreshock

@@ -45,7 +45,7 @@ TensorSnapshot snapshot(const char* name, const char* layer, int64_t step, uint6
 }
 
 TensorSnapshot take(WeightSeries& series, TensorSnapshot of, bool is_first = true) {
-  series.take(is_first, &of);
+  series.add(is_first, &of);
   series.expect_none_before(of.step);
   return of;
 }

@@ -19,7 +19,7 @@ TEST(Weights, AfterARestartStepsMayRepeat) {
     segment::Identity identity = rank_of(0);
     identity.start_time_ns = started;
     const char* why = nullptr;
-    return weights.take(part.view(), identity, 1, &why);
+    return weights.add(part.view(), identity, 1, &why);
   };
   EXPECT_EQ(take_of(8, 100).size(), 1u);
   EXPECT_EQ(take_of(9, 100).size(), 1u);
@@ -89,10 +89,10 @@ TEST(Weights, AStepThatIsNumberedFarTooHighBlindsNobodyForLong) {
   EXPECT_GE(done, 35u);
   EXPECT_EQ(weights.model().step, 40);
   EXPECT_TRUE(weights.model().initial) << "the first snapshot is what it was";
-  const uint64_t compared = weights.replicas().compared();
+  const uint64_t compared = weights.replicas().comparisons();
   take_timed(weights, 0, 2, 41, 41);
   take_timed(weights, 1, 2, 41, 41);
-  EXPECT_EQ(weights.replicas().compared(), compared + 1);
+  EXPECT_EQ(weights.replicas().comparisons(), compared + 1);
 }
 
 std::vector<TensorSnapshot> take_of_attempt(Weights& weights, int attempt, int64_t step, uint64_t snapshot,
@@ -105,7 +105,7 @@ std::vector<TensorSnapshot> take_of_attempt(Weights& weights, int attempt, int64
   part.view().record.time_ns = identity.start_time_ns + static_cast<uint64_t>(step);
   part.view().record.snapshot = snapshot;
   const char* why = nullptr;
-  return weights.take(part.view(), identity, 1, &why);
+  return weights.add(part.view(), identity, 1, &why);
 }
 
 TEST(Weights, TheFirstSnapshotIsTheRunsAndNotThatOfAnAttempt) {

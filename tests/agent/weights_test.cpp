@@ -59,7 +59,7 @@ TEST(Weights, ShardsPutTogetherAreTheWholeBitForBit) {
   EXPECT_EQ(done[0].elements, 7000u);
   EXPECT_TRUE(done[0].histogram == expected.histogram);
   EXPECT_EQ(done[0].stored, expected.stored);
-  EXPECT_EQ(sharded.replicas().compared(), 0u) << "parts are no replicas";
+  EXPECT_EQ(sharded.replicas().comparisons(), 0u) << "parts are no replicas";
 }
 
 TEST(Weights, RanksMayBeReadOneAfterTheOther) {
@@ -100,7 +100,7 @@ TEST(Weights, ReplicasCountOnceAndTheOddOneIsNamed) {
   EXPECT_EQ(odd, std::vector<int64_t>{1});
   EXPECT_EQ(weights.replicas().mismatches(1), 1u);
   EXPECT_EQ(weights.replicas().mismatches(0), 0u);
-  EXPECT_EQ(weights.replicas().compared(), 4u);
+  EXPECT_EQ(weights.replicas().comparisons(), 4u);
   // What other nodes compare by.
   const auto *zero = weights.replicas().checksum_of(0), *one = weights.replicas().checksum_of(1),
              *two = weights.replicas().checksum_of(2);
@@ -159,7 +159,7 @@ TEST(Weights, AHistogramThatDoesNotHoldItsValuesIsRefused) {
   Part part(1, normal(400, 14), 4, 0, 100);
   part.view().payload[segment::kTensorHistogram] = part.view().payload[segment::kTensorHistogram].first(20);
   const char* why = nullptr;
-  EXPECT_TRUE(weights.take(part.view(), rank_of(0), 1, &why).empty());
+  EXPECT_TRUE(weights.add(part.view(), rank_of(0), 1, &why).empty());
   EXPECT_NE(why, nullptr);
   EXPECT_EQ(take(weights, Part(1, normal(400, 14), 4, 0, 100)).size(), 1u) << "nothing of it is left";
 }
@@ -198,7 +198,7 @@ TEST(Weights, ARefusedRecordLeavesNothingBehind) {
   Part overlapping(1, values, 4, 30, 70), other_whole(1, normal(800, 25), 4, 60, 40);
   for (Part* part : {&overlapping, &other_whole}) {
     const char* why = nullptr;
-    EXPECT_TRUE(weights.take(part->view(), rank_of(1), 2, &why).empty());
+    EXPECT_TRUE(weights.add(part->view(), rank_of(1), 2, &why).empty());
     EXPECT_NE(why, nullptr);
   }
   const auto done = take(weights, Part(1, values, 4, 60, 40), 1, 2);
@@ -208,7 +208,7 @@ TEST(Weights, ARefusedRecordLeavesNothingBehind) {
   Part broken(2, values, 4, 0, 100, "broken");
   broken.view().payload[segment::kTensorHistogram] = {};
   const char* why = nullptr;
-  EXPECT_TRUE(weights.take(broken.view(), rank_of(0), 2, &why).empty());
+  EXPECT_TRUE(weights.add(broken.view(), rank_of(0), 2, &why).empty());
   EXPECT_EQ(weights.known_tensors(), 1u);
 }
 
@@ -240,7 +240,7 @@ TEST(Weights, AnyRecordsThatTheParserLetsThroughAreTaken) {
     identity.tensor_parallel = static_cast<int>(random() % 3) - 1;
     identity.start_time_ns = random() % 1000 == 0 ? random() % 100 * 1000000000 : 0;
     const char* why = nullptr;
-    taken += weights.take(part.view(), identity, 1 + random() % 4, &why).size();
+    taken += weights.add(part.view(), identity, 1 + random() % 4, &why).size();
     if (n % 100 == 0) weights.completed();
     ASSERT_LE(weights.pending_bytes(), (1u << 16) / 4);
   }

@@ -18,7 +18,7 @@ TEST(Weights, ARankThatBeginsLateIsNoRestart) {
     segment::Identity identity = rank_of(rank);
     identity.start_time_ns = started;
     const char* why = nullptr;
-    return weights.take(part.view(), identity, 2, &why);
+    return weights.add(part.view(), identity, 2, &why);
   };
   take_of(0, 1, 100, "a");
   take_of(1, 1, 500, "b");
@@ -39,14 +39,14 @@ TEST(Weights, RanksOfUnknownCoordinatesAreNotMixed) {
       identity.tensor_parallel = identity.pipeline_parallel = identity.expert_parallel = -1;
       Part part(step, normal(400, 20 + static_cast<unsigned>(rank)), 4, 0, 100);
       const char* why = nullptr;
-      const auto done = weights.take(part.view(), identity, 2, &why);
+      const auto done = weights.add(part.view(), identity, 2, &why);
       ASSERT_EQ(done.size(), 1u);
       EXPECT_EQ(done[0].key.rank, rank);
       if (step > 1) {
         EXPECT_EQ(done[0].previous->value, 0);
       }
     }
-  EXPECT_EQ(weights.replicas().compared(), 0u);
+  EXPECT_EQ(weights.replicas().comparisons(), 0u);
   EXPECT_EQ(weights.model().tensors, 2u);
 }
 
@@ -119,7 +119,7 @@ TEST(Weights, RanksThatRunApartMakeOneModel) {
       identity.world_size = 2;
       identity.pipeline_parallel = rank;
       const char* why = nullptr;
-      EXPECT_EQ(weights.take(part.view(), identity, 2, &why).size(), 1u);
+      EXPECT_EQ(weights.add(part.view(), identity, 2, &why).size(), 1u);
     }
   };
   std::vector<int64_t> steps;
@@ -148,10 +148,10 @@ TEST(Weights, ARankThatRunsFarAheadTakesNoMoreMemory) {
     if (step == 1) {
       Part other(step, values, 40, 0, 100, "b");
       identity.rank = 1;
-      weights.take(other.view(), identity, 2, &why);
+      weights.add(other.view(), identity, 2, &why);
       identity.rank = 0;
     }
-    const auto done = weights.take(part.view(), identity, 2, &why);
+    const auto done = weights.add(part.view(), identity, 2, &why);
     ASSERT_EQ(done.size(), 1u);
     // Of either tensor the first one and the last one, of one of them also the one that is waited with.
     EXPECT_LE(weights.kept_bytes(), 8 * done[0].stored.size()) << step;

@@ -108,7 +108,7 @@ inline std::vector<double> wide(const std::vector<float>& values) { return {valu
 
 inline std::vector<TensorSnapshot> take(Weights& weights, Part part, int rank = 0, size_t ranks = 1) {
   const char* why = nullptr;
-  auto done = weights.take(part.view(), rank_of(rank), ranks, &why);
+  auto done = weights.add(part.view(), rank_of(rank), ranks, &why);
   EXPECT_EQ(why, nullptr) << why;
   return done;
 }

@@ -44,7 +44,7 @@ def fleet():
 
 def test_a_rule_costs_what_it_takes_once_its_range_has_data(fleet, monkeypatch):
     """An evaluation of empty ranges is short and tells nothing; of the later ones a busy machine lengthens some."""
-    times = fleet.Times()
+    times = fleet.EvaluationTimes()
     for seconds in (0.001, 0.002, 0.004, 0.008, 0.016, None, 0.064, 0.032):
         rules = [{"name": "a", "evaluationTime": seconds}, {"name": "a", "evaluationTime": 1}]
         groups = [] if seconds is None else [{"name": "trend", "rules": rules}]

@@ -33,10 +33,14 @@ def test_forty_thousand_steps_and_fifteen_hundred_restarts_are_flat(show_line):
 def test_growth_beyond_its_bound_fails(soak):
     parts = [(1000 * n, {"files": 10, "agent.log": 100 * n, "record": 0}) for n in range(1, 11)]
     bounds = {"agent.log": soak.Bound(600)}
-    assert [row["ok"] for row in soak.judged(parts, bounds, 1000)] == [True, False, True]
-    assert [row["ok"] for row in soak.judged(parts, {"agent.log": soak.Bound(0, each=0.1)}, 1000)] == [True, True, True]
+    assert [row["ok"] for row in soak.growth_rows(parts, bounds, 1000)] == [True, False, True]
+    assert [row["ok"] for row in soak.growth_rows(parts, {"agent.log": soak.Bound(0, each=0.1)}, 1000)] == [
+        True,
+        True,
+        True,
+    ]
 
 
 def test_what_has_no_bound_may_not_grow(soak):
     parts = [(1000 * n, {"files": 10 if n < 10 else 11}) for n in range(1, 11)]
-    assert [row["ok"] for row in soak.judged(parts, {}, 1000)] == [False]
+    assert [row["ok"] for row in soak.growth_rows(parts, {}, 1000)] == [False]

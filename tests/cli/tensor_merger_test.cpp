@@ -52,10 +52,10 @@ TEST(TensorMerger, ShardsOfNodesAreTheWholeBitForBit) {
   TensorMerger sharded, whole;
   for (int64_t step = 1; step <= 3; ++step) {
     const auto values = normal(static_cast<unsigned>(step));
-    ASSERT_EQ(
-        sharded.take({node(step, values, 70, 30), node(step, values, 0, 45), node(step, values, 45, 25)}),
-        "");
-    ASSERT_EQ(whole.take({node(step, values, 0, kRows)}), "");
+    ASSERT_EQ(sharded.merge_lines(
+                  {node(step, values, 70, 30), node(step, values, 0, 45), node(step, values, 45, 25)}),
+              "");
+    ASSERT_EQ(whole.merge_lines({node(step, values, 0, kRows)}), "");
     ASSERT_TRUE(sharded.tensor() && whole.tensor());
     EXPECT_EQ(sharded.tensor()->histogram_hash, whole.tensor()->histogram_hash);
     EXPECT_EQ(sharded.tensor()->scope, "job");
@@ -79,7 +79,7 @@ TEST(TensorMerger, WhatNoAgentKnowsTheBeginningOfHasNoneHere) {
   TensorMerger merger;
   for (int64_t step = 901; step <= 903; ++step) {
     const auto values = normal(static_cast<unsigned>(step));
-    ASSERT_EQ(merger.take({node(step, values, 0, 50, false), node(step, values, 50, 50, false)}), "");
+    ASSERT_EQ(merger.merge_lines({node(step, values, 0, 50, false), node(step, values, 50, 50, false)}), "");
     ASSERT_TRUE(merger.tensor());
     EXPECT_FALSE(merger.tensor()->initial_step);
     EXPECT_FALSE(merger.tensor()->wasserstein_initial);
@@ -89,7 +89,7 @@ TEST(TensorMerger, WhatNoAgentKnowsTheBeginningOfHasNoneHere) {
 
 TEST(TensorMerger, AMissingPartGivesNothing) {
   TensorMerger merger;
-  EXPECT_EQ(merger.take({node(1, normal(1), 0, 45), node(1, normal(1), 70, 30)}), "");
+  EXPECT_EQ(merger.merge_lines({node(1, normal(1), 0, 45), node(1, normal(1), 70, 30)}), "");
   EXPECT_FALSE(merger.tensor());
   EXPECT_TRUE(merger.models().empty());
 }
@@ -103,7 +103,7 @@ TEST(TensorMerger, TheWholeIsTakenWhereverItStandsAmongPartsWithoutHistograms) {
   whole.line.part_offsets.insert(whole.line.part_offsets.end(), {45, 0, 0, 0});
   whole.line.part_shapes = {45, kColumns, 1, 1, 55, kColumns, 1, 1};
   TensorMerger merger;
-  EXPECT_EQ(merger.take({part, whole}), "");
+  EXPECT_EQ(merger.merge_lines({part, whole}), "");
   ASSERT_TRUE(merger.tensor());
   EXPECT_EQ(merger.tensor()->elements, values.size());
 }
@@ -113,10 +113,11 @@ TEST(TensorMerger, ReplicasCountOnceAndAreCompared) {
   const auto values = normal(4);
   auto other = values;
   other[5] = 3;
-  EXPECT_EQ(merger.take({node(1, values, 0, 50), node(1, values, 50, 50), node(1, values, 0, 50)}), "");
+  EXPECT_EQ(merger.merge_lines({node(1, values, 0, 50), node(1, values, 50, 50), node(1, values, 0, 50)}),
+            "");
   EXPECT_TRUE(merger.tensor());
   EXPECT_FALSE(merger.event());
-  EXPECT_EQ(merger.take({node(2, values, 0, 50), node(2, values, 50, 50), node(2, other, 0, 50)}), "");
+  EXPECT_EQ(merger.merge_lines({node(2, values, 0, 50), node(2, values, 50, 50), node(2, other, 0, 50)}), "");
   ASSERT_TRUE(merger.event());
   EXPECT_EQ(merger.event()->event, "weight_mismatch");
   EXPECT_EQ(merger.event()->step, 2);
@@ -127,7 +128,7 @@ TEST(TensorMerger, AHistogramThatIsNoneIsNamed) {
   auto broken = node(1, normal(5), 50, 50);
   for (const char* text : {"AAAA", "not base64", "AQAAAAAAAA=="}) {
     broken.line.histogram = text;
-    EXPECT_EQ(merger.take({node(1, normal(5), 0, 50), broken}),
+    EXPECT_EQ(merger.merge_lines({node(1, normal(5), 0, 50), broken}),
               "node50: the histogram of w at step 1 cannot be read");
   }
 }

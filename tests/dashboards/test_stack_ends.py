@@ -137,7 +137,7 @@ def stubborn():
 
 
 def test_what_does_not_end_when_asked_is_killed(stubborn, monkeypatch):
-    monkeypatch.setattr("stack.PATIENCE", 0.2)
+    monkeypatch.setattr("stack.TIMEOUT_S", 0.2)
     end(stubborn, signal.SIGINT, signal.SIGTERM)
     assert stubborn.returncode == -signal.SIGKILL
 

@@ -102,7 +102,7 @@ def test_what_came_before_a_spike_is_told(base, start_hand, tab):
     training.run(40)
     training.run(20, gradient=20)
     training.run(10, loss=9)
-    tab.wait_for("lossEvents(ui.state.ranks).length > 0 && document.querySelector('#before tbody tr')", seconds=60)
+    tab.wait_for("lossIncidents(ui.state.ranks).length > 0 && document.querySelector('#before tbody tr')", seconds=60)
     before = rows(tab, "Loss events, and what came before")
     assert before[0][:2] == ["spike", "261"]
     spoke = {row[5]: row for row in before}

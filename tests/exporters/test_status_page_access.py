@@ -133,7 +133,7 @@ def test_a_value_of_zero_is_not_a_missing_one(page, dark):
         show();
     })()""")
     inside = f"""((column) => {{
-        const {{ heat }} = ui, {{ width, height }} = heat.cell;
+        const {{ heat }} = ui, {{ width, height }} = heat.cellSize;
         const box = [heat.left + column * width + 2, height + 2, width - 4, height - 4];
         return {COLOURS}(heat.canvas, box.map(Math.floor));
     }})"""
@@ -154,7 +154,7 @@ def test_beyond_the_alarm_is_more_than_a_colour(page):
     tab = page()
     tab.value("document.querySelector('#legend button[data-rank=\"1\"]').click()")
     cell = f"""((row) => {{
-        const {{ heat }} = ui, {{ width, height }} = heat.cell, left = heat.left + (heat.map.columns - 2) * width;
+        const {{ heat }} = ui, {{ width, height }} = heat.cellSize, left = heat.left + (heat.map.columns - 2) * width;
         return {COLOURS}(heat.canvas, [left + 2, row * height + 2, width - 4, height - 4].map(Math.floor));
     }})"""
     assert tab.value(f"{cell}(2)") > 2, "striped"

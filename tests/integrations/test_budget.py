@@ -30,13 +30,13 @@ def test_the_limit_is_read_as_the_core_reads_it(text: str | None, limit: float) 
 
 
 def blown_at(limit: float, steps: Iterable[tuple[float, float]]) -> int | None:
-    """The step at which the guard trips; `steps`: milliseconds of ours and of theirs in each."""
+    """The step at which the guard finds too much own time; `steps`: milliseconds of ours and of theirs in each."""
     guard, own, now = OverheadGuard(limit), 0, 10**12
     blown = []
     for number, (ours, theirs) in enumerate(steps, 1):
         own += int(ours * MS)
         now += int((ours + theirs) * MS)
-        if guard.trips(own, now):
+        if guard.finds_excess(own, now):
             blown.append(number)
     assert len(blown) <= 1, "it is told once"
     return blown[0] if blown else None
@@ -85,11 +85,11 @@ SLOW_HOOKS = """
 import json, time, torch
 from foreshock_torch import start
 spent = []
-off = start.no_function
+off = start.disable_torch_function
 class Slow:
     def __enter__(self): time.sleep(0.01); self.off = off(); self.off.__enter__()
     def __exit__(self, *why): self.off.__exit__(*why)
-start.no_function = Slow
+start.disable_torch_function = Slow
 tell = start.monitor.core.step_end
 def told(*given): spent.append(given[4]); tell(*given)
 start.monitor.core.step_end = told
@@ -206,7 +206,7 @@ def of(owner, name):
     setattr(owner, name, before)
     spent.append([name, [row["prepare_ns"] for row in events("step")]])
     step()
-of(optimizers.OtherOptimizers, "stepped"); of(clock.Monitor, "_report_unseen_attention")
+of(optimizers.OtherOptimizers, "note_step"); of(clock.Monitor, "_report_unseen_attention")
 of(clock.SplitStep, "begin"); of(logs.Logs, "_note")
 slowed(modules.Modules, "note"); events(); three = torch.nn.Linear(2, 2); step()
 spent.append(["note", [row["prepare_ns"] for row in events("step")]])
@@ -214,7 +214,7 @@ print(json.dumps(spent))
 """)
     told = dict(rows)
     # The second optimizer steps, and the logger logs, after the step was told: it is in the next one's.
-    assert all(spent > 10 * MS for name in ("stepped", "_note") for spent in told[name][1:]), told
+    assert all(spent > 10 * MS for name in ("note_step", "_note") for spent in told[name][1:]), told
     assert all(spent > 10 * MS for spent in told["begin"]), told
     assert sum(spent > 10 * MS for spent in told["_report_unseen_attention"]) == 1, told  # the tenth tick
     assert told["note"][0] > 10 * MS, "one module"

@@ -165,7 +165,7 @@ dist.init_process_group(BACKEND, store=dist.HashStore(), rank=0, world_size=1)
 import listen
 said = Advice(level="warn", detector="d", layer="003", rank=0, since_step=5, from_step=9, score=2.0, age_steps=0)
 foreshock.advice = lambda: said
-print(json.dumps([listen.agreed() == said, seen]))
+print(json.dumps([listen.agreed_advice() == said, seen]))
 """
 
 

@@ -95,7 +95,7 @@ TEST_F(Comparing, ThreadsDoNotMatter) {
   EXPECT_EQ(to_json(one), to_json(many));
   ASSERT_EQ(one.pairs.size(), 2u);
   EXPECT_EQ(one.pairs[0].tensors.size(), 4u);
-  EXPECT_EQ(one.pairs[0].not_floating.size(), 1u);
+  EXPECT_EQ(one.pairs[0].unsupported_types.size(), 1u);
   EXPECT_EQ(one.pairs[1].pooled.elements, 1200u);
 }
 

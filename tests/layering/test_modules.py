@@ -38,7 +38,6 @@ SMALL = {
     "integrations/torch/python/foreshock": "what trainers import",
     "integrations/torch/python/foreshock_torch/__init__": "what Python loads first",
     "integrations/torch/python/foreshock_torch/numbers": OF_PYTHON,
-    "integrations/torch/python/foreshock_torch/owners": OF_PYTHON,
     "integrations/torch/python/foreshock_torch/signals": OF_PYTHON,
     "integrations/torch/python/foreshock_torch/unseen": OF_PYTHON,
     "kernels/block": "what all kernels of a device share",

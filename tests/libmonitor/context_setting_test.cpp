@@ -22,18 +22,18 @@ struct Setting : PerContext {
 
 TEST(PerContext, IsOfNoContextUntilItIsSetUp) {
   Setting setting;
-  EXPECT_FALSE(setting.is_of(0));
+  EXPECT_FALSE(setting.was_set_up_in(0));
   EXPECT_EQ(setting.skip_reason(), -1);
   EXPECT_EQ(setting.set_up(0), 1);
-  EXPECT_TRUE(setting.is_of(0));
-  EXPECT_FALSE(setting.is_of(1));
+  EXPECT_TRUE(setting.was_set_up_in(0));
+  EXPECT_FALSE(setting.was_set_up_in(1));
   EXPECT_EQ(setting.skip_reason(), -1);
 }
 
 TEST(PerContext, WhatSetUpReturnedIsWhyItFailed) {
   Setting setting;
   EXPECT_EQ(setting.set_up(7, FORESHOCK_SKIP_DEVICE_MEMORY), 1);
-  EXPECT_TRUE(setting.is_of(7)) << "it is known of this context that nothing can be had";
+  EXPECT_TRUE(setting.was_set_up_in(7)) << "it is known of this context that nothing can be had";
   EXPECT_EQ(setting.skip_reason(), FORESHOCK_SKIP_DEVICE_MEMORY);
 }
 
@@ -48,7 +48,7 @@ TEST(PerContext, IsLeftAloneAfterSoManyContexts) {
     EXPECT_EQ(setting.set_up(context_id), 0);
     EXPECT_TRUE(setting.is_refused(context_id));
   }
-  EXPECT_TRUE(setting.is_of(Setting::kMostSetUps - 1)) << "what is had in the last one stays";
+  EXPECT_TRUE(setting.was_set_up_in(Setting::kMostSetUps - 1)) << "what is had in the last one stays";
 }
 
 TEST(PerContext, WhatIsRefusedTakesNothingFromAnotherContext) {
@@ -56,13 +56,13 @@ TEST(PerContext, WhatIsRefusedTakesNothingFromAnotherContext) {
   EXPECT_FALSE(setting.is_refused(0));
   setting.refuse(3);
   EXPECT_TRUE(setting.is_refused(3));
-  EXPECT_FALSE(setting.is_of(3));
+  EXPECT_FALSE(setting.was_set_up_in(3));
   setting.set_up(4);
   uint64_t word = setting.marker();
   EXPECT_TRUE(setting.has_written_marker(word));
   setting.refuse(5);
   EXPECT_FALSE(setting.is_refused(3)) << "the last one";
-  EXPECT_TRUE(setting.is_of(4));
+  EXPECT_TRUE(setting.was_set_up_in(4));
   EXPECT_EQ(setting.skip_reason(), -1);
   word = 0;
   EXPECT_TRUE(setting.has_written_marker(word)) << "as before";

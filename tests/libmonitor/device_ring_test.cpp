@@ -13,7 +13,7 @@ constexpr uint64_t kUnit = StagingRing::kAlign;
 TEST(StagingRing, HandsOutInOrderAndWrapsAround) {
   uint64_t words[4] = {};
   StagingRing ring;
-  StagingRing::Place place;
+  StagingRing::FreeRange place;
   ring.reset(4 * kUnit);
   ASSERT_TRUE(ring.find(2 * kUnit, &place));
   EXPECT_EQ(place.offset, 0u);
@@ -36,7 +36,7 @@ TEST(StagingRing, HandsOutInOrderAndWrapsAround) {
 
 TEST(StagingRing, NothingIsTakenBeforeCommit) {
   StagingRing ring;
-  StagingRing::Place place;
+  StagingRing::FreeRange place;
   ring.reset(kUnit);
   EXPECT_TRUE(ring.find(kUnit, &place));
   EXPECT_TRUE(ring.find(kUnit, &place));
@@ -47,7 +47,7 @@ TEST(StagingRing, NothingIsTakenBeforeCommit) {
 TEST(StagingRing, NumbersAreNotSharedAndEnd) {
   uint64_t words[StagingRing::kMostSlices + 1] = {};
   StagingRing ring;
-  StagingRing::Place place;
+  StagingRing::FreeRange place;
   ring.reset(1000 * kUnit);
   std::vector<bool> used(StagingRing::kMostSlices);
   for (uint32_t n = 0; n < StagingRing::kMostSlices; ++n) {
@@ -81,7 +81,7 @@ TEST(StagingRing, NoTwoSlicesOverlap) {
       live.pop_front();
       continue;
     }
-    StagingRing::Place place;
+    StagingRing::FreeRange place;
     const uint64_t bytes = 1 + random() % (kBytes / 3);
     if (!ring.find(bytes, &place)) {
       ++refused;

@@ -14,10 +14,10 @@ namespace {
 
 TEST(FirstLook, ClosesAfterItsSteps) {
   FirstLook look(true);
-  for (int step = 0; step < FirstLook::kSteps; ++step) {
+  for (int step = 0; step < FirstLook::kSampledSteps; ++step) {
     EXPECT_TRUE(look.is_open());
     EXPECT_DOUBLE_EQ(look.end_step(true, 2, 2, 0.01), 0.01);
-    EXPECT_DOUBLE_EQ(look.end_step(false, 2, 0, 0.001), step + 1 < FirstLook::kSteps ? 0.001 : 0);
+    EXPECT_DOUBLE_EQ(look.end_step(false, 2, 0, 0.001), step + 1 < FirstLook::kSampledSteps ? 0.001 : 0);
   }
   EXPECT_FALSE(look.is_open());
   EXPECT_EQ(look.seconds_left(), 0);

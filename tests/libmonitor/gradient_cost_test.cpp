@@ -40,19 +40,19 @@ struct Brought {
 
 TEST(GradientCost, IsForetoldBeforeAnythingWasMeasured) {
   GradientCost cost;
-  EXPECT_EQ(cost.seconds(), 0) << "of a training that has none on a device";
-  EXPECT_EQ(cost.charge_for(kBytes, kKernels), kFirstNs);
-  EXPECT_DOUBLE_EQ(cost.seconds(), 1e-9 * kFirstNs);
+  EXPECT_EQ(cost.expected_seconds(), 0) << "of a training that has none on a device";
+  EXPECT_EQ(cost.expect_work(kBytes, kKernels), kFirstNs);
+  EXPECT_DOUBLE_EQ(cost.expected_seconds(), 1e-9 * kFirstNs);
   Brought brought;
   EXPECT_EQ(charge(brought.send(), &cost), kFirstNs);
   brought.look(&cost);
-  EXPECT_EQ(cost.charge_for(kBytes, kKernels), kFirstNs) << "nothing has come";
+  EXPECT_EQ(cost.expect_work(kBytes, kKernels), kFirstNs) << "nothing has come";
 }
 
 TEST(GradientCost, WhatItWasShortOfIsOwedOnce) {
   GradientCost cost;
   Brought brought;
-  cost.charge_for(kBytes, kKernels);
+  cost.expect_work(kBytes, kKernels);
   const Sent sent = brought.send();
   charge(sent, &cost);
   brought.bring(sent, 1'700'000'000'000'000'000, 1'700'000'000'000'050'000);
@@ -62,20 +62,20 @@ TEST(GradientCost, WhatItWasShortOfIsOwedOnce) {
   EXPECT_EQ(cost.take_owed(), kTrueNs - kFirstNs);
   EXPECT_EQ(cost.take_owed(), 0u);
   EXPECT_EQ(charge(brought.send(), &cost), kTrueNs);
-  EXPECT_EQ(cost.charge_for(2 * kBytes, kKernels), 2 * 50'000 + kKernelsNs);
+  EXPECT_EQ(cost.expect_work(2 * kBytes, kKernels), 2 * 50'000 + kKernelsNs);
 }
 
 TEST(GradientCost, WhatWasTooMuchIsTakenOffTheNextOnes) {
   GradientCost cost;
   Brought brought;
-  cost.charge_for(100 * kBytes, kKernels);  // 500 us
+  cost.expect_work(100 * kBytes, kKernels);  // 500 us
   const Sent sent = brought.send();
   charge(sent, &cost);
   brought.bring(sent, 7, 7 + 100'000);
   brought.look(&cost);
   EXPECT_EQ(cost.take_owed(), 0u);
   // 400 us too much; of each 1 + 20 us.
-  EXPECT_EQ(cost.charge_for(kBytes, kKernels), 0u);
+  EXPECT_EQ(cost.expect_work(kBytes, kKernels), 0u);
   for (int n = 0; n < 19; ++n) EXPECT_EQ(charge(brought.send(), &cost), 0u) << n;
   EXPECT_EQ(charge(brought.send(), &cost), 20 * (1000 + kKernelsNs) - 400'000);
   EXPECT_EQ(charge(brought.send(), &cost), 1000 + kKernelsNs);
@@ -87,7 +87,7 @@ TEST(GradientCost, AllThatIsSpentIsCharged) {
   Brought brought;
   uint64_t charged = 0, spent = 0;
   for (uint64_t n = 1; n <= 400; ++n) {
-    cost.charge_for(kBytes + 1000 * (n % 7), kKernels);
+    cost.expect_work(kBytes + 1000 * (n % 7), kKernels);
     const Sent sent = brought.send();
     charged += charge(sent, &cost);
     const uint64_t ns = 3000 + 977 * (n % 11);
@@ -107,7 +107,7 @@ TEST(GradientCost, OneStallIsNotWhatTheNextWillTake) {
   Brought brought;
   const auto take = [&](uint64_t ns) {
     const Sent sent = brought.send();
-    cost.charge_for(kBytes, 0);
+    cost.expect_work(kBytes, 0);
     charge(sent, &cost);
     brought.bring(sent, 1, 1 + ns);
     brought.look(&cost);
@@ -115,32 +115,32 @@ TEST(GradientCost, OneStallIsNotWhatTheNextWillTake) {
   take(1000);
   take(1'000'000);
   EXPECT_EQ(cost.take_owed(), 1'001'000u - kBytes / 200) << "of both, what the first was not charged";
-  EXPECT_EQ(cost.charge_for(kBytes, 0), 1000u + (4 - 1) * 1000 / 5);
+  EXPECT_EQ(cost.expect_work(kBytes, 0), 1000u + (4 - 1) * 1000 / 5);
 }
 
 TEST(GradientCost, ATimeThatCannotBeTellsNothing) {
   GradientCost cost;
   Brought brought;
-  cost.charge_for(kBytes, kKernels);
+  cost.expect_work(kBytes, kKernels);
   const Sent sent = brought.send();
   charge(sent, &cost);
   brought.bring(sent, 5000, 4000);
   brought.look(&cost);
   EXPECT_EQ(cost.take_owed(), 0u);
-  EXPECT_EQ(cost.charge_for(kBytes, kKernels), kFirstNs);
+  EXPECT_EQ(cost.expect_work(kBytes, kKernels), kFirstNs);
 }
 
 TEST(GradientCost, OfSoManyOnTheirWayTheOldestIsGivenUp) {
   GradientCost cost;
   Brought brought;
-  cost.charge_for(kBytes, kKernels);
+  cost.expect_work(kBytes, kKernels);
   const Sent first = brought.send();
   charge(first, &cost);
   for (int n = 0; n < 8; ++n) charge(brought.send(), &cost);
   brought.bring(first, 0, 1'000'000);
   brought.look(&cost);
   EXPECT_EQ(cost.take_owed(), 0u);
-  EXPECT_EQ(cost.charge_for(kBytes, kKernels), kFirstNs);
+  EXPECT_EQ(cost.expect_work(kBytes, kKernels), kFirstNs);
 }
 
 }  // namespace

@@ -75,8 +75,8 @@ TEST(HeadCopy, FusedAndTransposed) {
   constexpr uint64_t kOutputs = (6 + 2 * 3) * 4;
   for (const bool transposed : {false, true}) {
     const Copied copied("attn.c_attn.weight", Weight(kOutputs, 10, transposed), kHeads);
-    EXPECT_EQ(copied.view.head.head_dim, 4u);
-    EXPECT_EQ(copied.view.head.width, 10u);
+    EXPECT_EQ(copied.view.header.head_dim, 4u);
+    EXPECT_EQ(copied.view.header.width, 10u);
     EXPECT_EQ(copied.view.numbers, (std::vector<uint32_t>{0, 1, 2}));
     for (uint32_t n = 0; n < 3; ++n) {
       expect_head(copied.view.queries, n, n * 2 * 4, 10);  // the first of the two heads that read it

@@ -111,13 +111,13 @@ TEST_F(LateStepsTest, StepsComeOutInTheirOrderManyTimesRound) {
   uint64_t in = 0, out = 0;
   for (int round = 0; round < 20; ++round) {
     while (!steps_.is_full()) {
-      EXPECT_EQ(steps_.open().events, 0u) << "of the one before";
+      EXPECT_EQ(steps_.open().event_count, 0u) << "of the one before";
       steps_.open().add(loss(++in));
       segment::StepRecord record = {};
       record.step = static_cast<int64_t>(100 + in);
       steps_.end_step(in, record);
     }
-    for (int n = 0; n <= round % 3 && steps_.has_ended(); ++n) {
+    for (int n = 0; n <= round % 3 && steps_.has_waiting(); ++n) {
       EXPECT_EQ(steps_.oldest().record, ++out);
       EXPECT_EQ(steps_.oldest().so_far.step, static_cast<int64_t>(100 + out));
       EXPECT_EQ(steps_.oldest().event[0].value.number, out);

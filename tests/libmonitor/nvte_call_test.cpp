@@ -14,7 +14,7 @@ namespace {
 struct Tensor {
   void* data;
   int32_t type;
-  NvteTensors::Shape shape;
+  NvteTensorFunctions::Shape shape;
 };
 
 constexpr int32_t kInt64 = 3, kBf16 = 6, kE4m3 = 7;
@@ -23,7 +23,7 @@ constexpr uint32_t kBshd = 9, kSbhdBshd = 15;
 const Tensor& of(Word handle) { return *reinterpret_cast<const Tensor*>(handle); }
 void* data_of(Word handle) { return of(handle).data; }
 int32_t type_of(Word handle) { return of(handle).type; }
-NvteTensors::Shape shape_of(Word handle) {
+NvteTensorFunctions::Shape shape_of(Word handle) {
   EXPECT_NE(of(handle).data, nullptr) << "the library throws where it knows no tensor";
   return of(handle).shape;
 }
@@ -54,7 +54,7 @@ class Call {
     if (at.aux >= 0) words[static_cast<size_t>(at.aux)] = reinterpret_cast<Word>(aux);
     for (const int8_t window : {at.window_left, at.window_right})
       words[static_cast<size_t>(window)] = ~Word{0};
-    const NvteTensors tensors = {data_of, type_of, reinterpret_cast<void*>(shape_of)};
+    const NvteTensorFunctions tensors = {data_of, type_of, reinterpret_cast<void*>(shape_of)};
     const NvteCall given = {&signature_, &tensors, words.data(), 0.1f, 0, pass_, 0};
     return describe_nvte_call(given, &described);
   }

@@ -19,7 +19,7 @@ TEST(CopiesBeforeStep, OfALargeTensorPiecesAreKeptFromAllOverIt) {
   // Piece p changes by 2^p: the sum tells which ones were kept. 11 of them, 4 kept: 0, 2, 5, 8.
   for (size_t n = 0; n < values.size(); ++n) values[n] += static_cast<float>(1 << n / kFloats);
   uint64_t elements = 0;
-  const Update update = copies.update(copy, values.data(), &elements);
+  const Update update = copies.update_since(copy, values.data(), &elements);
   EXPECT_EQ(elements, 4 * kFloats);
   EXPECT_EQ(update.sum_magnitude, static_cast<double>(kFloats) * (1 + 4 + 32 + 256));
   EXPECT_EQ(update.max_magnitude, 256);
@@ -32,7 +32,7 @@ TEST(CopiesBeforeStep, OneThatFitsIsKeptWhole) {
   const auto copy = copies.keep(values.data(), values.size() * sizeof(float), DType::kFp32, ~uint64_t{0});
   values.back() = 3;
   uint64_t elements = 0;
-  const Update update = copies.update(copy, values.data(), &elements);
+  const Update update = copies.update_since(copy, values.data(), &elements);
   EXPECT_EQ(elements, values.size());
   EXPECT_EQ(update.sum_magnitude, 2);
 }
@@ -48,7 +48,7 @@ TEST(CopiesBeforeStep, ACopyIsRenewedInItsPlace) {
   copies.overwrite(copy, values.data());
   for (float& value : values) value = 3;
   uint64_t elements = 0;
-  EXPECT_EQ(copies.update(copy, values.data(), &elements).sum_magnitude, 2.0 * 2 * kFloats);
+  EXPECT_EQ(copies.update_since(copy, values.data(), &elements).sum_magnitude, 2.0 * 2 * kFloats);
   EXPECT_TRUE(copies.holds(copy));
   copies.forget();
   EXPECT_FALSE(copies.holds(copy));

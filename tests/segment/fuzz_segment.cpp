@@ -35,10 +35,10 @@ void use_heads(Bytes payload, uint64_t element_bytes) {
   volatile unsigned sum = 0;
   for (const Bytes& side : {view.queries, view.keys}) {
     for (std::byte byte : side) sum = sum + static_cast<unsigned>(byte);
-    const uint64_t values = uint64_t{view.head.count} * view.head.head_dim * view.head.width;
+    const uint64_t values = uint64_t{view.header.count} * view.header.head_dim * view.header.width;
     if (!side.empty() && side.size() != values * element_bytes) std::abort();
   }
-  if (view.numbers.size() != view.head.count || view.numbers.back() >= view.head.kv_heads) std::abort();
+  if (view.numbers.size() != view.header.count || view.numbers.back() >= view.header.kv_heads) std::abort();
   if (view.queries.empty() && view.keys.empty()) std::abort();
 }
 

@@ -103,7 +103,7 @@ TEST_F(SlotStress, CountsAreConservedOverRestartsOfASlowReader) {
   EXPECT_GT(reader->lost(0, Lost::kRefused), 0u);
   EXPECT_TRUE(reader->torn().empty());
   EXPECT_EQ(writer_.free_slots(), kSlots) << "every slot can be had again";
-  EXPECT_EQ(reader->steps_taken() + reader->steps_lost(), kSteps);
+  EXPECT_EQ(reader->steps_consumed() + reader->steps_lost(), kSteps);
 }
 
 // A thread of a killed trainer leaves its slot odd: lost once, whoever looks.

@@ -184,7 +184,7 @@ TEST_F(SplitSlices, AWriterThatDiesInTheMiddleLeavesOneTornSlice) {
     EXPECT_EQ(torn[0].ticket, 1u);
     reader->consume_lost(torn[0], Lost::kTorn);
     EXPECT_TRUE(reader->torn().empty());
-    reader->look_again();
+    reader->read_all_slots_next();
     EXPECT_FALSE(reader->next_ready(&ready));
     EXPECT_EQ(reader->lost(0, Lost::kTorn), 1u);
     EXPECT_EQ(reader->judged(0), 1u);

@@ -79,7 +79,7 @@ TEST_F(SegmentFiles, AKilledReaderHasCountedWhatWasLostOrNotPassedIt) {
     kill(child, SIGKILL);
     ASSERT_EQ(waitpid(child, &status, 0), child);
     const auto next = open();
-    has_passed = next->steps_taken() + next->steps_lost() > 0;
+    has_passed = next->steps_consumed() + next->steps_lost() > 0;
     EXPECT_EQ(next->steps_lost(), has_passed ? 10u : 0u) << "after " << stops << " stops";
   }
 }
@@ -174,7 +174,7 @@ TEST_F(SegmentFiles, AStepIsNotWaitedForWithoutEnd) {
   for (const char* end : {"others", "time", "trainer"}) {
     SCOPED_TRACE(end);
     auto reader = open();
-    const auto before = static_cast<int64_t>(reader->steps_taken());
+    const auto before = static_cast<int64_t>(reader->steps_consumed());
     writer.append_step(pending_step(before + 1));
     EXPECT_TRUE(reader->new_steps(first + 4 * second - 1).empty());
     if (*end == 't' && end[1] == 'i') {

@@ -146,7 +146,7 @@ TEST_F(SegmentFiles, ASliceWhoseWriterDiedBeforeItCountedIsFoundAtTheEnd) {
   fill(slot, 1);
   word(slot->sequence).store(2, std::memory_order_release);  // publish() up to its last line
   EXPECT_FALSE(reader->next_ready(&ready));
-  reader->look_again();
+  reader->read_all_slots_next();
   EXPECT_TRUE(reader->next_ready(&ready));
 }
 
@@ -175,7 +175,7 @@ TEST_F(SegmentFiles, ANewAgentGoesOnExactly) {
   auto second = open();
   EXPECT_EQ(second->judged(0), 1u);
   EXPECT_EQ(second->lost(1, Lost::kRefused), 1u);
-  EXPECT_EQ(second->steps_taken(), 3u);
+  EXPECT_EQ(second->steps_consumed(), 3u);
   EXPECT_EQ(second->last_step().step, 3);
   EXPECT_TRUE(second->new_steps().empty());
   const uint64_t again = ready.ticket;

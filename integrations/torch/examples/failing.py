@@ -81,7 +81,8 @@ class ScoreGrowth(nn.Module):
             with torch.no_grad():
                 self.blocks[1].attention.qkv.weight[: 2 * self.width] *= self.growth  # the rows of queries and keys
         sequence = torch.randint(self.symbols, (4, 8), generator=self.sampler)
-        tokens = sequence.repeat(1, 5)[:, :33]  # the task: predict a random sequence of 8 symbols that is repeated
+        # The task: predict a random sequence of 8 symbols that is repeated. 32 inputs; targets are one symbol later.
+        tokens = sequence.repeat(1, 5)[:, :33]
         x = self.embedding(tokens[:, :-1])
         for block in self.blocks:
             x = block(x)

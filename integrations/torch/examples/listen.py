@@ -11,7 +11,8 @@ from foreshock_torch.advice import Advice
 from torch import distributed
 
 LEVELS = ("quiet", "watch", "warn")
-STALE_STEPS = 256  # advice is ignored if the agent (the process that judges the training) is more steps behind
+# Advice is too old to act on if the agent (the process that judges the training) is more steps behind than this.
+STALE_STEPS = 256
 
 
 def device_of_group() -> str:
@@ -24,9 +25,9 @@ def device_of_group() -> str:
     return "cpu" if "cpu" in devices else devices[0]
 
 
-def agreed() -> Advice | None:
+def agreed_advice() -> Advice | None:
     """Without torch.distributed: this process's advice. Else the earliest warning of all ranks, the same on every rank;
-    None if no rank has a warning. Each rank must call agreed() after each step, because it communicates."""
+    None if no rank has a warning. Each rank must call agreed_advice() after each step, because it communicates."""
     mine = foreshock.advice()
     if not (distributed.is_available() and distributed.is_initialized()):
         return mine
@@ -52,7 +53,7 @@ class Listener:
 
     def step_ended(self, step: int) -> None:
         """Call it after each step. `step`: number of optimizer steps done, as the status page shows it."""
-        advice = agreed()
+        advice = agreed_advice()
         if advice is None or advice.level != "warn" or advice.age_steps > STALE_STEPS or step < advice.from_step:
             return
         warning = (advice.detector, advice.layer, advice.since_step)

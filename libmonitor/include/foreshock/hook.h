@@ -348,10 +348,11 @@ FORESHOCK_EXPORT void foreshock_skips_unseen(void);
 FORESHOCK_EXPORT void foreshock_gradients_too_many(void);
 
 /* Reports a loss value of one micro-batch. One source is chosen for the run, at the first finite backward
- * root. It is nll (cross-entropy) if exactly one nll was observed since the previous root and this root
- * equals it, up to a whole divisor (accumulation) and a power of two (gradient scaler). If not, e.g. with
- * label smoothing, it is the backward roots. If a step with an nll ends before the first root, nll is chosen.
- * Before the choice logged values are used; from the first reported value on, only reported values. */
+ * root: nll (the result of a cross-entropy), if exactly one nll was observed since the previous root and this
+ * root equals the nll, up to a whole divisor (accumulation) and a power of two (gradient scaler); otherwise,
+ * e.g. with label smoothing, the backward roots. If a step with an nll ends before the first root, nll is
+ * chosen. Until the choice, logged values are used. After a value with FORESHOCK_LOSS_REPORTED, all values
+ * with other sources are ignored. */
 FORESHOCK_EXPORT void foreshock_observe_loss(double value, uint32_t source);
 
 /* Reports that the program divided the loss of a micro-batch by `divisor` (a whole number, 2 or more) before

@@ -31,7 +31,7 @@ inline std::string layer_label(const std::string& name) {
       std::snprintf(label, sizeof label, "%03lu", number);
       return label;
     }
-    if (name.find('.', begin) == std::string::npos) break;
+    if (name.find('.', begin) == std::string::npos) break;  // this was the last component
   }
   return name.substr(0, name.rfind('.'));
 }
@@ -43,7 +43,7 @@ int name_layers(const Module& module) {
   const auto named = module.named_parameters();
   std::vector<std::string> labels;
   std::vector<foreshock_parameter> rows;
-  labels.reserve(named.size());
+  labels.reserve(named.size());  // the vector must not move the labels: `rows` keeps pointers to them
   for (const auto& item : named) {
     labels.push_back(layer_label(item.key()));
     foreshock_parameter row{};

@@ -19,15 +19,17 @@ class OverheadGuard:
     """Detects, once, that the helper takes several times the allowed time. The caller then stops describing tensors.
 
     Own time is the time spent in the helper; all other time is the training's. Own time is too much if it exceeds
-    TIMES x limit x the training's time in two windows in a row, or FLAGRANT_TIMES x limit x that time in one window,
-    which need not have ended. TIMES is above 3, because denser sampling after a warning may take three times the limit.
+    EXCESS_FACTOR x limit x the training's time in two windows in a row, or FLAGRANT_FACTOR x limit x that time in one
+    window, which need not have ended. EXCESS_FACTOR is above 3, because denser sampling after a warning may take three
+    times the limit.
 
     Set-up steps do not count, and neither does the most expensive step of a window: naming a new model, a garbage
     collection during our work and a stopped process are exceptions. A limit of 100 % allows everything.
     """
 
-    TIMES, FLAGRANT_TIMES = 5, 10
-    # Own time below this is always allowed: for TIMES the own time since set-up, for FLAGRANT_TIMES that of the window.
+    EXCESS_FACTOR, FLAGRANT_FACTOR = 5, 10
+    # Own time below this is always allowed: with EXCESS_FACTOR the own time since set-up, with FLAGRANT_FACTOR that of
+    # the window.
     LEAST_NS = 500_000_000
     SET_UP_STEPS = 6  # number of set-up steps: the first ones, in which names, modules and further optimizers are found
     WINDOW_STEPS, WINDOW_NS = 100, 1_000_000_000  # minimum length of a window: in steps, and in nanoseconds
@@ -37,14 +39,14 @@ class OverheadGuard:
         self._steps = 0
         self._own_ns = self._last_now_ns = 0  # own time and clock time at the last call
         self._set_up_ns = 0  # own time of the set-up steps
-        self._has_tripped = self._was_exceeded = False  # _was_exceeded: in the previous window
+        self._has_found_excess = self._was_exceeded = False  # _was_exceeded: in the previous window
         self._begin_window()
 
     def _begin_window(self) -> None:
         # Of the window: its steps, own time, own time of its most expensive step, and length.
         self._window_steps = self._window_own_ns = self._max_step_ns = self._window_ns = 0
 
-    def trips(self, own_ns: int, now_ns: int, steps: int = 1, max_step_ns: int | None = None) -> bool:
+    def finds_excess(self, own_ns: int, now_ns: int, steps: int = 1, max_step_ns: int | None = None) -> bool:
         """Call it when steps have ended. Returns True once, in the call that finds too much own time.
 
         `own_ns`: total own time so far. `now_ns`: clock time. `steps`: steps since the last call. `max_step_ns`: own
@@ -55,25 +57,26 @@ class OverheadGuard:
         self._steps += steps
         if self._steps <= self.SET_UP_STEPS:
             self._set_up_ns = own_ns
-        if self._has_tripped or self._limit >= 1 or self._steps <= self.SET_UP_STEPS:
+        if self._has_found_excess or self._limit >= 1 or self._steps <= self.SET_UP_STEPS:
             return False
         self._window_steps += steps
         self._window_own_ns += ours
         self._window_ns += lasted
         self._max_step_ns = max(self._max_step_ns, ours if max_step_ns is None else max_step_ns)
-        self._has_tripped = self._is_exceeded()
-        return self._has_tripped
+        self._has_found_excess = self._is_exceeded()
+        return self._has_found_excess
 
     def _is_exceeded(self) -> bool:
         """Whether own time is too much. Begins a new window if one has ended. `ours`, `theirs`: times in the window."""
         ours, theirs = self._window_own_ns - self._max_step_ns, max(self._window_ns - self._window_own_ns, 0)
-        if ours >= self.LEAST_NS and ours > self.FLAGRANT_TIMES * self._limit * theirs:
+        if ours >= self.LEAST_NS and ours > self.FLAGRANT_FACTOR * self._limit * theirs:
             return True
         if self._window_steps < self.WINDOW_STEPS or self._window_ns < self.WINDOW_NS:
             return False  # the window has not ended
         since_set_up = self._own_ns - self._set_up_ns - self._max_step_ns
-        is_exceeded = since_set_up >= self.LEAST_NS and ours > self.TIMES * self._limit * theirs
-        self._was_exceeded, was_exceeded = is_exceeded, self._was_exceeded
+        is_exceeded = since_set_up >= self.LEAST_NS and ours > self.EXCESS_FACTOR * self._limit * theirs
+        was_exceeded = self._was_exceeded
+        self._was_exceeded = is_exceeded
         self._begin_window()
         return is_exceeded and was_exceeded
 
@@ -85,15 +88,15 @@ class RateLimit:
     def __init__(self, free: int, share: float = DEFAULT_LIMIT) -> None:
         self._free = free
         self._share = share
-        self._times = 0
+        self._repetitions = 0
         self._spent_ns = 0
         self._began_ns = perf_counter_ns()
 
     def allows(self) -> bool:
         elapsed = perf_counter_ns() - self._began_ns
-        return self._times < self._free or self._spent_ns <= self._share * elapsed
+        return self._repetitions < self._free or self._spent_ns <= self._share * elapsed
 
     def spend(self, nanoseconds: int) -> None:
         """Call it after each repetition with its duration."""
-        self._times += 1
+        self._repetitions += 1
         self._spent_ns += nanoseconds

@@ -28,7 +28,7 @@ from .core import (
 )
 from .modules import Modules
 from .names import Named, layer_labels, naming_order, numbered_labels
-from .numbers import low_64_bits, on_cpu, step_number
+from .numbers import low_64_bits, number_on_cpu, step_number
 from .optimizers import OtherOptimizers, SplitStep, attribute, groups, is_plain, parameters_in, parameters_of, state_of
 from .owners import Owners
 from .replicas import Replicas
@@ -68,7 +68,7 @@ class Monitor:
     CALLS_WITHOUT_BACKWARD = 3  # if no backward pass is detected, the clock's calls after so many count as steps
     STATE_PARAMETERS = 4  # parameters whose optimizer state is searched for the step number
     MOST_FAILURES = 3  # after so many failed attempts to name tensors, GIVEN_UP is reported
-    CHECK_EVERY = 64  # every 64th step is not quiet (see _settle): it checks whether the optimizer's parameters changed
+    CHECK_EVERY = 64  # every 64th step is not quiet (see _settle), to check whether the optimizer's parameters changed
     UNMONITORED_TICKS = 3  # a process that is not monitored after so many ticks is assumed to stay so
 
     def __init__(self, torch: Any, core: Core) -> None:
@@ -84,9 +84,10 @@ class Monitor:
         self._losses: deque[float] = deque(maxlen=1024)
         self._clock: Any = None  # weak reference to the optimizer whose steps are counted
         self._other_optimizers = OtherOptimizers(core.quiet.stop)
-        self._owners = Owners(torch, self._clear_names, core.call_back)  # detects that a module with names is destroyed
+        self._owners = Owners(torch, self._clear_names, core.weakref_callback)  # detects destroyed modules with names
         self._split_step = SplitStep()  # parameters of a clock that is called several times in one step (DeepSpeed)
         limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
+        # Naming, only a part of the helper's work, gets at most the default share even if the limit is higher.
         self._naming_limit = RateLimit(free=16, share=min(limit, DEFAULT_LIMIT))
         self._overhead_guard = OverheadGuard(limit)  # detects, once, that the helper takes several times its limit
         # Bits of the reports of steps, GIVEN_... in core.py. _off_bits: GIVEN_UP..., in all further reports; if not 0,
@@ -98,7 +99,7 @@ class Monitor:
         self._calls_without_backward = 0
         self._seen_backward = False
         self._last_state: tuple[int, int] | None = None  # parameter address and step number of the last tick
-        self._named_for: tuple[list[int], list[int]] = ([], [])  # ids of optimizers, addresses of their parameters
+        self._named_for: tuple[list[int], list[int]] = ([], [])  # last named: ids of optimizers, parameter addresses
         self._published_names: dict[int, tuple[Named, str]] = {}  # {address: (name, layer label)} that the core has
         self._is_described = False  # core.describe() was called with the parallel coordinates, which need parameters
         self._is_rank_described = False  # core.describe() was called without the coordinates
@@ -106,7 +107,7 @@ class Monitor:
         self._steps_whole_model = True  # this rank steps the whole model, so its gradient norms are those of the run
         self._is_settled = False  # all optimizers are known, and their tensors have names: quiet steps may follow
         self._quiet_others: list[int] = []  # ids of the optimizers other than the clock whose steps may be quiet
-        self._is_step_counted = False  # no optimizer state has the step number
+        self._is_step_counted = False  # the helper counts the steps, since no optimizer state has the step number
         self._ticks = 0
         self._last_step: int | None = None  # number of the last step that the clock reported, as the core counts
         self._learning_rate: float | None = None  # learning rate of the step that is reported next
@@ -136,11 +137,11 @@ class Monitor:
     def before_step(self, optimizer: Any, has_stepped: bool = False) -> None:
         """Called before the optimizer's work; for a step with a closure, after the work, with `has_stepped`."""
         begin = perf_counter_ns()
-        self.core.reports_steps()  # from now on the adapter does not count steps itself
+        self.core.stop_counting_steps()  # the adapter's counting, since this class reports the steps
         in_core = 0
         if self._is_other_than_clock(optimizer):
             if not has_stepped:  # if it has, before_closure() has already reported the weights
-                in_core = self._observe_late(optimizer, self.weights.before)
+                in_core = self._observe_late(optimizer, self.weights.observe_before)
         elif self._continues_step(optimizer):
             if has_stepped:
                 self.weights.forget_due()  # the closure ran no backward pass
@@ -157,13 +158,13 @@ class Monitor:
         (Lightning, LBFGS). The closure is not wrapped. So the gradients of its last call are read after the step, by
         after_closure(). Only the weights are read here, since the step changes them."""
         begin = perf_counter_ns()
-        self.core.reports_steps()
+        self.core.stop_counting_steps()
         in_core = 0
         if self._is_other_than_clock(optimizer):
-            in_core = self._observe_late(optimizer, self.weights.before)
+            in_core = self._observe_late(optimizer, self.weights.observe_before)
         elif not self._off_bits and not is_profiled():
             self.weights.fetch_due()  # gets the numbers of the weights to measure in this step
-            in_core = self.weights.before(optimizer)
+            in_core = self.weights.observe_before(optimizer)
         self._add_time(begin, in_core)
 
     def after_closure(self, optimizer: Any) -> None:
@@ -188,14 +189,14 @@ class Monitor:
         # Gradients are read only if all of them exist now (this rank steps the whole model, no backward pass is
         # running, and the clock is called once per step) and their scale is known (not on a device).
         publish = self._steps_whole_model and scale is not None and not in_backward and not self._split_step.addresses
-        # amp_C are Apex's kernels, which clip gradients without changing the version of a tensor.
+        # amp_C is the module of Apex's kernels, which clip gradients without changing the version of a tensor.
         writes_untracked = "amp_C" in sys.modules
         in_core = self.core.step_begins(
             addresses if publish else [], 1 / (scale or 1), self.modules.averaging_writes, writes_untracked
         )
         self.weights.fetch_due()
         if not has_stepped:
-            in_core += self.weights.before(optimizer)
+            in_core += self.weights.observe_before(optimizer)
         self._settle([*with_companions, *partners, *rare_partners])
         return in_core
 
@@ -205,12 +206,13 @@ class Monitor:
     def _settle(self, optimizers: list[Any]) -> None:
         """Determines whether the training is settled. `optimizers`: the clock, then all others that are known."""
         if self._named_for[0] != [id(o) for o in optimizers] or self._split_step.addresses:
-            return
+            return  # their tensors have no names yet, or the clock is called several times in one step
+        # Undecided: a partner is new, so it is not known whether it keeps pace. Plain: C++ can read its parameters.
         if self._other_optimizers.is_any_undecided() or not all(is_plain(o, self._torch.Tensor) for o in optimizers):
             return
         clock, *others = optimizers
         self._quiet_others = [id(o) for o in others]
-        # set_optimizers() passes them to quiet_steps.h. It returns False if a step of them cannot be quiet.
+        # set_optimizers() passes the optimizers to quiet_steps.h, and returns False if their steps cannot be quiet.
         self._is_settled = self.core.set_optimizers(clock, [(o, self._other_optimizers.number_of(o)) for o in others])
 
     def _stop_quiet_steps(self) -> None:
@@ -228,7 +230,7 @@ class Monitor:
         needs_python = self.steps_are_reported or self._losses or self.batch_id is not None or self.weights.is_any_due
         needs_python = needs_python or self.core.logs.has_news()
         self._is_step_counted = source == COUNTED
-        address, step = (0, self._last_step or 0) if self._is_step_counted else self._last_state or (0, 0)
+        address, step = (0, self._last_step or 0) if self._is_step_counted else (self._last_state or (0, 0))
         # The next tick that must run in Python, because it searches for attention that no hook sees. After the last
         # such tick, one so far ahead that `begins_left` is the lower limit.
         check_at = min((t for t in UNSEEN_CHECK_TICKS if t > self._ticks), default=self._ticks + 2 * self.CHECK_EVERY)
@@ -237,8 +239,9 @@ class Monitor:
             is_counted=self._is_step_counted,
             step=step,
             address=address,
-            begins_left=-self._ticks % self.CHECK_EVERY,  # this many beginnings, and
-            ends_left=check_at - self._ticks - 1,  # this many ends of steps may be quiet
+            # So many beginnings (up to a multiple of CHECK_EVERY) and ends of steps (before check_at) may be quiet.
+            begins_left=-self._ticks % self.CHECK_EVERY,
+            ends_left=check_at - self._ticks - 1,
             has_weights=self.weights.is_any_measured,
         )
 
@@ -265,7 +268,7 @@ class Monitor:
     def weights_are_due(self, optimizer: Any, count: int) -> None:
         """Called before a step that would be quiet if `count` weights were not due."""
         begin = perf_counter_ns()
-        self._add_time(begin, self.weights.before_with(self.core.due_in_quiet_step(count), optimizer))
+        self._add_time(begin, self.weights.observe_before_due(self.core.due_in_quiet_step(count), optimizer))
 
     def _begin_without_names(self, optimizer: Any) -> int:
         """Begins a step without names, gradients and weights. The core counts the weights that are due as left out."""
@@ -273,7 +276,8 @@ class Monitor:
         self.weights.forget_due()
         if not self._has_cleared_names:
             first = [p._cdata for group in groups(optimizer)[:1] for p in parameters_in(group)[: self.STATE_PARAMETERS]]
-            if first != self._named_for[1][: len(first)]:  # other tensors may now have the addresses with names
+            # Comparing only the first addresses is fast. If they differ, other tensors may have addresses with names.
+            if first != self._named_for[1][: len(first)]:
                 self._clear_names()
         return self.core.step_begins([], 1.0, 0, False)
 
@@ -287,10 +291,10 @@ class Monitor:
             # records them as a scalar of this name.
             if backwards > 0 and (number := self._other_optimizers.number_of(optimizer)):
                 self.core.core.foreshock_loss_is_of(f"loss of optimizer {number}".encode())
-            self._add_time(begin, self._observe_late(optimizer, self.weights.after))
+            self._add_time(begin, self._observe_late(optimizer, self.weights.observe_after))
             return
         self._calls_of_others.clear()
-        self._other_optimizers.ticked()
+        self._other_optimizers.note_tick()
         param_groups = groups(optimizer)
         source, step = self._state_step(optimizer, param_groups)
         if step is None:  # the optimizer has skipped this step
@@ -299,13 +303,13 @@ class Monitor:
             self._add_time(begin)
             return
         self.weights.end_step()
-        in_core = self.weights.after(optimizer)
-        self._learning_rate = on_cpu(self._torch, param_groups[0].get("lr")) if param_groups else None
+        in_core = self.weights.observe_after(optimizer)
+        self._learning_rate = number_on_cpu(self._torch, param_groups[0].get("lr")) if param_groups else None
         self._tick()
         self._check_overhead(perf_counter_ns())
         self._add_time(begin, in_core)  # before _report_step(), which reports this time
         if not self.steps_are_reported:
-            self._last_step = step if step >= 0 else (self._last_step or 0) + 1
+            self._last_step = step if step >= 0 else (self._last_step or 0) + 1  # -1: the core counts the step
             self._report_step(step, source)
         begin = perf_counter_ns()
         self.core.adapter.foreshock_adapter_step_ended()
@@ -326,7 +330,7 @@ class Monitor:
     def _check_overhead(self, now_ns: int, steps: int = 1, max_step_ns: int | None = None) -> None:
         """Switches names, gradients and weights off for the rest of the process if they cost too much time. `steps`:
         steps since the last call. `max_step_ns`: the helper's time in the most expensive of them; None: one step."""
-        if self._overhead_guard.trips(self._total_ns, now_ns, steps, max_step_ns):
+        if self._overhead_guard.finds_excess(self._total_ns, now_ns, steps, max_step_ns):
             self._off_bits = GIVEN_UP
             self.weights.forget_due()
             self._stop_quiet_steps()
@@ -380,9 +384,10 @@ class Monitor:
         clock = self._clock() if self._clock is not None else None
         if self._is_other_than_clock(optimizer):
             is_followed = not self._off_bits and not is_profiled()
-            if is_followed and self._other_optimizers.stepped(optimizer, clock, backwards > 0):
-                self._stop_quiet_steps()
-            calls = self._calls_of_others[id(optimizer)] = self._calls_of_others.get(id(optimizer), 0) + 1
+            if is_followed and self._other_optimizers.note_step(optimizer, clock, backwards > 0):
+                self._stop_quiet_steps()  # the optimizer is new, or its step() calls the clock's
+            calls = self._calls_of_others.get(id(optimizer), 0) + 1
+            self._calls_of_others[id(optimizer)] = calls
             if calls < 2 or backwards == 0:
                 return False
         if backwards == 0:
@@ -393,6 +398,7 @@ class Monitor:
             if self._clock is not None:
                 self._next_step_bits = GIVEN_OTHER_TRAINING if clock is None else 0  # None: the clock was destroyed
                 self._published_names = {}  # another training: other tensors may have the same addresses
+            # quiet.stop() is called when the clock is destroyed.
             self._clock, self._last_state = ref(optimizer, self.core.quiet.stop), None
             self._other_optimizers = OtherOptimizers(self.core.quiet.stop)
             self._split_step.forget()
@@ -403,7 +409,7 @@ class Monitor:
         """(source of the step number, step number). The optimizer keeps the number in its state. COUNTED, -1: no state
         has a number. None as the number: the optimizer has skipped this step, since a gradient scaler found an overflow
         (fused optimizers), or the number has not changed since the last tick."""
-        if (on_cpu(self._torch, attribute(optimizer, "found_inf")) or 0) > 0:
+        if (number_on_cpu(self._torch, attribute(optimizer, "found_inf")) or 0) > 0:
             return COUNTED, None
         with_gradient = ((g, p) for g in param_groups for p in parameters_in(g) if p.grad is not None)
         step = parameter = None
@@ -416,8 +422,9 @@ class Monitor:
             step = self._step_of(optimizer, param_groups[0], None)
         if step is None:
             return COUNTED, -1
-        now = (0 if parameter is None else parameter._cdata, step)
-        is_unchanged, self._last_state = now == self._last_state, now
+        state = (0 if parameter is None else parameter._cdata, step)
+        is_unchanged = state == self._last_state
+        self._last_state = state
         return OPTIMIZER_STATE, None if is_unchanged else step
 
     def _step_of(self, optimizer: Any, group: dict[str, Any], parameter: Any) -> int | None:
@@ -427,7 +434,7 @@ class Monitor:
             value = state.get("step")
             # core.number() is the fast way for a plain tensor in host memory.
             if type(value) is self._torch.Tensor and (on_host := self.core.number(value)) is not None:
-                return int(on_host) if 0 <= on_host < 2**53 else None
+                return int(on_host) if 0 <= on_host < 2**53 else None  # below 2**53 a double holds every integer
             of_parameter = step_number(self._torch, value)
             return of_parameter if of_parameter is not None else step_number(self._torch, group.get("step"))
         except Exception as error:  # the optimizer keeps its state in a class of its own
@@ -438,12 +445,13 @@ class Monitor:
     def _scale(self, optimizer: Any) -> float | None:
         """The factor by which a gradient scaler multiplied the gradients, 1 without one. None: it is on a device."""
         scale = attribute(optimizer, "grad_scale")
-        return 1.0 if scale is None else on_cpu(self._torch, scale)
+        return 1.0 if scale is None else number_on_cpu(self._torch, scale)
 
     def _try_to_name(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> bool:
         """Names the tensors if they changed. Returns False if naming failed, for example in an unknown release of a
         framework. No tensor then keeps a name, and everything else continues. Later steps try again, up to
-        MOST_FAILURES times, since the reason may be another thread that was changing the model."""
+        MOST_FAILURES times, since the reason may be another thread that was changing the model. The arguments are those
+        of _name_if_changed()."""
         try:
             self._name_if_changed(optimizers, unfollowed, addresses)
         except Exception as error:
@@ -548,7 +556,7 @@ class Monitor:
             self.batch_id = None
             self._add_time(begin)
             return
-        if (value := on_cpu(self._torch, loss)) is not None:
+        if (value := number_on_cpu(self._torch, loss)) is not None:
             self._losses.append(value)
             if self.steps_are_reported:
                 self._flush_losses()
@@ -561,6 +569,6 @@ class Monitor:
         if is_tick:
             self._check_overhead(perf_counter_ns())
         if number is not None:
-            self.core.reports_steps()
+            self.core.stop_counting_steps()
             self.steps_are_reported = True
             self._report_step(number, REPORTED)

@@ -41,9 +41,9 @@ def skip_in_dynamo(frames: Any, function: Any) -> None:
 class Watch:
     """Calls `stepped(optimizer)` after every compiled step, until a call has failed by an error of the helper."""
 
-    def __init__(self, torch: Any, stepped: Callable[[Any], None], call_back: Callable[[Any], Any]) -> None:
-        """`call_back`: Core.call_back, which turns a function into the callback of a weak reference."""
-        self._call_back = call_back(self._on_token_death)
+    def __init__(self, torch: Any, stepped: Callable[[Any], None], weakref_callback: Callable[[Any], Any]) -> None:
+        """`weakref_callback`: Core.weakref_callback, which turns a function into the callback of a weak reference."""
+        self._callback = weakref_callback(self._on_token_death)
         self._frames = torch._C._dynamo.eval_frame
         self._stepped = stepped
         self.is_on = True
@@ -51,7 +51,7 @@ class Watch:
         self._watch_token()
 
     def _watch_token(self) -> None:
-        self._reference = ref(box.token, self._call_back)
+        self._reference = ref(box.token, self._callback)
 
     def _on_token_death(self, _: Any) -> None:
         try:
@@ -65,7 +65,7 @@ class Watch:
                     self._stepped(optimizer)
             finally:
                 self._frames.set_eval_frame(tracer)
-        except Exception as error:  # also those that a signal handler or another thread of the training raised here
+        except Exception as error:  # may come from a signal handler or another thread of the training
             if is_of_trainer is not None and is_of_trainer(error):  # at process exit a global may be None
                 raise
             self.is_on = False

@@ -93,7 +93,9 @@ def _return_zero(*given: Any) -> int:
     return 0
 
 
-NO_QUIET_STEPS = QuietSteps(*[_return_zero] * 10)._replace(begins=lambda *given: -1, take=lambda: (0,) * 8)
+NO_QUIET_STEPS = QuietSteps(*[_return_zero] * len(QuietSteps._fields))._replace(
+    begins=lambda *given: -1, take=lambda: (0,) * 8
+)
 
 
 class Core:
@@ -138,24 +140,24 @@ class Core:
         self.logs = Logs(self.observe_scalars)
         self.adapter.foreshock_adapter_start()  # hooks torch's operations
         self.quiet = self._quiet_steps()
-        self._reports_steps = False
+        self._has_stopped_counting = False
 
     @staticmethod
     def _declare(library: Any, name: str, result: Any, *arguments: Any) -> None:
         function = getattr(library, "foreshock_" + name)
         function.restype, function.argtypes = result, arguments
 
-    def call_back(self, function: Any) -> Any:
+    def weakref_callback(self, function: Any) -> Any:
         """A callback for weak references that calls `function(reference)`. If a signal handler of the training raises
         an exception during the callback, Python would drop the exception; the adapter raises it again later. The
         callback is a C function, since a signal handler may run before the first line of a Python function."""
         return partial(self.adapter.foreshock_adapter_call_back, function)
 
-    def reports_steps(self) -> None:
+    def stop_counting_steps(self) -> None:
         """Must be called when an optimizer or the training itself begins to report steps. Until then the adapter counts
         a step when a weight has changed after a backward pass, which also detects updates without an optimizer."""
-        if not self._reports_steps:
-            self._reports_steps = True
+        if not self._has_stopped_counting:
+            self._has_stopped_counting = True
             self.adapter.foreshock_adapter_steps_are_told()
 
     def step_end(
@@ -179,6 +181,7 @@ class Core:
         except ValueError:  # a null pointer: this Python lacks a C function
             return NO_QUIET_STEPS
         tensor = self._torch.Tensor
+        # These show quiet_steps.h in each step whether a profiler runs, an object is a plain tensor, or Dynamo traces.
         quiet.prepare(sys.getprofile, tensor, tensor.__basicsize__, vars(self._torch.compiler))
         self.logs.after_call = quiet.run_next_end_in_python
         return quiet
@@ -188,9 +191,10 @@ class Core:
         in quiet steps. In other steps they call `before_other` with one more argument, the result of quiet.begins, and
         `after_other`. Dynamo still traces the code of `before` and `after`."""
         size, set_tracer = type(before).__basicsize__, self._torch._C._dynamo.eval_frame.set_eval_frame
+        # `size`: bytes of a function's object, in which its C entry is replaced. `set_tracer` switches Dynamo off.
         if not self.quiet.replace_hooks(before, after, before_other, after_other, size, set_tracer):
             return before, after
-        # Python 3.11 calls a function itself, past the replaced C entry. It does not do that through a partial.
+        # Python 3.11 runs a function without the replaced C entry. If a partial calls the function, the entry is used.
         return update_wrapper(partial(before), before), update_wrapper(partial(after), after)
 
     def set_optimizers(self, clock: Any, others: list[tuple[Any, int]]) -> bool:
@@ -213,7 +217,7 @@ class Core:
         capacity = len(self._due_numbers) if has_weights else 0
         self.quiet.allow(
             may_end_quietly, is_counted, step, address, begins_left, ends_left,
-            self.logs.modules, self._due_numbers_address, capacity,
+            self.logs.module_count, self._due_numbers_address, capacity,
         )  # fmt: skip
 
     def due_in_quiet_step(self, count: int) -> list[int]:

@@ -83,7 +83,7 @@ class Logs:
     def __init__(self, pass_on: Callable[[list[tuple[str, float, int]]], None]) -> None:
         self._pass_on = pass_on
         self._values: dict[str, tuple[float, int]] = {}  # {name: (value, step or -1)} since the last tick()
-        self.modules = 0  # size of sys.modules when it was last searched
+        self.module_count = 0  # size of sys.modules when it was last searched
         self._spent_ns = 0
         self.after_call: Callable[[], Any] = int  # called when a logging call has been read; int() does nothing
         # Loggers call each other. `is_logging`: this thread is in a logging call. `has_tensor`: a tensor was logged.
@@ -91,8 +91,8 @@ class Logs:
         self._thread_state = threading.local()
 
     def tick(self) -> None:  # called at the end of each step that is not quiet (QuietSteps in core.py)
-        if len(sys.modules) != self.modules:
-            self.modules = len(sys.modules)
+        if len(sys.modules) != self.module_count:
+            self.module_count = len(sys.modules)
             self._wrap_new()
         if self._values:
             values, self._values = self._values, {}
@@ -141,7 +141,8 @@ class Logs:
         bound = getattr(wandb, "log", None)
         if bound is None:
             return
-        wrapper = getattr(type(getattr(bound, "__self__", None)), "log", None)  # what the run's class has now
+        # Replaced only if the run's class has our wrapper, and `wandb.log` is still the function that it wraps.
+        wrapper = getattr(type(getattr(bound, "__self__", None)), "log", None)
         if hasattr(wrapper, MARK) and getattr(bound, "__func__", bound) is getattr(wrapper, "__wrapped__", None):
             wandb.log = wrapper.__get__(bound.__self__)  # type: ignore[union-attr]
 

@@ -48,8 +48,8 @@ def layer_numbers(root: Any) -> dict[str, int]:
     numbers = {}
     for path, module in modules_below(root):
         number = vars(module).get("layer_number")
-        if type(number) is int and 0 <= number < 100_000:
-            numbers[plain_name(path + ".").rstrip(".")] = number
+        if type(number) is int and 0 <= number < 100_000:  # a larger number is not that of a layer
+            numbers[plain_name(path + ".").rstrip(".")] = number  # plain_name() searches for names with a dot
     return numbers
 
 
@@ -92,7 +92,8 @@ class Modules:
         """Adds a module."""
         key = id(module)
         # The callback of the weak reference may run anywhere in the training's code. If it were a Python function, a
-        # signal handler of the training could run in it, and Python would drop the handler's exception.
+        # signal handler of the training could run in it, and Python would drop the handler's exception. pop() gets the
+        # dead reference as its default, so a missing key raises no error.
         self._seen[key] = ref(module, partial(self._seen.pop, key))
 
     def alive(self) -> list[Any]:
@@ -111,7 +112,8 @@ class Modules:
         with trained parameters are named. The optimizer then steps copies in higher precision (DeepSpeed, Megatron-LM,
         Apex), but attention uses the parameters of the model, and they identify its layers.
         """
-        stepped, others = [], []  # models: (sort key: number of parameters, {address: (name, parameter)}, root)
+        # Models: (sort key: number of parameters in `wanted`, or of all; {address: (name, parameter)}; root).
+        stepped, others = [], []
         for root in self._roots():
             rows = {p._cdata: (plain_name(name), p) for name, p in parameters_below(root)}
             if hits := len(rows.keys() & set(wanted)):

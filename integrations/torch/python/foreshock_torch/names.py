@@ -72,6 +72,7 @@ def _distinct_part(prefix: str, prefixes: set[str]) -> str:
     if len(prefixes) < 2 or prefix not in prefixes:
         return ""
     paths = [p.split(".") for p in prefixes]
+    # `common`: number of words at the beginning that all paths share.
     common = next((n for n, words in enumerate(zip(*paths)) if len(set(words)) > 1), min(map(len, paths)))
     path = prefix.split(".")
     lengths = range(common + 1, len(path) + 1)
@@ -80,8 +81,8 @@ def _distinct_part(prefix: str, prefixes: set[str]) -> str:
 
 
 def _attention_of(matrix: str) -> str:
-    """Path of the attention module whose query projection is `matrix`; "": it is not a query projection. A part of a
-    projection that PEFT's LoRA has split counts too."""
+    """Path of the attention module whose query projection is `matrix`; "" if `matrix` is not a query projection. A part
+    of a query projection that PEFT's LoRA has split counts as the projection."""
     path = _LORA_PART.sub("", matrix.removesuffix(".weight"))
     module, _, word = path.rpartition(".")
     return module if word.lower() in QUERY_WORDS else ""
@@ -168,7 +169,7 @@ def _further_attention(matrices: list[str], layers: dict[str, str]) -> dict[str,
 
 
 def layer_labels(matrices: list[str], names: list[str]) -> dict[str, str]:
-    """{name: label of its layer}, the last LABEL_BYTES characters of it. `matrices`: names of the 2-D parameters.
+    """{name: last LABEL_BYTES characters of its layer's label}. `matrices`: names of the 2-D parameters.
 
     Layers whose labels would be equal get their paths as labels: layers.0.3 beside layers.0.blocks.3.
     """
@@ -184,6 +185,7 @@ def layer_labels(matrices: list[str], names: list[str]) -> dict[str, str]:
         stack, number = split  # "encoder.layers", 3
         tower = _distinct_part(stack, prefixes) if stack in prefixes else stack  # not in `prefixes`: no matrices
         block = _innermost_around(name, blocks)
+        # Every block has a number, so `or` only satisfies the type checker.
         blocks_of_stack = {other for other in blocks if (_split_at_number(other) or ("",))[0] == stack}
         numbers = _block_label(block, blocks_of_stack) if block else f"{number:03d}"
         return block or f"{stack}.{number}".lstrip("."), f"{tower}.{numbers}".lstrip(".")[-LABEL_BYTES:]

@@ -10,11 +10,11 @@ from .signals import is_of_trainer  # whether the training itself raised an exce
 LARGEST_STEP = 2**62 - 1  # libforeshock.so takes a larger step number as "unknown" (hook.h)
 
 
-def on_cpu(torch: Any, value: Any) -> float | None:
+def number_on_cpu(torch: Any, value: Any) -> float | None:
     """The value of a number or of a one-element CPU tensor, which may be infinite or NaN; None for anything else."""
     try:
         if isinstance(value, torch.Tensor):
-            is_plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+            is_plain = type(value) in (torch.Tensor, torch.nn.Parameter)  # a subclass may run code of the training
             if not is_plain or value.device.type != "cpu" or value.numel() != 1 or value.is_complex():
                 return None
             return float(value.item())
@@ -31,7 +31,7 @@ def step_number(torch: Any, value: Any) -> int | None:
     float of 2**53 or more, which may be inexact."""
     step = _whole_number(value)
     # The comparison with 2**53 also rejects NaN.
-    if step is None and (real := on_cpu(torch, value)) is not None and abs(real) < 2.0**53:
+    if step is None and (real := number_on_cpu(torch, value)) is not None and abs(real) < 2.0**53:
         step = int(real)
     return step if step is not None and 0 <= step <= LARGEST_STEP else None
 
@@ -47,7 +47,7 @@ def _whole_number(value: Any) -> int | None:
     cls = type(value)
     if cls is int:
         return value
-    # Tensors have "dim". Checked before operator.index(), because its exceptions are slow.
+    # Tensors have "dim". Both are checked before operator.index() is called, because an exception from it is slow.
     if not hasattr(cls, "__index__") or hasattr(cls, "dim"):
         return None
     try:

@@ -12,7 +12,8 @@ from .signals import is_of_trainer
 
 
 def attribute(owner: Any, name: str) -> Any:
-    """The attribute, or None if it is missing. Does not call a `__getattribute__` that the training has defined."""
+    """The attribute, or None if it is missing. Does not call a `__getattribute__` that the training has defined, but
+    does call its `__getattr__`, through which wrappers pass on the attributes of an optimizer."""
     if type(owner).__getattribute__ is object.__getattribute__:
         return getattr(owner, name, None)
     try:
@@ -46,9 +47,9 @@ def state_of(optimizer: Any, parameter: Any) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def is_plain(optimizer: Any, tensor: Any) -> bool:
+def is_plain(optimizer: Any, tensor_class: Any) -> bool:
     """Whether quiet_steps.h, which reads groups and states in C++, can read those of this optimizer without running
-    code of the training. `tensor`: the class torch.Tensor. Only the first and the last parameter are checked, to save
+    code of the training. `tensor_class`: torch.Tensor. Only the first and the last parameter are checked, to save
     time."""
     optimizer_class = type(optimizer)
     if optimizer_class.__getattribute__ is not object.__getattribute__:
@@ -63,15 +64,16 @@ def is_plain(optimizer: Any, tensor: Any) -> bool:
     first_and_last = [*parameters_in(found[0])[:1], *parameters_in(found[-1])[-1:]]
     return all(  # the classes of the parameters must inherit attribute access, address (_cdata) and hash from torch
         cls.__getattribute__ is object.__getattribute__
-        and getattr(cls, "_cdata", None) is tensor._cdata
-        and cls.__hash__ is tensor.__hash__
+        and getattr(cls, "_cdata", None) is tensor_class._cdata
+        and cls.__hash__ is tensor_class.__hash__
         for cls in {type(parameter) for parameter in first_and_last}
     )
 
 
 class Partner:
     """An optimizer other than the clock with a backward pass of its own, such as the second one of a GAN. Its tensors
-    are measured if it has stepped at least 3 times in 4 ticks. Otherwise it would rarely step when a tensor is due."""
+    are measured if it has stepped at least 3 times in 4 ticks: a tensor is due at one tick, and is not measured if the
+    optimizer does not step then."""
 
     DECIDE_AFTER = 4  # ticks before `keeps_pace` is decided
 
@@ -99,10 +101,10 @@ class OtherOptimizers:
         self._wrappers: list[Any] = []
         self._partners: list[Partner] = []
 
-    def stepped(self, optimizer: Any, clock: Any, has_backward: bool) -> bool:
+    def note_step(self, optimizer: Any, clock: Any, has_backward: bool) -> bool:
         """Call it after each step of an optimizer other than the clock; the first step classifies the optimizer.
         `has_backward`: a backward pass has started since the clock's last step. Returns True if the optimizer is new,
-        or if it is a wrapper (its step() calls the clock's step())."""
+        or if it is a wrapper (its step() calls the clock's step()): the caller must then stop quiet steps."""
         partner = self._partner(optimizer)
         if partner is not None:
             partner.steps += 1
@@ -122,14 +124,14 @@ class OtherOptimizers:
             return True
         return False
 
-    def ticked(self) -> None:
+    def note_tick(self) -> None:
         """Call it at each tick."""
         for partner in self._partners:
             partner.tick()
 
     def companions(self, clock: Any) -> list[Any]:
         alive = [optimizer for companion in self._companions if (optimizer := companion()) is not None]
-        return [optimizer for optimizer in alive if optimizer is not clock]
+        return [optimizer for optimizer in alive if optimizer is not clock]  # a companion may have become the clock
 
     def partners(self, keep_pace: bool) -> list[Any]:
         """Partners that step about as often as the clock (`keep_pace` True), or less often (False). During its first
@@ -143,7 +145,8 @@ class OtherOptimizers:
 
     def number_of(self, optimizer: Any) -> int:
         """The number n in "loss of optimizer n", under which the partner's losses are recorded; 0: not a partner. At
-        least 2. A partner keeps its number. The number of a partner that was destroyed may be given to a new one."""
+        least 2, since the clock is the first optimizer. A partner keeps its number. A new partner may get the number of
+        a destroyed one."""
         partner = self._partner(optimizer)
         return 0 if partner is None else partner.number
 
@@ -182,7 +185,7 @@ class SplitStep:
         self.addresses = []
 
     def begin(self, addresses: list[int]) -> None:
-        """Notes the first call of a step. `addresses`: those of the parameters of the clock and its companions."""
+        """Notes the first call of a step. `addresses`: of the parameters of the clock and its companions."""
         self._first = addresses
 
     def add(self, optimizer: Any) -> None:

@@ -20,8 +20,9 @@ class Owners:
     """
 
     def __init__(self, torch: Any, lost: Callable[[], None], call_back: Callable[[Any], Any]) -> None:
-        """`call_back` (Core.call_back) makes the callback of a weak reference from a Python function. Python drops
-        exceptions in such callbacks; the result passes on those that a signal handler of the training raises."""
+        """`call_back` (Core.weakref_callback) makes the callback of a weak reference from a Python function. Python
+        drops all exceptions in callbacks of weak references, but this one passes on those of the training's signal
+        handlers."""
         self._call_back = call_back
         self._frames = torch._C._dynamo.eval_frame
         self._lost = lost

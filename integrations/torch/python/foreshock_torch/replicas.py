@@ -3,8 +3,8 @@
 The agent, another process, compares tensors bit for bit across ranks: those of the same name that are the same part of
 the whole tensor, on ranks with the same coordinates. Here the coordinates of a rank are its indices in the tensor,
 pipeline and expert dimensions of parallelism (topology.py). Every other tensor that differs between ranks by design
-must have another name on each rank: a manually sharded head, an expert that DDP ignores, a flat shard of FSDP. Its
-prefix has the rank. If a tensor is equal on some ranks but not on all, its prefix has the lowest of these ranks.
+must have another name on each rank, so its prefix contains the rank: a manually sharded head, an expert that DDP
+ignores, a flat shard of FSDP. If a tensor is equal on some ranks but not on all, its prefix has the lowest of these.
 suppress_ours() drops exceptions, but not those that a signal handler of the training raised (is_of_trainer()).
 """
 
@@ -39,7 +39,7 @@ def _prefixes_of_module(module: Any, distributed: Any) -> dict[int, str]:
     """{address: prefix} of the parameters of a DistributedDataParallel. An address is tensor._cdata.
 
     The prefix is "" if the module's group has all ranks, else "group<N>." with the lowest rank N of the group. With a
-    hook such as local SGD's, ranks drift apart: then it is "local<own rank>.", which the agent does not compare.
+    hook such as local SGD's, ranks drift apart: then it is "local<own rank>.", which differs on each rank.
     """
     if not all(_is_averaging(hook, state, module) for hook, state in getattr(module, "_comm_hooks", ())):
         return {p._cdata: f"local{distributed.get_rank()}." for p in module.module.parameters()}

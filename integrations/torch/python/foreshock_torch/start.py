@@ -1,7 +1,8 @@
 """Starts the helper (this package) in a training. Registers its hooks, which let no error of the helper reach torch.
 
 Class Monitor (clock.py) does the work of the hooks. In quiet steps, in which nothing is measured, the adapter (a C++
-library) does it alone. A Core object calls the adapter as core.quiet, and libforeshock.so, the core, as core.core.
+library) does this work instead. A Core object has the adapter's functions for quiet steps as `quiet`, and those of
+libforeshock.so (also called the core) as `core`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from .topology import bind_distributed
 
 monitor: Any = None  # the Monitor of this process, once enter() has succeeded
 torch: Any = None
-# Functions of torch, bound once, since the training's own tests may replace them. The first two make context managers
-# that disable __torch_function__ and __torch_dispatch__.
-no_function: Any = None
-no_dispatch: Any = None
+# Functions of torch, bound once, since the training's own tests may replace them. The first two make context managers,
+# in which __torch_function__ and __torch_dispatch__ of the training do not run.
+disable_torch_function: Any = None
+disable_torch_dispatch: Any = None
 is_compiling: Any = None
 is_dynamo_compiling: Any = None
 # Functions of the adapter. begins_quietly() returns 0 if it has handled the hook before a step, -1 if the monitor must,
@@ -40,16 +41,16 @@ def call_monitor(name: str, *arguments: Any) -> None:
     """Calls the monitor's method `name`, hidden from the training's torch function and dispatch modes. The first
     exception of the helper, except a RecursionError, switches the monitor off."""
     global monitor
-    mine = monitor  # the method may set `monitor` to None
-    if mine is None:
+    called = monitor  # kept, since the method may set `monitor` to None
+    if called is None:
         return
     begin = perf_counter_ns()
     try:
-        with no_function(), no_dispatch():
+        with disable_torch_function(), disable_torch_dispatch():
             method_begin = perf_counter_ns()
-            getattr(mine, name)(*arguments)
+            getattr(called, name)(*arguments)
             in_method = perf_counter_ns() - method_begin
-        mine.add_outside_time(perf_counter_ns() - begin - in_method)  # the method itself has counted in_method
+        called.add_outside_time(perf_counter_ns() - begin - in_method)  # the method itself has counted in_method
     except Exception as error:
         if is_of_trainer(error):  # raised by a signal handler or another thread of the training
             raise
@@ -57,16 +58,17 @@ def call_monitor(name: str, *arguments: Any) -> None:
             return  # the training's own stack is nearly full; the next call may have enough
         monitor = None
         with suppress_ours():
-            mine.core.quiet.stop()
+            called.core.quiet.stop()
             reason = re.sub(r"\W", "_", f"helper_{name}_{type(error).__name__}")
-            mine.core.core.foreshock_off(reason.encode()[:47])  # the core keeps 47 bytes
+            called.core.core.foreshock_off(reason.encode()[:47])  # the core keeps 47 bytes
 
 
 def takes_closure(args: Any, kwargs: Any) -> bool:
     """Whether step() got a callable argument. `args` begin with the optimizer."""
-    # A hook of the training may have replaced both. An iterator is not read, since that would change it.
+    # A hook of the training may have replaced `args` and `kwargs`. Reading an iterator would use it up.
     if not isinstance(args, (tuple, list)) or not isinstance(kwargs, dict):
         return False
+    # In most steps the optimizer is the only argument; then no tuple is built.
     return (len(args) > 1 or bool(kwargs)) and any(map(callable, (*args[1:], *kwargs.values())))
 
 
@@ -117,6 +119,7 @@ def _compiled_step(optimizer: Any) -> None:
 
 
 def _on_module_change(module: Any, name: str, part: Any, has_new_tensors: bool = True) -> None:
+    """The hook for registered parameters. torch passes the module, and the name and object that it registers in it."""
     if monitor is None or is_dynamo_compiling():
         return
     try:
@@ -177,23 +180,23 @@ def _load_core() -> None:
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 
 
-def enter(load: bool = False) -> None:
+def enter(load_core: bool = False) -> None:
     """Starts the monitor. Does nothing if the monitor runs already, or if torch, the core (libforeshock.so) or the
-    adapter is missing. `load`: loads the core if the process does not have it."""
-    global monitor, torch, no_function, no_dispatch, is_compiling, is_dynamo_compiling, _watch
-    global begins_quietly, ends_quietly
+    adapter is missing. `load_core`: loads the core if the process does not have it."""
+    global monitor, torch, disable_torch_function, disable_torch_dispatch, is_compiling, is_dynamo_compiling
+    global begins_quietly, ends_quietly, _watch
     if monitor is not None or not is_wanted():
         return
     import ctypes
 
     if "torch" not in sys.modules:
         return
-    if load and not hasattr(ctypes.CDLL(None), "foreshock_abi_version"):
+    if load_core and not hasattr(ctypes.CDLL(None), "foreshock_abi_version"):
         _load_core()
     if not hasattr(ctypes.CDLL(None), "foreshock_abi_version"):
         return
     torch = sys.modules["torch"]
-    no_function, no_dispatch = torch._C.DisableTorchFunction, torch._C._DisableTorchDispatch
+    disable_torch_function, disable_torch_dispatch = torch._C.DisableTorchFunction, torch._C._DisableTorchDispatch
     is_compiling, is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
     if not os.path.isfile(_adapter_path()):
         return  # the core reports a missing adapter itself
@@ -201,9 +204,11 @@ def enter(load: bool = False) -> None:
     core = Core(torch, _adapter_path())
     new_monitor = Monitor(torch, core)
     begins_quietly, ends_quietly = core.quiet.begins, core.quiet.ends
-    _watch = Watch(torch, _compiled_step, core.call_back)
+    _watch = Watch(torch, _compiled_step, core.weakref_callback)
     optimizers, modules = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
-    for function in (_before_other_step, _after_other_step):  # without a lock (GIL) call_untraced() is not used
+    # In a Python with lock (GIL), the adapter calls these two with call_untraced(), which keeps Dynamo out. Without the
+    # lock, the hooks call them directly, so Dynamo must skip them here.
+    for function in (_before_other_step, _after_other_step):
         skip_in_dynamo(torch._C._dynamo.eval_frame, function)
     before, after = core.optimizer_hooks(_before_step, _after_step, _before_other_step, _after_other_step)
     with _negative_hook_numbers():

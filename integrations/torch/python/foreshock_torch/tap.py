@@ -61,9 +61,9 @@ def tap(
     1/sqrt(d) if not given. `causal`: True or "top_left": key j is visible to query i if j <= i; "bottom_right": if
     j <= i + keys - queries. `mask`: bool (True: visible) or additive, broadcast. `layer`: a number or a name.
 
-    Without gradients the call describes a forward pass. To report a backward pass, call it where that pass is computed
-    (autograd.Function.backward), with `grad_out` and the resulting `grad_query`. The call changes no tensor, keeps no
-    reference and does not wait.
+    Without `grad_out` or `grad_query` the call describes a forward pass. To report a backward pass, call tap() where
+    that pass is computed (autograd.Function.backward), with `grad_out` and the resulting `grad_query`. The call changes
+    no tensor, keeps no reference and does not wait.
     """
     alignment, positions_first = _CAUSAL.get(causal), _LAYOUTS.get(layout)
     if alignment is None or positions_first is None:

@@ -75,7 +75,7 @@ def torch_world_size() -> int:
 def placements_of(parameter: Any) -> tuple[Any, ...]:
     """How a DTensor is divided over the ranks, by dimension of its mesh. (): it is not a DTensor."""
     placements = getattr(parameter, "placements", None)
-    return placements if isinstance(placements, tuple) else ()  # a training may give a tensor such an attribute
+    return placements if isinstance(placements, tuple) else ()  # not a tuple: an attribute that the training has set
 
 
 def is_flat(parameter: Any) -> bool:
@@ -87,7 +87,7 @@ def is_shard(parameter: Any) -> bool:
     """Whether this is a shard of a larger parameter, so that its gradient is a shard of the larger one's gradient."""
     if placements := placements_of(parameter):
         return any(type(placement).__name__ != "Replicate" for placement in placements)
-    return is_flat(parameter) or bool(getattr(parameter, "tensor_model_parallel", None))  # of Megatron
+    return is_flat(parameter) or bool(getattr(parameter, "tensor_model_parallel", None))  # set by Megatron
 
 
 def is_ddp(module: Any) -> bool:
@@ -126,7 +126,7 @@ def _mesh_coordinates(mesh: Any, world_size: int) -> Coordinates | None:
     has no dimension, its coordinate is 0 if the mesh covers all ranks, else unknown."""
     root = root_of(mesh)
     names, here = root.mesh_dim_names, root.get_coordinate()
-    if not names or here is None:
+    if not names or here is None:  # None: this process is not in the mesh
         return None
     sizes = tuple(root.mesh.shape)
     absent = 0 if math.prod(sizes) == world_size else -1
@@ -155,7 +155,7 @@ def _ddp_coordinates(modules: Iterable[Any], distributed: Any) -> Coordinates | 
 def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinates:
     """Coordinates from the first source that has them: Megatron, a distributed parameter's mesh, DDP."""
     distributed = distributed_functions()
-    if distributed is None:  # a single process has coordinates 0; of several, they are unknown
+    if distributed is None:  # a single process has coordinates 0; those of several processes are unknown
         is_alone = _environment_number("WORLD_SIZE", "SLURM_NTASKS") in (-1, 1)
         return Coordinates(0, 0, 0, 0) if is_alone else Coordinates()
     with suppress_ours():

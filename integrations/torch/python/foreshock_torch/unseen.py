@@ -6,7 +6,8 @@ import sys
 from typing import Any
 
 USED, IMPORTED = 1, 2  # as in hook.h (FORESHOCK_UNSEEN_...): the function ran; or its module was only imported
-UNSEEN_CHECK_TICKS = (2, 10, 100, 1000)  # training steps of this process, counted from 1
+# Training steps of this process, counted from 1. Several, since a training may import or call more as it goes on.
+UNSEEN_CHECK_TICKS = (2, 10, 100, 1000)
 
 
 def attention_unseen(modules: dict[str, Any] | None = None) -> list[tuple[str, int]]:

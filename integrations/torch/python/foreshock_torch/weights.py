@@ -13,14 +13,16 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 from .names import Named
-from .numbers import on_cpu, step_number
+from .numbers import number_on_cpu, step_number
 from .optimizers import groups, parameters_in, parameters_of, state_of
 from .replicas import Replicas, prefixed
 from .signals import is_of_trainer, suppress_ours
 from .topology import is_flat, placements_of
 
 DIMS = 4  # as FORESHOCK_TENSOR_DIMS
-BEFORE, AFTER, ENDED = 0, 1, 2  # as FORESHOCK_BEFORE_STEP, _AFTER_STEP, _ENDED_STEP
+# When tensors are passed, as FORESHOCK_BEFORE_STEP, _AFTER_STEP: before or after the optimizer's work. The bit ENDED
+# (_ENDED_STEP) is added to either if the clock has already ended the step.
+BEFORE, AFTER, ENDED = 0, 1, 2
 # Why a tensor is not measured, as FORESHOCK_UNFOLLOWED_...: FLAT: it consists of several parameters; PLACEMENT: the
 # offset of this rank's part is unknown; PACE: its optimizer does not step once per step of the training.
 FLAT, PLACEMENT, PACE = 1, 2, 3
@@ -38,7 +40,7 @@ class Weight(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where an optimizer has a parameter. (A weak reference to it would make torch.utils.swap_tensors fail.)"""
+    """Indices of a parameter in an optimizer. torch.utils.swap_tensors refuses parameters with weak references."""
 
     optimizer: Any  # weak reference to the optimizer
     group: int  # index in param_groups
@@ -46,7 +48,7 @@ class Position(NamedTuple):
     address: int  # of the parameter's TensorImpl (tensor._cdata)
 
 
-NOWHERE = Position(lambda: None, 0, 0, 0)  # for a tensor that is listed but not measured
+NOWHERE = Position(lambda: None, 0, 0, 0)  # no optimizer: for a tensor that is listed but not measured
 
 
 class OptimizerNumbers(NamedTuple):
@@ -60,7 +62,7 @@ class OptimizerNumbers(NamedTuple):
     decay: float
 
 
-def local(tensor: Any) -> Any:
+def local_part(tensor: Any) -> Any:
     """This rank's part of a distributed tensor; any other tensor itself."""
     return getattr(tensor, "_local_tensor", tensor)
 
@@ -70,14 +72,14 @@ def folded(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return sizes if len(sizes) <= DIMS else (*sizes[: DIMS - 1], math.prod(sizes[DIMS - 1 :]))
 
 
-def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+def part_on_this_rank(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
     """(shape, offset, part) as in Weight; None if the offset is unknown."""
-    shape, part = tuple(parameter.shape), tuple(local(parameter).shape)
-    if not placements_of(parameter):
+    shape, part = tuple(parameter.shape), tuple(local_part(parameter).shape)
+    if not placements_of(parameter):  # not a DTensor: taken as a whole tensor
         return folded(shape), (0,) * min(len(shape), DIMS), folded(part)
     compute = sys.modules["torch.distributed.tensor._utils"].compute_local_shape_and_global_offset
     expected, offset = compute(parameter.shape, parameter.device_mesh, parameter.placements)
-    if tuple(expected) != part:
+    if tuple(expected) != part:  # this rank has another part than the placements describe
         return None
     if len(shape) > DIMS and shape[DIMS - 1 :] != part[DIMS - 1 :]:  # sharded in a dimension that is folded
         return None
@@ -88,7 +90,7 @@ def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
 class Weights:
     """Keeps the list of tensors that the core has, and the numbers (indices in the list) of those that are due.
 
-    `core`: class Core of core.py. before(), before_with() and after() return the nanoseconds spent in the core.
+    `core`: class Core of core.py. The methods observe_...() return the nanoseconds spent in the core.
     """
 
     def __init__(self, torch: Any, core: Any) -> None:
@@ -99,20 +101,21 @@ class Weights:
         self._is_due_now = False  # self._due belongs to the step that the clock ends next, not to an earlier one
 
     def send_list(
-        self, optimizers: list[Any], unfollowed: list[Any], temporary: list[int],
+        self, optimizers: list[Any], unfollowed_optimizers: list[Any], temporary: list[int],
         named: dict[int, tuple[Named, Any]], labels: dict[str, str], replicas: Replicas,
     ) -> bool:  # fmt: skip
         """Sends the list of tensors to the core. False: the core was busy; call it again at the next step.
 
-        A parameter that several optimizers hold is listed once, with the first of them. `unfollowed`: optimizers whose
-        parameters are listed but not measured. `temporary`: addresses of parameters that an optimizer has in its groups
-        only during one of several calls per step; these are not measured either. `named`: {address: (name, parameter)}
-        of the model. `labels`: {name: layer label}. `replicas`: prefixes names of tensors that may differ over ranks.
+        A parameter that several optimizers hold is listed once, with the first of them. Parameters of
+        `unfollowed_optimizers` are listed but not measured. `temporary`: addresses of flat parameters that an optimizer
+        has in its groups only during one of several calls per step; these are not measured either. `named`: {address:
+        (Named, parameter)} of the model. `labels`: {name: layer label}. `replicas`: prefixes the names of tensors that
+        may differ over ranks.
         """
         order = {address: n for n, address in enumerate(named)}
         rows: dict[int, tuple[Weight, Position]] = {}  # by address of the parameter
         for address in temporary:
-            rows[address] = self._unfollowed(1, f"parameters.{len(rows)}", FLAT), NOWHERE
+            rows[address] = self._not_measured(1, f"parameters.{len(rows)}", FLAT), NOWHERE
         for optimizer in optimizers:
             reference = ref(optimizer)
             for group, members in enumerate(groups(optimizer)):
@@ -122,10 +125,10 @@ class Weights:
                     entry = named.get(parameter._cdata)
                     name = entry[0].name if entry else f"parameters.{len(rows)}"
                     prefix = replicas.prefix(parameter, is_named=entry is not None)
-                    weight = Weight(prefixed(prefix, name), labels.get(name, ""), *self._place_of(parameter))
+                    weight = Weight(prefixed(prefix, name), labels.get(name, ""), *self._fields_of_part(parameter))
                     rows[parameter._cdata] = weight, Position(reference, group, n, parameter._cdata)
-        for parameter in (p for o in unfollowed for p in parameters_of(o) if p._cdata not in rows):
-            rows[parameter._cdata] = self._unfollowed(parameter.numel(), f"parameters.{len(rows)}", PACE), NOWHERE
+        for parameter in (p for o in unfollowed_optimizers for p in parameters_of(o) if p._cdata not in rows):
+            rows[parameter._cdata] = self._not_measured(parameter.numel(), f"parameters.{len(rows)}", PACE), NOWHERE
         # In the order of the model, so that the schedule does not depend on which optimizer holds a tensor.
         listed = sorted(rows, key=lambda address: order.get(address, len(order)))
         measured = self._core.name_weights([rows[address][0] for address in listed])  # how many; -1: the core is busy
@@ -134,17 +137,17 @@ class Weights:
         return measured >= 0
 
     @staticmethod
-    def _place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
-        """(shape, offset, part, unfollowed) as in Weight."""
-        place = None
-        with suppress_ours():  # if this torch cannot compute the offset, `place` stays None
-            place = None if is_flat(parameter) else place_of(parameter)
-        if place is not None:
-            return *place, 0
-        return Weights._unfollowed(parameter.numel(), "", FLAT if is_flat(parameter) else PLACEMENT)[2:]
+    def _fields_of_part(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+        """The last four fields of Weight: shape, offset, part, unfollowed."""
+        part = None
+        with suppress_ours():  # if this torch cannot compute the offset, `part` stays None
+            part = None if is_flat(parameter) else part_on_this_rank(parameter)
+        if part is not None:
+            return *part, 0
+        return Weights._not_measured(parameter.numel(), "", FLAT if is_flat(parameter) else PLACEMENT)[2:]
 
     @staticmethod
-    def _unfollowed(elements: int, name: str, why: int) -> Weight:
+    def _not_measured(elements: int, name: str, why: int) -> Weight:
         """A tensor that is listed but not measured."""
         # The core derives the step at which a tensor is due from the sizes of the tensors before it. Sizes must
         # therefore be the same on all ranks. The size of a flat parameter differs between ranks, so it counts as 1.
@@ -169,24 +172,23 @@ class Weights:
 
     @property
     def is_any_measured(self) -> bool:
-        """Whether any tensor is measured."""
         return bool(self._positions)
 
-    def before_with(self, due: list[int], optimizer: Any) -> int:
-        """Does the work of fetch_due() and before(). `due`: the numbers, which the core has already returned."""
+    def observe_before_due(self, due: list[int], optimizer: Any) -> int:
+        """Does what fetch_due() and observe_before() do. `due`: the numbers, which the core has already returned."""
         self._due = due
         self._is_due_now = True
-        return self.before(optimizer)
+        return self.observe_before(optimizer)
 
     @property
     def is_any_due(self) -> bool:
         return bool(self._due)
 
-    def before(self, optimizer: Any, ended: int = 0) -> int:
+    def observe_before(self, optimizer: Any, ended: int = 0) -> int:
         """Passes the due tensors of `optimizer` to the core. `ended`: ENDED if the clock has ended the step, else 0."""
         return self._observe(self._due_of(optimizer), BEFORE | ended)
 
-    def after(self, optimizer: Any, ended: int = 0) -> int:
+    def observe_after(self, optimizer: Any, ended: int = 0) -> int:
         """Passes the same tensors to the core after `optimizer` changed them. Tensors of other optimizers stay due."""
         numbers = self._due_of(optimizer)
         done = set(numbers)
@@ -214,7 +216,7 @@ class Weights:
         have the parameter at its position."""
         position = self._positions[number]
         optimizer = position.optimizer()
-        param_groups = groups(optimizer)
+        param_groups = groups(optimizer)  # () if the optimizer was destroyed (None)
         if optimizer is None or position.group >= len(param_groups):
             return None
         group = param_groups[position.group]
@@ -224,9 +226,9 @@ class Weights:
         parameter = members[position.index]
         state = state_of(optimizer, parameter)
         # A second moment that contains the weight decay is left out, since it is not the gradient's second moment.
-        square = None if self._adds_decay(optimizer, group) else state.get("exp_avg_sq")
-        tensors = (parameter, parameter.grad, state.get("exp_avg"), square)
-        addresses = [local(t)._cdata if isinstance(t, self._torch.Tensor) else None for t in tensors]
+        second_moment = None if self._adds_decay(optimizer, group) else state.get("exp_avg_sq")
+        tensors = (parameter, parameter.grad, state.get("exp_avg"), second_moment)
+        addresses = [local_part(t)._cdata if isinstance(t, self._torch.Tensor) else None for t in tensors]
         return number, addresses, self._optimizer_numbers(group, state)
 
     def _adds_decay(self, optimizer: Any, group: dict[str, Any]) -> bool:
@@ -235,15 +237,17 @@ class Weights:
         is_adam = isinstance(optimizer, (optim.Adam, optim.NAdam, optim.RAdam))
         adds_by_default = is_adam and not isinstance(optimizer, optim.AdamW)
         given = group.get("weight_decay")
-        decay = on_cpu(self._torch, given)  # None for a tensor on a device, which is assumed not to be 0
+        decay = number_on_cpu(self._torch, given)  # None for a tensor on a device, which is assumed not to be 0
         has_decay = decay != 0 if decay is not None else given is not None
-        return has_decay and not group.get("decoupled_weight_decay", not adds_by_default)
+        # "decoupled": the decay is subtracted from the weight directly, so it is not part of the second moment.
+        is_decoupled = group.get("decoupled_weight_decay", not adds_by_default)
+        return has_decay and not is_decoupled
 
     def _optimizer_numbers(self, group: dict[str, Any], state: dict[str, Any]) -> OptimizerNumbers:
         betas = group.get("betas")
         pair = betas if isinstance(betas, (tuple, list)) and len(betas) == 2 else (None, None)
         values = [group.get("lr"), *pair, group.get("eps")]
-        known = [on_cpu(self._torch, value) for value in (*values, group.get("weight_decay"))]
+        known = [number_on_cpu(self._torch, value) for value in (*values, group.get("weight_decay"))]
         step = step_number(self._torch, state.get("step"))
-        rest = (math.nan if value is None else value for value in known)
-        return OptimizerNumbers(-1 if step is None else step, *rest)
+        hyperparameters = (math.nan if value is None else value for value in known)
+        return OptimizerNumbers(-1 if step is None else step, *hyperparameters)
