@@ -80,7 +80,6 @@ int Monitor::take_sample(const Counting& counting, const foreshock_attention_cal
   if (!plan_slice(checked, sampled.limits.bytes, sampled.limits.slots, &rows, &plan))
     return FORESHOCK_SKIP_TOO_LARGE;
   slots_per_slice_.store(plan.slots, std::memory_order_relaxed);
-  if (rows.counts_nonfinite) plan.header.nonfinite_out = count_nonfinite_out(checked, rows);
 
   // The call is counted before put_slice() claims its slot. If the process dies during the copy, the agent
   // finds an unfinished slot and counts it as torn; the call must then already count as sampled.

@@ -272,21 +272,6 @@ bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_sl
   return split(capacity, plan) && plan->slots <= most_slots;
 }
 
-uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice) {
-  // A causal or another mask may hide all keys from a query position. Correct kernels may write NaN for it.
-  const bool has_rows_without_keys =
-      call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && call.shape.queries > call.shape.keys;
-  if (call.pass != FORESHOCK_FORWARD || call.device_type != FORESHOCK_DEVICE_CPU || !call.out.data ||
-      call.mask.data || has_rows_without_keys)
-    return 0;
-  const uint64_t count = count_nonfinite(call.out, slice.batch, slice.first_head);
-  if (count == 0 || count_nonfinite(call.query, slice.batch, slice.first_head) > 0 ||
-      count_nonfinite(call.key, slice.batch, slice.kv_head) > 0 ||
-      count_nonfinite(call.value, slice.batch, slice.kv_head) > 0)
-    return 0;
-  return static_cast<uint32_t>(std::min<uint64_t>(count, std::numeric_limits<uint32_t>::max()));
-}
-
 segment::Slot slot_of(const SlicePlan& plan, uint32_t part) {
   segment::Slot slot = plan.header;
   if (plan.slots > 1) {
@@ -377,15 +362,32 @@ void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slo
   }
 }
 
+uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice) {
+  // A causal or another mask may hide all keys from a query position. Correct kernels may write NaN for it.
+  const bool has_rows_without_keys =
+      call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && call.shape.queries > call.shape.keys;
+  if (call.pass != FORESHOCK_FORWARD || call.device_type != FORESHOCK_DEVICE_CPU || !call.out.data ||
+      call.mask.data || has_rows_without_keys)
+    return 0;
+  const uint64_t count = count_nonfinite(call.out, slice.batch, slice.first_head);
+  if (count == 0 || count_nonfinite(call.query, slice.batch, slice.first_head) > 0 ||
+      count_nonfinite(call.key, slice.batch, slice.kv_head) > 0 ||
+      count_nonfinite(call.value, slice.batch, slice.kv_head) > 0)
+    return 0;
+  return static_cast<uint32_t>(std::min<uint64_t>(count, std::numeric_limits<uint32_t>::max()));
+}
+
 uint64_t write_slice(const ValidatedCall& call, const Slice& slice, const SlicePlan& plan,
                      const segment::SegmentWriter& writer, uint64_t ticket, segment::Slot** slots) {
   if (!writer.claim(ticket, plan.slots, slots, plan.header)) return 0;
+  const uint32_t nonfinite_out = slice.counts_nonfinite ? count_nonfinite_out(call, slice) : 0;
   uint64_t bytes = 0;
   for (uint32_t part = 0; part < plan.slots; ++part) {
     segment::Slot& slot = *slots[part];
     const segment::Slot header = slot_of(plan, part);
     slot.first_key = header.first_key;
     slot.part_keys = header.part_keys;
+    slot.nonfinite_out = nonfinite_out;
     std::memcpy(slot.payload, header.payload, sizeof slot.payload);
     if (call.device_type == FORESHOCK_DEVICE_CPU)
       copy_slot(call, slice, slot, reinterpret_cast<char*>(&slot));
