@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "detect/detector.h"
+#include "detect/window.h"
 
 namespace foreshock {
 
