@@ -28,7 +28,6 @@
 #include "agent/directory.h"
 #include "detect/detector.h"
 #include "segment/layout.h"
-#include "shadow/elementary.h"
 #include "shadow/judgement.h"
 #include "shadow/stored_slice.h"
 
@@ -68,7 +67,8 @@ double in_ulp(const BiasSums& sums) { return sums.denominator > 0 ? sums.numerat
 // reference, computed on the same slice, by `limit` ulp in the direction (sign) of layer_bias.
 bool has_bias_of_layer(const SliceDeviation& d, double layer_bias, double limit) {
   const double sign = layer_bias < 0 ? -1 : 1;
-  return in_ulp(excess_bias(d)) * sign > limit && (in_ulp(d.bias) - in_ulp(d.rounded_bias)) * sign > limit;
+  return in_ulp(excess_bias(d.bias, d.floor_bias)) * sign > limit &&
+         (in_ulp(d.bias) - in_ulp(d.rounded_bias)) * sign > limit;
 }
 
 // Whether every value of the output equals the value of the reference, rounded to the output's format.

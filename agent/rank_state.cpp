@@ -328,7 +328,7 @@ void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, PassS
   add_known(pass->fused_ratio, deviation.fused_ratio);
   add_known(pass->lse_error_ratio, deviation.lse_error_ratio);
   pass->bias.add(cluster, deviation.bias);
-  pass->excess_bias.add(cluster, excess_bias(deviation));
+  pass->excess_bias.add(cluster, excess_bias(deviation.bias, deviation.floor_bias));
   pass->rounded_bias.add(cluster, deviation.rounded_bias);
 }
 

@@ -19,6 +19,7 @@
 #include "agent/weights.h"
 #include "detect/detector.h"
 #include "detect/watch.h"
+#include "detect/window.h"
 #include "exporters/record.h"
 #include "segment/layout.h"
 #include "segment/reader.h"

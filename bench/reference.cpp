@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "shadow/elementary.h"
+#include "kernels/dtype.h"
 #if FORESHOCK_OPENBLAS
 #include <cblas.h>
 #endif

@@ -1,12 +1,16 @@
-// Storage formats with their exact conversion to wider formats, and TensorView, a strided view of a tensor.
-// The values of DType are those of FORESHOCK_FP64 ... in hook.h, the trainer's C interface. kNone: no tensor.
+// Storage formats: exact conversion to wider formats, rounding to a format (to nearest, ties to even;
+// overflow gives infinity; subnormals are kept). Also TensorView, a strided view of a tensor. The values of
+// DType are those of FORESHOCK_FP64 ... in hook.h, the trainer's C interface. kNone: no tensor.
 #ifndef FORESHOCK_KERNELS_DTYPE_H_
 #define FORESHOCK_KERNELS_DTYPE_H_
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 namespace foreshock {
 
@@ -67,6 +71,38 @@ constexpr Format format_of(DType type) {
     default:
       return {53, -1022};
   }
+}
+
+// Returns 2^exponent; -1022 <= exponent <= 1023.
+constexpr double power_of_two(int exponent) {
+  return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+}
+
+// Returns the power of two above all finite numbers of fp32, bf16 or fp16. Magnitudes that round to it become
+// infinite.
+inline double overflow_of(DType type) { return type == DType::kFp16 ? 0x1p16 : 0x1p128; }
+
+// Returns the spacing of the format at |x|: 2^(e - p + 1) for |x| in [2^e, 2^(e + 1)), p being its number of
+// significant bits; the smallest subnormal for 0 and subnormals; NaN if x is not finite.
+inline double ulp_at(DType type, double x) {
+  if (!std::isfinite(x)) return std::numeric_limits<double>::quiet_NaN();
+  // The exponent bits alone are 2^e. For the subnormals of double they are 0, which the maximum below raises.
+  const double power = std::bit_cast<double>(std::bit_cast<uint64_t>(x) & 0x7ff0000000000000);
+  const Format format = format_of(type);
+  return std::max(power, power_of_two(format.min_exponent)) * power_of_two(1 - format.precision);
+}
+
+// Returns the value of format `type` nearest to `x`, as a double, rounded once. `type` must be floating.
+inline double round_to(DType type, double x) {
+  if (type == DType::kFp64 || !std::isfinite(x)) return x;
+  // Doubles near shift, 1.5 * 2^52 ulp, are one ulp apart. |x| < 2^24 ulp, since formats have at most 24
+  // bits. So the sum x + shift is near shift and rounds x to a multiple of the ulp. The sum could overflow
+  // only for huge x, for which this function returns infinity first.
+  const double overflow = overflow_of(type);
+  if (std::fabs(x) >= overflow) return std::copysign(std::numeric_limits<double>::infinity(), x);
+  const double shift = 0x1.8p52 * ulp_at(type, x);
+  const double rounded = std::copysign((x + shift) - shift, x);
+  return std::fabs(rounded) >= overflow ? std::copysign(std::numeric_limits<double>::infinity(), x) : rounded;
 }
 
 constexpr float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }

@@ -6,6 +6,12 @@
 
 namespace foreshock {
 
+BiasSums excess_bias(const BiasSums& result, const BiasSums& floor) {
+  if (!(result.denominator > 0) || !(floor.denominator > 0)) return {};
+  const double floor_bias = floor.numerator / floor.denominator;
+  return {result.numerator - floor_bias * result.denominator, result.denominator};
+}
+
 // Keeps the last kSlices slices. Ignores a slice whose denominator is below kNegligible times the usual one.
 // usual_octave_, the base-2 logarithm of the usual one, rises fast with larger slices and falls slowly.
 void BiasPool::add(const BiasCluster& cluster, const BiasSums& sums) {

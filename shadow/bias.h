@@ -1,5 +1,5 @@
 // The signed bias of attention's result: whether its errors point away from zero or towards it more often
-// than rounding explains. One slice (a sampled part of a call) is too small to tell; BiasPool pools many.
+// than rounding explains. One slice (a sampled part of a call) is too small to show it; BiasPool pools many.
 #ifndef FORESHOCK_SHADOW_BIAS_H_
 #define FORESHOCK_SHADOW_BIAS_H_
 
@@ -16,6 +16,10 @@ struct BiasSums {
   double numerator = 0;    // sum of (x - x*) sign(x*); positive: away from zero
   double denominator = 0;  // sum of ulp(x*) in the storage format
 };
+
+// Returns the bias of a result minus that of `floor`, a correct algorithm on the same elements. Empty (all
+// sums 0) if one of them is empty.
+BiasSums excess_bias(const BiasSums& result, const BiasSums& floor);
 
 // Where a slice comes from. Slices with equal clusters may share keys and values: they are not independent.
 struct BiasCluster {

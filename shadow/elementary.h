@@ -1,19 +1,14 @@
-// Elementary functions of the reference (attention in fp64): exponential and shift of scores, logarithm,
-// rounding to a storage format. They are fixed sequences of IEEE operations, so they give the same bits on
-// every machine, while C libraries differ in the last bits. rows_in_lanes-inl.h has the same exponential for
-// vectors, with the constants of this file. Rounding is to nearest, ties to even. Overflow gives infinity;
-// subnormals are kept.
+// Elementary functions of the reference (attention in fp64): exponential and shift of scores, logarithm. They
+// are fixed sequences of IEEE operations, so they give the same bits on every machine, while C libraries
+// differ in the last bits. rows_in_lanes-inl.h has the same exponential for vectors, with the constants of
+// this file.
 #ifndef FORESHOCK_SHADOW_ELEMENTARY_H_
 #define FORESHOCK_SHADOW_ELEMENTARY_H_
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <limits>
-
-#include "kernels/dtype.h"
 
 namespace foreshock {
 
@@ -85,38 +80,6 @@ inline double log_nonnegative(double x) {
   for (int k = 25; k >= 3; k -= 2) series = std::fma(series, s2, 1.0 / k);
   const double log_f = std::fma(2 * s * s2, series, 2 * s);
   return std::fma(exponent, kLn2High, std::fma(exponent, kLn2Low, log_f));
-}
-
-// Returns 2^exponent; -1022 <= exponent <= 1023.
-constexpr double power_of_two(int exponent) {
-  return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
-}
-
-// Returns the power of two above all finite numbers of fp32, bf16 or fp16. Magnitudes that round to it become
-// infinite.
-inline double overflow_of(DType type) { return type == DType::kFp16 ? 0x1p16 : 0x1p128; }
-
-// Returns the spacing of the format at |x|: 2^(e - p + 1) for |x| in [2^e, 2^(e + 1)), p being its number of
-// significant bits; the smallest subnormal for 0 and subnormals; NaN if x is not finite.
-inline double ulp_at(DType type, double x) {
-  if (!std::isfinite(x)) return std::numeric_limits<double>::quiet_NaN();
-  // The exponent bits alone are 2^e. For the subnormals of double they are 0, which the maximum below raises.
-  const double power = std::bit_cast<double>(std::bit_cast<uint64_t>(x) & 0x7ff0000000000000);
-  const Format format = format_of(type);
-  return std::max(power, power_of_two(format.min_exponent)) * power_of_two(1 - format.precision);
-}
-
-// Returns the value of format `type` nearest to `x`, as a double, rounded once. `type` must be floating.
-inline double round_to(DType type, double x) {
-  if (type == DType::kFp64 || !std::isfinite(x)) return x;
-  // Doubles near shift, 1.5 * 2^52 ulp, are one ulp apart. |x| < 2^24 ulp, since formats have at most 24
-  // bits. So the sum x + shift is near shift and rounds x to a multiple of the ulp. The sum could overflow
-  // only for huge x, for which this function returns infinity first.
-  const double overflow = overflow_of(type);
-  if (std::fabs(x) >= overflow) return std::copysign(std::numeric_limits<double>::infinity(), x);
-  const double shift = 0x1.8p52 * ulp_at(type, x);
-  const double rounded = std::copysign((x + shift) - shift, x);
-  return std::fabs(rounded) >= overflow ? std::copysign(std::numeric_limits<double>::infinity(), x) : rounded;
 }
 
 }  // namespace foreshock

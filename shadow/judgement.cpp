@@ -343,12 +343,6 @@ void measure_drift(const AttentionSlice& slice, const Reference& ref, SliceDevia
 
 }  // namespace
 
-BiasSums excess_bias(const SliceDeviation& d) {
-  if (!(d.bias.denominator > 0) || !(d.floor_bias.denominator > 0)) return {};
-  const double floor = d.floor_bias.numerator / d.floor_bias.denominator;
-  return {d.bias.numerator - floor * d.bias.denominator, d.bias.denominator};
-}
-
 double lse_tolerance(DType dtype, double logit_abs_max) {
   constexpr double kSummedInFp32 = 0x1p-15;  // error of sums of thousands of terms
   const double rounding = std::ldexp(1.0, -format_of(dtype).precision);

@@ -126,9 +126,6 @@ struct DeviationWorkspace {
 // If plain's error is more than this many times that of fused, plain is too noisy as a control for a bias.
 inline constexpr double kMuchNoisier = 4;
 
-// Returns the kernel's bias minus floor_bias, over the same elements. Empty if one of them is empty.
-BiasSums excess_bias(const SliceDeviation& deviation);
-
 // The results for dK and dV of sampled key positions. Each is checked like a slice whose rows are the key
 // positions. The exact values, plain and fused all use the given log_sum_exp and out (the trainer's), so
 // both ratios have the same reference. Values of log_sum_exp, scores and drift are absent.

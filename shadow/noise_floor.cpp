@@ -14,6 +14,7 @@
 // must follow foreach_target.h
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
+#include "shadow/noise_floor_lanes-inl.h"
 #include "shadow/rows_in_lanes-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -5,7 +5,7 @@
 
 #include <bit>
 
-#include "shadow/elementary.h"
+#include "kernels/dtype.h"
 #include "shadow/judgement.h"
 #include "shadow/reference.h"
 #include "tests/shadow/column_data.h"

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "shadow/elementary.h"
+#include "kernels/dtype.h"
 
 namespace foreshock {
 

@@ -5,8 +5,8 @@
 #include <random>
 #include <vector>
 
+#include "kernels/dtype.h"
 #include "kernels/histogram.h"
-#include "shadow/elementary.h"
 #include "shadow/histogram.h"
 #include "tests/shadow/store_rounded.h"
 
