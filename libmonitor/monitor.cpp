@@ -20,10 +20,6 @@ constinit thread_local OpenCall t_open;
 
 namespace {
 
-// Sampling intervals until the agent sets one. With several nodes the agents set none: they could not agree.
-constexpr uint64_t kFirstInterval = 8;
-constexpr uint64_t kSeveralNodesInterval = 64;
-
 // The budget may save up this many times the expected cost of the smallest sample. With a factor of 1, a
 // slightly low estimate could keep the balance too small for a sample for ever.
 constexpr double kSavingsMargin = 1.5;

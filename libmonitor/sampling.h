@@ -1,6 +1,15 @@
 // Chooses the steps, attention calls and weight tensors to sample, and limits the cost of sampling to a
 // budget. The choosing functions are pure: equal arguments give equal results on every rank and in every
 // rerun. The classes do arithmetic on measured times and counts; they read no clock.
+//
+// How often attention is sampled:
+// - The first sampled steps of a run are the first look. A fixed grant pays for them (FirstLook).
+// - Then each step whose number is a multiple of the interval is due (is_sampled_step). The interval is that
+// of
+//   --every, else the one that the agent chooses from measured costs (agent/sampling.h), else kFirstInterval.
+//   After a warning the agent may set a smaller interval for a range of steps, a burst.
+// - A due step is left out while the budget of --max-slowdown does not pay for it (Budget). Else the budget
+//   and the free slots limit the slices that it takes (CostModel), and is_sampled_call chooses the calls.
 #ifndef FORESHOCK_LIBMONITOR_SAMPLING_H_
 #define FORESHOCK_LIBMONITOR_SAMPLING_H_
 
@@ -13,6 +22,9 @@
 #include "segment/layout.h"
 
 namespace foreshock {
+
+// Sampling intervals until the agent sets one. With several nodes the agents set none: they could not agree.
+inline constexpr uint64_t kFirstInterval = 8, kSeveralNodesInterval = 64;
 
 // A hash of four words (splitmix64's finalizer, applied to each word in turn).
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c);
