@@ -137,7 +137,9 @@ void AlertCommand::poll(Clock::time_point now) {
 // Starts all queued commands at once, because the agent ends.
 void AlertCommand::start_all(Clock::time_point now) {
   for (; !waiting_.empty(); waiting_.pop_front()) start(waiting_.front(), now);
-  if (left_out_ > 0) spdlog::info("--on-alert: {} alerts came too soon after their like", left_out_);
+  if (left_out_ > 0)
+    spdlog::info("--on-alert: {} alerts were left out: too soon after their like, or too many at once",
+                 left_out_);
 }
 
 void AlertCommand::reap() {
