@@ -11,6 +11,8 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "exporters/http_server.h"
@@ -19,6 +21,7 @@ namespace foreshock {
 namespace {
 
 constexpr int kRanks = 8, kLayers = 96;
+constexpr size_t kMostLabels = 12;  // of a metric
 constexpr int kChangePeriodMs = 5000;
 
 // Changes a value by up to 0.5 %, so that all values differ, as in a training.
@@ -76,17 +79,27 @@ class FleetAgent {
       values->pop_back();
     }
   }
-  // Registry::set takes an initializer list, so each number of labels is a separate call.
-  void set_value(const MetricInfo& info, const std::vector<std::string>& v) {
-    const double value = info.type == MetricType::kCounter ? 100.0 * round_ : with_jitter(1);
-    const Metric m = info.metric;
-    if (v.size() == 1) registry_.set(m, {v[0]}, value);
-    if (v.size() == 2) registry_.set(m, {v[0], v[1]}, value);
-    if (v.size() == 3) registry_.set(m, {v[0], v[1], v[2]}, value);
-    if (v.size() == 4) registry_.set(m, {v[0], v[1], v[2], v[3]}, value);
-    if (v.size() == 5) registry_.set(m, {v[0], v[1], v[2], v[3], v[4]}, value);
-    if (v.size() == 12)  // an info metric, whose value is always 1
-      registry_.set(m, {v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11]}, 1);
+  void set_value(const MetricInfo& info, const std::vector<std::string>& labels) {
+    double value = info.type == MetricType::kCounter ? 100.0 * round_ : with_jitter(1);
+    if (std::string_view(info.name).ends_with("_info")) value = 1;
+    set_labels<kMostLabels>(info.metric, labels, value);
+  }
+  // Registry::set takes an initializer list, so each number of labels, from kCount down to 1, is a separate
+  // call.
+  template <size_t kCount>
+  void set_labels(Metric metric, const std::vector<std::string>& labels, double value) {
+    if (labels.size() > kCount) {
+      std::fprintf(stderr, "fleet_agents: a metric has more labels than kMostLabels\n");
+      std::exit(1);
+    }
+    if (labels.size() == kCount) {
+      [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
+        registry_.set(metric, {labels[kIndex]...}, value);
+      }
+      (std::make_index_sequence<kCount>());
+    } else if constexpr (kCount > 1) {
+      set_labels<kCount - 1>(metric, labels, value);
+    }
   }
   static std::string layer_label(int n) {
     char label[8];
