@@ -159,8 +159,9 @@ class Stream {
  private:
   nlohmann::json observe(const segment::Slot& slot, const std::string& label,
                          const SliceDeviation& deviation) {
-    // Trials run one after the other, each with a layer of its own. Dropping all layers limits the memory.
-    if (rank_.layers.size() > 256) rank_.layers.clear();
+    // Trials run one after the other, each with a layer of its own. Dropping the layers of earlier trials,
+    // when a new trial begins, limits the memory.
+    if (rank_.layers.size() > 256 && !rank_.layers.contains(label)) rank_.layers.clear();
     observe_slice(slot, {label, /*name=*/"", /*source=*/"annotation"}, deviation, &rank_);
     return line_of(deviation, rank_.layers[label], static_cast<uint32_t>(deviation.tensor));
   }
