@@ -29,7 +29,7 @@ std::string problem_of(const struct stat& status) {
   if (!S_ISREG(status.st_mode)) return "is not a regular file";
   if (status.st_uid != 0 && status.st_uid != geteuid()) return "belongs to another user; make it yours";
   if ((status.st_mode & 037) != 0)  // any permission of others, or more than reading for the group
-    return "can be read by others; chmod 600 it";
+    return "is open to other users; chmod 600 it";
   return "";
 }
 

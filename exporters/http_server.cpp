@@ -346,7 +346,8 @@ bool HttpServer::start(const std::string& wanted_address, int port, std::string*
   };
   if (const std::string why = address_problem(address, !token_file.empty()); !why.empty()) return fail(why);
   if (port < 0 || port > 65535 || last_port > 65535)
-    return fail("port " + std::to_string(std::max(port, last_port)) + " must be 0 to 65535");
+    return fail("port " + std::to_string(port < 0 ? port : std::max(port, last_port)) +
+                " must be 0 to 65535");
   stop();  // ends an earlier start()
   std::unique_ptr<BearerToken> token;
   if (!token_file.empty()) {
