@@ -477,7 +477,7 @@ int report(const std::vector<std::string>& words) {
   if (const std::string problem = write_whole_file(request.out, report_page(json)); !problem.empty())
     return say(problem), 1;
   say(report.verdict);
-  say("page written to " + request.out);
+  if (request.out != "-") say("page written to " + request.out);
   return 0;
 }
 
