@@ -17,6 +17,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -399,16 +400,19 @@ class LossHook final : public c10::OperatorKernel {
 inline double divisor_of(const torch::autograd::Node* node) noexcept try {
   const auto* division = dynamic_cast<const torch::autograd::generated::DivBackward0*>(node);
   if (!division) return 0;
-  if constexpr (requires { division->other_.get_raw_data(); }) {
-    const auto other = division->other_.get_raw_data();
-    if (!other || !other->defined() || !other->unsafeGetTensorImpl()->is_wrapped_number()) return 0;
-    const bool is_integer = other->scalar_type() == at::kLong && is_in_memory(*other);
-    const double value = is_integer
-                             ? static_cast<double>(*static_cast<const int64_t*>(other->const_data_ptr()))
-                             : scalar_on_cpu(*other).value_or(0);
-    return value >= 2 && value == std::floor(value) ? value : 0;
-  }
-  return 0;
+  // A generic lambda: outside a template, a missing function would be an error and not `false`.
+  const auto saved_divisor = [](const auto& node) -> std::optional<at::Tensor> {
+    if constexpr (requires { node.other_.get_raw_data(); })
+      return node.other_.get_raw_data();
+    else
+      return std::nullopt;
+  };
+  const std::optional<at::Tensor> other = saved_divisor(*division);
+  if (!other || !other->defined() || !other->unsafeGetTensorImpl()->is_wrapped_number()) return 0;
+  const bool is_integer = other->scalar_type() == at::kLong && is_in_memory(*other);
+  const double value = is_integer ? static_cast<double>(*static_cast<const int64_t*>(other->const_data_ptr()))
+                                  : scalar_on_cpu(*other).value_or(0);
+  return value >= 2 && value == std::floor(value) ? value : 0;
 } catch (...) {
   return 0;
 }
