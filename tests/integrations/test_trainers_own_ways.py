@@ -228,6 +228,8 @@ read = []
 class Watching(torch.optim.AdamW):
     def __getattribute__(self, name):
         read.append(name); return super().__getattribute__(name)
+    def __getattr__(self, name):
+        raise AttributeError(name)
 model = Toy(); opt = Watching(model.parameters(), lr=1e-3)
 for _ in range(8):
     opt.zero_grad(); backward(model); opt.step()

@@ -21,7 +21,11 @@ def attribute(owner: Any, name: str) -> Any:
     except AttributeError as error:
         if is_of_trainer(error):  # raised by the training's own code, such as a property: not a missing attribute
             raise
-        return type(owner).__getattr__(owner, name) if hasattr(type(owner), "__getattr__") else None
+        fallback = getattr(type(owner), "__getattr__", None)
+    try:
+        return fallback(owner, name) if fallback else None
+    except AttributeError:
+        return None
 
 
 def groups(optimizer: Any) -> list[Any] | tuple[Any, ...]:
