@@ -199,6 +199,20 @@ def test_a_race_fails_by_its_bits():
     assert all("race" in finding.measured for finding in findings)
 
 
+def test_an_exception_at_a_later_call_is_a_finding():
+    calls = []
+
+    def fails_at_the_second_call(q, k, v, is_causal=False, scale=None):
+        calls.append(0)
+        if len(calls) % 2 == 0:
+            raise RuntimeError("out of workspace")
+        return wrong_kernels.right(q, k, v, is_causal=is_causal, scale=scale)
+
+    findings = foreshock_judge.judge(fails_at_the_second_call, only=small).findings
+    assert findings
+    assert all("out of workspace" in finding.measured for finding in findings)
+
+
 def test_what_the_function_cannot_take_is_said_and_not_judged():
     report = foreshock_judge.judge(wrong_kernels.low_precision_state, only=lambda case: case.mask == "causal")
     assert report.cases == 0
