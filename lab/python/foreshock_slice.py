@@ -104,7 +104,10 @@ def check(stored: Slice) -> None:
         raise ValueError("another format or schema")
     (rows, width), (keys, _) = arrays["q"].shape, arrays["v"].shape
     queries, call_keys = stored.lengths
-    expected = {"q": (rows, width), "k": (keys, width), "out": (rows, arrays["v"].shape[1])}
+    value_width = arrays["v"].shape[1]
+    expected = {"q": (rows, width), "k": (keys, width), "out": (rows, value_width)}
+    optional = {"mask": (rows, keys), "lse": (rows,), "dout": (rows, value_width), "dq": (rows, width)}
+    expected |= {name: shape for name, shape in optional.items() if name in arrays}
     expected |= dict.fromkeys(("key_limit", "position", "head"), (rows,))
     expected["reference_dq" if stored.backward else "reference_out"] = tuple(stored.result.shape)
     for name, shape in expected.items():

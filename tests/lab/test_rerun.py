@@ -59,6 +59,14 @@ def test_an_error_that_was_put_in_does_not_come_back(tmp_path, backward):
     assert report.stored_ratio > 3 > report.ratio
 
 
+@pytest.mark.parametrize("name", ["mask", "lse", "dout", "dq"])
+def test_an_array_of_another_shape_is_refused(tmp_path, name):
+    arrays, facts = slice_of_call(mask="bool", backward=True)
+    arrays[name] = arrays[name][:-1].contiguous()
+    with pytest.raises(foreshock_slice.SliceError, match=f"{name} has not the shape|reference"):
+        foreshock_slice.read_slice(write_slice(tmp_path / "slice", arrays, facts))
+
+
 def test_a_small_difference_is_another_result(tmp_path):
     arrays, facts = slice_of_call()
     arrays["out"].view(torch.int16)[3, 5] += 1
