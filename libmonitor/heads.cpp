@@ -128,7 +128,8 @@ HeadGeometry with_kv_heads_of_model(const HeadGeometry& called, const Projection
   const bool is_exact =
       key_heads * called.head_dim == outputs.key && fused_heads * called.head_dim == outputs.fused;
   uint64_t kv_heads = key_heads;
-  if (kv_heads == 0 && fused_heads > called.heads) kv_heads = (fused_heads - called.heads) / 2;
+  if (kv_heads == 0 && fused_heads > called.heads && (fused_heads - called.heads) % 2 == 0)
+    kv_heads = (fused_heads - called.heads) / 2;
   if (!is_exact || kv_heads == 0 || kv_heads > called.heads || called.heads % kv_heads != 0) return called;
   return {called.heads, static_cast<uint32_t>(kv_heads), called.head_dim};
 }

@@ -106,6 +106,7 @@ TEST(HeadRows, RepeatedKeysAreToldByTheirProjections) {
             kGrouped);
   EXPECT_EQ(with_kv_heads_of_model(kRepeated, outputs_of({{"a.qkv.weight", (8 + 2 * 2) * 16}})), kGrouped);
   EXPECT_EQ(with_kv_heads_of_model(kRepeated, outputs_of({{"a.qkv.weight", 3 * 8 * 16}})), kRepeated);
+  EXPECT_EQ(with_kv_heads_of_model(kRepeated, outputs_of({{"a.qkv.weight", (8 + 3) * 16}})), kRepeated);
   EXPECT_EQ(with_kv_heads_of_model(kRepeated, outputs_of({{"a.k_proj.weight", 128}})), kRepeated);
   EXPECT_EQ(with_kv_heads_of_model(kRepeated, outputs_of({})), kRepeated);
   for (const int64_t rows : {33, 48, 256})
