@@ -54,7 +54,7 @@ size_t read_start(const char* path, char* text, size_t capacity) {
 }
 
 bool read_number(const char* directory, const char* file, uint64_t* value) {
-  char path[512], text[64];
+  char path[1280], text[64];  // a directory of headroom_of() and a file name
   if (std::snprintf(path, sizeof path, "%s/%s", directory, file) >= static_cast<int>(sizeof path))
     return false;
   // The limit file of a cgroup without a limit has the text "max".
