@@ -84,6 +84,7 @@ def train_under(foreshock, python, plain, cache):
             # Scrapes during the run, since the agent ends with the run.
             while process.poll() is None and "foreshock_attention_judged_total{" not in metrics:
                 metrics = scrape(line.strip())
+                time.sleep(0.05)
     output = process.stdout.read()
     must(process.wait() == 0, "".join(errors)[-3000:])
     facts = json.loads(output.splitlines()[-1])
