@@ -6,9 +6,9 @@
 
 #include <cstdint>
 
-#include "kernels/gather.h"
 #include "kernels/histogram.h"
 #include "kernels/key_sums.h"
+#include "kernels/packed.h"
 #include "kernels/sums.h"
 
 namespace foreshock {

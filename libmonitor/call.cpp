@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <limits>
 
-#include "kernels/gather.h"
+#include "kernels/packed.h"
 
 namespace foreshock {
 namespace {

@@ -14,7 +14,7 @@
 #include "foreshock/hook.h"
 #include "kernels/device_jobs.h"
 #include "kernels/dtype.h"
-#include "kernels/gather.h"
+#include "kernels/packed.h"
 #include "segment/layout.h"
 #include "segment/writer.h"
 
@@ -139,7 +139,10 @@ bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slot
 
 // Whether key positions (columns) of the call can be sampled. The call must be a backward call that is not
 // packed and has no mask, but has grad_key, grad_value and log_sum_exp.
-bool has_columns(const ValidatedCall& call);
+inline bool has_columns(const ValidatedCall& call) {
+  return call.pass == FORESHOCK_BACKWARD && !call.mask.data && call.packed.count == 0 &&
+         call.log_sum_exp.data && call.grad_key.data && call.grad_value.data;
+}
 
 // Plans a slice of key positions. Returns false if it exceeds the slots or the maximal size of a slice.
 bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,

@@ -14,6 +14,7 @@
 
 #include "kernels/gather.h"
 #include "kernels/key_sums.h"
+#include "kernels/packed.h"
 #include "libmonitor/call.h"
 #include "libmonitor/sampling.h"
 
@@ -247,11 +248,6 @@ bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slot
     if (split(capacity, plan) && plan->slots <= most_slots) return true;
   }
   return false;
-}
-
-bool has_columns(const ValidatedCall& call) {
-  return call.pass == FORESHOCK_BACKWARD && !call.mask.data && call.packed.count == 0 &&
-         call.log_sum_exp.data && call.grad_key.data && call.grad_value.data;
 }
 
 bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,

@@ -323,24 +323,6 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
   return nullptr;
 }
 
-Slot* SegmentWriter::slot(uint32_t index) const {
-  const Region& region = header()->regions[kSlots];
-  return reinterpret_cast<Slot*>(base_ + region.offset + region.record_size * index);
-}
-
-uint64_t SegmentWriter::consumed(uint32_t index) const {
-  auto* records = reinterpret_cast<Consumption*>(reinterpret_cast<char*>(control_) + kConsumptionOffset);
-  // atomic_ref needs an lvalue without const. The mapping is read-only, and this function only loads.
-  return word(records[index].consumed).load(std::memory_order_acquire);
-}
-
-uint32_t SegmentWriter::free_slots() const {
-  uint32_t free = 0;
-  for (uint32_t n = 0; n < slots(); ++n)
-    free += word(slot(n)->sequence).load(std::memory_order_relaxed) == 2 * consumed(n);
-  return free;
-}
-
 Slot* SegmentWriter::claim(uint64_t ticket) const {
   const uint32_t index = static_cast<uint32_t>(ticket % slots());
   Slot* slot = this->slot(index);

@@ -53,7 +53,13 @@ class SegmentWriter {
   TensorRing* tensors() const { return tensor_bytes() > 0 ? at<TensorRing>(kTensors) : nullptr; }
   uint64_t tensor_bytes() const { return header()->regions[kTensors].record_size; }
 
-  uint32_t free_slots() const;  // number of slots that are unused or whose last slice was consumed
+  // Returns the number of slots that are unused or whose last slice was consumed.
+  uint32_t free_slots() const {
+    uint32_t free = 0;
+    for (uint32_t n = 0; n < slots(); ++n)
+      free += word(slot(n)->sequence).load(std::memory_order_relaxed) == 2 * consumed(n);
+    return free;
+  }
   // Claims the slot of `ticket` for a slice that fits into one slot. Returns null if the agent has not
   // consumed the slot's last slice yet; the ticket must then not be used again. Sets the slot's sequence to
   // 2 * ticket - 1 (odd: being written) and its ticket, and zeroes the rest of the header. Any thread.
@@ -83,9 +89,17 @@ class SegmentWriter {
     return reinterpret_cast<T*>(base_ + header()->regions[region].offset);
   }
   StepRecord* step(uint64_t number) const { return steps_ + number % kStepRecords; }
-  Slot* slot(uint32_t index) const;
+  Slot* slot(uint32_t index) const {
+    const Region& region = header()->regions[kSlots];
+    return reinterpret_cast<Slot*>(base_ + region.offset + region.record_size * index);
+  }
   void release(uint64_t ticket) const;
-  uint64_t consumed(uint32_t index) const;  // the slot's last ticket that the agent has consumed, or 0
+  // Returns the slot's last ticket that the agent has consumed, or 0. The mapping is read-only, but
+  // atomic_ref needs an lvalue without const; this function only loads.
+  uint64_t consumed(uint32_t index) const {
+    auto* records = reinterpret_cast<Consumption*>(reinterpret_cast<char*>(control_) + kConsumptionOffset);
+    return word(records[index].consumed).load(std::memory_order_acquire);
+  }
 
   char* base_ = nullptr;
   Control* control_ = nullptr;

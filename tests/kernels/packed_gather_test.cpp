@@ -11,6 +11,7 @@
 
 #include "kernels/gather.h"
 #include "kernels/gather_body.h"
+#include "kernels/packed.h"
 #include "tests/support/emulated_launches.h"
 
 namespace foreshock {
