@@ -22,11 +22,12 @@ bool is_shortage(int error);
 inline constexpr const char* kUnfinishedSuffix = ".new";
 
 // Replaces the file `name` of an open directory atomically: a reader sees the old or the new content. All
-// files of the agent but the record are written so. Who cannot call this function renames a new file too: the
-// results of commands (cli/files.h), the exit file, whose space is reserved (cli/agent_client.cpp), and the
-// trainer, which must not allocate (segment/writer.cpp, libmonitor/process.cpp). The new file has mode 0600;
-// `prepare` may change its owner and permissions, and returns false on failure. After any failure
-// replace_file() returns false, sets errno, and keeps the old file.
+// files of the agent but the record and its spool are written so. Who cannot call this function renames a new
+// file too: the results of commands (cli/files.h), the exit file, whose space is reserved
+// (cli/agent_client.cpp), and the trainer, which must not allocate (segment/writer.cpp,
+// libmonitor/process.cpp). The new file has mode 0600; `prepare` may change its owner and permissions, and
+// returns false on failure. After any failure replace_file() returns false, sets errno, and keeps the old
+// file.
 bool replace_file(int directory, const std::string& name, std::string_view bytes,
                   const std::function<bool(int file)>& prepare = nullptr);
 

@@ -5,9 +5,9 @@
 // How often attention is sampled:
 // - The first sampled steps of a run are the first look. A fixed grant pays for them (FirstLook).
 // - Then each step whose number is a multiple of the interval is due (is_sampled_step). The interval is that
-// of
-//   --every, else the one that the agent chooses from measured costs (agent/sampling.h), else kFirstInterval.
-//   After a warning the agent may set a smaller interval for a range of steps, a burst.
+//   of --every, else the one that the agent chooses from measured costs (agent/sampling.h), else
+//   kFirstInterval or kSeveralNodesInterval. After a warning the agent may set a smaller interval for a range
+//   of steps, a burst.
 // - A due step is left out while the budget of --max-slowdown does not pay for it (Budget). Else the budget
 //   and the free slots limit the slices that it takes (CostModel), and is_sampled_call chooses the calls.
 #ifndef FORESHOCK_LIBMONITOR_SAMPLING_H_
