@@ -112,17 +112,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import distribute_module
 from foreshock_torch.topology import coordinates
+from foreshock_torch.replicas import Replicas
 def here(model): return list(coordinates(list(model.parameters()), list(model.modules())))
 alone = here(nn.Linear(4, 4))
 dist.init_process_group("gloo", init_method="file://" + os.environ["MEETING"], rank=rank, world_size=4)
 found = {"alone": alone, "plain": here(nn.Linear(4, 4))}
-for names in ("dp,tp", "pp,dp_shard", "dp_replicate,fsdp", "x,y"):
+for names in ("dp,tp", "pp,dp_shard", "dp_replicate,fsdp", "cp,dp", "x,y", "stage,tensor"):
     mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=tuple(names.split(",")))
-    found[names] = here(distribute_module(nn.Linear(4, 4), mesh[names.split(",")[1]]))
+    model = distribute_module(nn.Linear(4, 4), mesh[names.split(",")[1]])
+    found[names] = here(model)
+    found["prefix of " + names] = Replicas(list(model.parameters()), [model]).prefix(model.weight, True)
 pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
 pair = nn.parallel.DistributedDataParallel(nn.Linear(4, 4), process_group=pairs[rank // 2])
 found["pairs"] = here(pair)
-from foreshock_torch.replicas import Replicas
 found["prefix of a pair"] = Replicas(list(pair.parameters()), [pair]).prefix(next(pair.parameters()), True)
 found["ddp"] = here(nn.parallel.DistributedDataParallel(nn.Linear(4, 4)))
 state = sys.modules["megatron.core.parallel_state"] = types.ModuleType("parallel_state")
@@ -151,6 +153,11 @@ def test_coordinates(trainer, tmp_path) -> None:
         "pp,dp_shard": [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0], [1, 0, 1, 0]],
         "dp_replicate,fsdp": [[n, 0, 0, 0] for n in range(4)],
         "x,y": unknown,
+        "cp,dp": [[n % 2, 0, 0, 0] for n in range(4)],
+        "stage,tensor": [[0, n % 2, 0, 0] for n in range(4)],
+        **{f"prefix of {names}": [""] * 4 for names in ("dp,tp", "pp,dp_shard", "dp_replicate,fsdp", "cp,dp")},
+        "prefix of stage,tensor": ["group0.", "group0.", "group2.", "group2."],  # no coordinate is the stage
+        "prefix of x,y": ["group0.", "group0.", "group2.", "group2."],  # the mesh gives no coordinates
         "pairs": [[n % 2, -1, -1, -1] for n in range(4)],
         "prefix of a pair": ["group0.", "group0.", "group2.", "group2."],
         "ddp": [[n, 0, 0, 0] for n in range(4)],

@@ -2,20 +2,31 @@
 
 The agent, another process, compares tensors bit for bit across ranks: those of the same name that are the same part of
 the whole tensor, on ranks with the same coordinates. Here the coordinates of a rank are its indices in the tensor,
-pipeline and expert dimensions of parallelism (topology.py). Every other tensor that differs between ranks by design
-must have another name on each rank, so its prefix contains the rank: a manually sharded head, an expert that DDP
-ignores, a flat shard of FSDP. If a tensor is equal on some ranks but not on all, its prefix has the lowest of these.
+pipeline and expert dimensions of parallelism (topology.py). A tensor may differ between ranks by design although its
+name, its part and the coordinates are equal: a manually sharded head, an expert that DDP ignores, a flat shard of FSDP.
+It must have another name on each rank, so its prefix contains the rank. If a tensor is equal on some ranks but not on
+all, its prefix has the lowest of these.
 suppress_ours() drops exceptions, but not those that a signal handler of the training raised (is_of_trainer()).
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 from .signals import is_of_trainer, suppress_ours
-from .topology import distributed_functions, is_ddp, megatron_coordinates, placements_of, root_of
+from .topology import (
+    DIMENSIONS,
+    OF_CONTEXT,
+    distributed_functions,
+    is_ddp,
+    megatron_coordinates,
+    mesh_of_coordinates,
+    placements_of,
+    root_of,
+)
 
 NAME_BYTES = 159  # a name has at most so many bytes in the segment (shared memory that the agent reads)
 
@@ -52,11 +63,16 @@ def _prefixes_of_module(module: Any, distributed: Any) -> dict[int, str]:
 def _prefix_of_mesh(parameter: Any, coordinate_mesh: Any, distributed: Any) -> str:
     """The prefix of a parameter on a device mesh: "group<N>." with the lowest rank N of the mesh.
 
-    No prefix is needed if the mesh has all ranks, or if it is part of `coordinate_mesh`, from which the coordinates of
-    this rank come: the agent distinguishes these tensors by the coordinates.
+    There is no prefix if the mesh has all ranks. Nor is there one if the agent distinguishes these tensors by the
+    coordinates: the mesh is part of `coordinate_mesh`, the whole mesh that gives them, and each other dimension of the
+    whole mesh gives a coordinate or does not change parameters.
     """
     mesh = parameter.device_mesh
-    if mesh.size() == distributed.get_world_size() or root_of(mesh) is coordinate_mesh:
+    if mesh.size() == distributed.get_world_size():
+        return ""
+    root = root_of(mesh)
+    known = {*itertools.chain(*DIMENSIONS.values()), *OF_CONTEXT, *(mesh.mesh_dim_names or ())}
+    if root is coordinate_mesh and known.issuperset(root.mesh_dim_names or ()):
         return ""
     return f"group{int(mesh.mesh.min())}."
 
@@ -83,8 +99,8 @@ class Replicas:
         with suppress_ours():
             self._has_megatron = megatron_coordinates() is not None
         with suppress_ours():
-            meshes = (getattr(parameter, "device_mesh", None) for parameter in parameters)
-            self._coordinate_mesh = next((root_of(mesh) for mesh in meshes if mesh is not None), None)
+            if not self._has_megatron:  # else the coordinates come from Megatron, not from a mesh
+                self._coordinate_mesh = mesh_of_coordinates(parameters, self._distributed.get_world_size())
         for module in modules:
             if is_ddp(module):
                 with suppress_ours():

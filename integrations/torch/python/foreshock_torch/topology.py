@@ -19,6 +19,8 @@ DIMENSIONS = {
     "pipeline": ("pp", "pipe", "pipeline", "pipeline_parallel"),
     "expert": ("ep", "expert", "expert_parallel"),
 }
+# Names of dimensions along which parameters do not differ (context parallelism, and its product with data parallelism).
+OF_CONTEXT = ("cp", "context", "context_parallel", "dp_cp", "dp_shard_cp")
 # By kind of parallelism: the function of Megatron's parallel_state that returns this process's index.
 MEGATRON = {
     "data": "get_data_parallel_rank",
@@ -152,6 +154,12 @@ def _ddp_coordinates(modules: Iterable[Any], distributed: Any) -> Coordinates | 
     return None
 
 
+def mesh_of_coordinates(parameters: Iterable[Any], world_size: int) -> Any:
+    """The first whole mesh of a parameter that gives coordinates; None if none does."""
+    meshes = {id(mesh): mesh for p in parameters if (mesh := getattr(p, "device_mesh", None)) is not None}
+    return next((root_of(m) for m in meshes.values() if _mesh_coordinates(m, world_size) is not None), None)
+
+
 def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinates:
     """Coordinates from the first source that has them: Megatron, a distributed parameter's mesh, DDP."""
     distributed = distributed_functions()
@@ -162,10 +170,8 @@ def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinate
         if (found := megatron_coordinates()) is not None:
             return found
     with suppress_ours():
-        meshes = {id(mesh): mesh for p in parameters if (mesh := getattr(p, "device_mesh", None)) is not None}
-        for mesh in meshes.values():
-            if (found := _mesh_coordinates(mesh, distributed.get_world_size())) is not None:
-                return found
+        if (mesh := mesh_of_coordinates(parameters, distributed.get_world_size())) is not None:
+            return _mesh_coordinates(mesh, distributed.get_world_size()) or Coordinates()
     with suppress_ours():
         if (found := _ddp_coordinates(modules, distributed)) is not None:
             return found
