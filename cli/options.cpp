@@ -441,7 +441,7 @@ std::string written_files_problem(const Arguments& arguments) {
 }
 
 // Returns "" if the agent can read the token file and serve at the address of --bind.
-std::string served_place_problem(const Arguments& arguments) {
+std::string page_address_problem(const Arguments& arguments) {
   if (const std::string problem = token_problem(arguments); !problem.empty()) return problem;
   constexpr std::string_view kUnix = "unix:";
   const std::string place = arguments.text(OptionId::kBind);

@@ -77,7 +77,7 @@ std::string absolute(const std::string& path);
 std::string written_files_problem(const Arguments& arguments);
 
 // Checks --token-file and the address of --bind, which the run's own agent needs to serve its page.
-std::string served_place_problem(const Arguments& arguments);
+std::string page_address_problem(const Arguments& arguments);
 
 }  // namespace foreshock::cli
 

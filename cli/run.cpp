@@ -1,7 +1,8 @@
 // Implements foreshock run and foreshock agent. run() starts the agent, which follows the run, then the
 // user's command with libforeshock.so preloaded, and prints the agent's summary at the end. If monitoring is
-// not possible, run() prints one line and runs the command alone. A function named ..._problem returns an
-// error or "". The class Arguments has checked all values, so the parse_ functions cannot fail here.
+// not possible, run() prints one line and runs the command alone; a given port that is in use is an error
+// instead. A function named ..._problem returns an error or "". The class Arguments has checked all values,
+// so the parse_ functions cannot fail here.
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -17,6 +18,7 @@
 #include "agent/agent.h"
 #include "cli/agent_client.h"
 #include "cli/commands.h"
+#include "cli/files.h"
 #include "cli/known_bad.h"
 #include "cli/options.h"
 #include "cli/process.h"
@@ -91,7 +93,7 @@ std::string run_problem(const Arguments& arguments) {
       return std::string(option(id).flag) + " is the agent's own: it cannot be had with --agent service";
   if (const std::string problem = service ? "" : listening_problem(arguments); !problem.empty())
     return problem;
-  if (const std::string problem = service ? "" : served_place_problem(arguments); !problem.empty())
+  if (const std::string problem = service ? "" : page_address_problem(arguments); !problem.empty())
     return problem;
   return written_files_problem(arguments);
 }
@@ -102,13 +104,13 @@ std::string adapter_problem(const Installation& installation, const std::vector<
                             std::string* cache) {
   if (const FoundLibtorch libtorch = find_libtorch(command); !libtorch.program.empty()) {
     const Adapter adapter = prepare_adapter_for(installation, libtorch, *cache);
-    if (adapter.usable() && !adapter.path.empty()) *cache = adapter.folder();
+    if (adapter.usable()) *cache = adapter.folder();
     return adapter.reason;
   }
   const FoundPython python = find_python(command);
   if (python.executable.empty()) return "";  // without Python there is no torch for which to build
   const Adapter adapter = prepare_adapter(installation, python.executable, *cache);
-  if (adapter.usable() && !adapter.path.empty()) *cache = adapter.folder();
+  if (adapter.usable()) *cache = adapter.folder();
   // Without the Python helper, monitoring is still possible, with less data.
   if (const std::string why = helper_problem(python); python.certain && !why.empty()) say(why);
   // If the interpreter is only a guess, the command may be a C++ trainer, which does not use Python's torch.
@@ -150,8 +152,9 @@ bool note_if_first_print(const std::string& cache, const std::string& python, co
   return true;
 }
 
-// Prints the number of known defects of the installed attention kernels, once per cache and interpreter. It
-// does not list them, because the inputs of this run may not be affected.
+// Prints the number of known defects of the installed attention kernels, once per cache and interpreter, and
+// again when the number has changed. It does not list them, because the inputs of this run may not be
+// affected.
 void print_known_defects_once(const std::vector<std::string>& command, const std::string& cache) {
   const FoundPython python = find_python(command);
   if (python.executable.empty() || !python.certain) return;
@@ -213,11 +216,9 @@ void print_summary(const ExitExchange::Answer& answer, const std::string& copy, 
     const std::string text = "\n" + (wants_colour(STDERR_FILENO) ? in_colour(summary.text) : summary.text);
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
   }
-  if (summary.is_valid && !copy.empty()) {
-    std::ofstream file(copy);
-    file << answer.summary << std::flush;
-    if (!file) say("cannot write the summary to " + copy);
-  }
+  if (summary.is_valid && !copy.empty())
+    if (const std::string problem = write_whole_file(copy, answer.summary); !problem.empty())
+      say("the summary: " + problem);
   if (summary.lacks_record_lines) say("the record is incomplete: not all of it could be written");
   for (const std::string& line : off_lines) say(line);
   if (off_lines.empty() && summary.is_valid && !summary.has_ranks && !summary.has_refused)
@@ -301,7 +302,8 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
                 off_lines(directory.path(), earlier, launcher_id()), directory.path());
   if (read_summary(answer.summary).has_ranks)
     print_known_defects_once(arguments.command(), variables.adapters);
-  directory.leave([&keeper] { keeper.kill_own_agent(); });  // kills only an agent that does not end by itself
+  // The agent ends by itself once run.lock is free. leave() kills it only if it does not end.
+  directory.leave([&keeper] { keeper.kill_own_agent(); });
   end_like(status);  // ends this process with the command's exit status or signal; does not return
 }
 
