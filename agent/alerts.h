@@ -38,8 +38,9 @@ class AlertCommand {
   AlertCommand& operator=(const AlertCommand&) = delete;
 
   // Queues the command for an event of the loss or the gradients, or for a detector that starts to warn.
-  // Other events are ignored. If the last alert of the event's kind is younger than kMinPause, the event is
-  // only counted, and the next alert of this kind reports the count to its command.
+  // Other events are ignored. An event is only counted if the last alert of its kind is younger than
+  // kMinPause, if the queue is full, or if the kind is new and the table of kinds is full. If the kind is in
+  // the table, its next alert reports the count to its command.
   void add(const EventLine& event, Clock::time_point now);
   // Reaps a command that has ended, kills one that takes too long, starts the next.
   void poll(Clock::time_point now);
@@ -79,7 +80,7 @@ class AlertCommand {
 // The level (quiet, watch or warn) of one detector of a rank. The detector warns at a `score` of 1 or more.
 struct Signal {
   Level level = Level::kQuiet;
-  int64_t rank = -1, since_step = 0;  // since_step: first step of this level
+  int64_t rank = -1, since_step = 0;  // since_step: first step of this level (but see Adviser::restore())
   std::string detector, layer;        // both "" if all detectors are quiet
   double score = 0;
 
@@ -92,7 +93,8 @@ class Adviser {
   // Adds an event of a rank's detectors. `states` has the state of each of the rank's detectors after the
   // event, since one event may reset all of them to quiet.
   void note(int64_t rank, const EventLine& event, const std::array<DetectorState, kDetectors>& states);
-  // Adds the states that an earlier agent saved. since_step becomes the step of the last warning; 0: none.
+  // Adds the states that an earlier agent saved. They lack the first step of the level, so since_step becomes
+  // the step of the last warning, or 0 if there was none.
   void restore(int64_t rank, const std::array<DetectorState, kDetectors>& states);
   // Returns the signal with the highest level among these ranks; of several, one with the lowest since_step.
   Signal strongest(const std::set<int64_t>& ranks) const;

@@ -47,7 +47,9 @@ class Watches {
   // From now on each observe() sets *readings to the values that it gave to detectors, each with the score
   // and level that the detector computed. Null ends this.
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
-  uint64_t lines() const { return lines_; }  // accepted so far, also those that no detector reads (dK, dV)
+  uint64_t lines() const {
+    return lines_;
+  }  // accepted so far, also samples of dK and dV, which no detector reads
   // Number of lines ignored because there are too many ranks (limit: 4096) or the run's name is too long.
   uint64_t lines_left_out() const { return lines_left_out_; }
   int64_t last_rank() const { return last_rank_; }  // the rank of the last accepted line
@@ -64,7 +66,7 @@ class Watches {
   // there are too many ranks or the run's name is too long, counts it in lines_left_out_ and returns null.
   RankWatch* watch_for(const std::string& run, int64_t rank);
   // Passes a tensor's value to a detector of the run's lowest rank. `place`: the tensor, whose values form a
-  // series. `span`: steps that the value covers; 0 if all values of the detector cover equally many steps.
+  // series. `span`: as in RankWatch::observe().
   const std::vector<EventLine>& observe_of_run(const std::string& run, DetectorId detector,
                                                const std::string& place, const std::string& layer,
                                                int64_t step, double value, int64_t span = 0);

@@ -12,9 +12,9 @@
 
 namespace foreshock {
 
-// The record may have `bytes_` of histograms, in base64. A window is an interval of steps. Of stride_
-// windows, one has its histograms in the record. At the first snapshot of each window, stride_ is set to 2^n,
-// where n sixteenths of these bytes are spent.
+// The record may have `bytes_` bytes of histograms, in base64. At the first snapshot of an interval, stride_
+// is set to 2^n if at least n sixteenths of these bytes are used, but not n + 1. The histograms of an
+// interval are written if its number, `window`, is a multiple of stride_.
 bool HistogramQuota::takes(const TensorSnapshot& snapshot) {
   if (bytes_ == 0) return false;
   const int64_t window = snapshot.step / static_cast<int64_t>(snapshot.interval);
@@ -263,18 +263,20 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
   if (slot.columns == 1) {
     const KeyColumns columns = columns_of(ready.view);
     if (!is_valid(columns)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
-    const ColumnDeviation deviation = judge(columns, &columns_);
+    const ColumnDeviation deviation = judge(columns, &column_reference_);
     const double seconds_per_line = (thread_cpu_seconds() - begin) / 2;  // one line for dK and one for dV
     observe(slot, layer, deviation.grad_key, seconds_per_line, rank);
     observe(slot, layer, deviation.grad_value, seconds_per_line, rank);
     if (flagged_ != nullptr)
-      flagged_->consider(slot, JudgedColumns{columns, deviation, columns_, layer.label}, layer, *rank,
-                         segment.name());
+      flagged_->consider(slot, JudgedColumns{columns, deviation, column_reference_, layer.label}, layer,
+                         *rank, segment.name());
   } else {
     const AttentionSlice slice = slice_of(ready.view);
     if (!is_valid(slice)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
     SliceDeviation deviation = judge(slice, &workspace_);
-    // The trainer has counted NaN and Inf in all output rows of the slice's first head.
+    // The trainer counts NaN and Inf in all output rows of the slice's first head, but only in half of the
+    // slices, and only in forward calls on the CPU without a mask and with finite inputs (slice.cpp,
+    // count_nonfinite_out()). A slice with a count has the output, unless its slot is invalid.
     deviation.nonfinite_anywhere = slot.nonfinite_out > 0 && slice.out != nullptr;
     observe(slot, layer, deviation, thread_cpu_seconds() - begin, rank);
     // A slice without the output (dropout) is not saved, since it could not be checked again.
@@ -335,7 +337,8 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
   const std::vector<segment::Layer> layers = segment.layers();
   set_layer_names(layers, rank);
   for (const segment::Layer& record : layers) {
-    // The trainer shortens a name if the layer has several parameters.
+    // The trainer shortens a name when it finds another parameter of the layer, so the name of a known layer
+    // may have changed.
     const std::string label = segment::text_of(record.label), name = segment::text_of(record.name);
     if (const auto known = rank->layers.find(label); known != rank->layers.end()) known->second.name = name;
     if (record.gradient_step == 0) continue;  // the layer has a name but no gradient norm yet
@@ -402,7 +405,8 @@ void Pipeline::detect(const Line& line, RankStatistics* rank) {
 
 void Pipeline::record_event(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
                             std::optional<double> value, bool is_new) {
-  // Also if not new: the agent that wrote the event was killed before it saved its list of events.
+  // An event that is not new is added too: the agent that wrote it was killed before it saved its list of
+  // events.
   rank->note_event(event, step, layer, value);
   if (record_ != nullptr && is_new) record_->write(event_line(*rank, event, step, layer, value));
 }

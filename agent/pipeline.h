@@ -133,8 +133,8 @@ class Pipeline {
   Weights weights_;      // of all ranks of the run
   HeadSpectra spectra_;  // how training changes the scores of attention heads; of all ranks of the run
   size_t ranks_here_ = 1;
-  DeviationWorkspace workspace_;  // memory for checking slices of query rows
-  ColumnReference columns_;       // memory for checking slices of key positions
+  DeviationWorkspace workspace_;      // memory for checking slices of query rows
+  ColumnReference column_reference_;  // memory for checking slices of key positions
 };
 
 }  // namespace foreshock

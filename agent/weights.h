@@ -118,10 +118,11 @@ class Weights {
   std::vector<TensorSnapshot> add(const segment::TensorView& view, const segment::Identity& identity,
                                   size_t ranks_here, const char** why);
 
-  // Must be called if an earlier agent has followed this run. The run's first snapshots are then unknown.
+  // Must be called if an earlier agent has followed this run. A tensor's first snapshot in the run is then
+  // unknown, unless its record is at the start of the run (may_be_first()).
   void set_followed_before() { was_followed_before_ = true; }
-  // Returns, once per attempt, the step of a snapshot of a tensor whose first snapshot in the run is unknown;
-  // else nullopt.
+  // For the event weight_initial_unknown: returns, once per attempt, the step of a snapshot of a tensor whose
+  // first snapshot in the run is unknown; else nullopt.
   std::optional<int64_t> take_initial_unknown();
 
   // All tensors of the model, and of each layer by its label, pooled over the last complete interval.

@@ -144,8 +144,8 @@ void bench_attention(Bench& bench) {
                     gather.pieces * tokens * kDim * 2);
 
   // A slice of key positions: query, output and gradient of the output of the 4 query heads that share a
-  // key/value head, and sums over all keys, for which the kernel reads the gradients of query, key and value.
-  // All these tensors are arbitrary parts of the input.
+  // key/value head, and sums over all keys of the gradients of key and value. The kernel also reads the
+  // gradient of the query, to count its NaN and Inf. All these tensors are arbitrary parts of the input.
   KeyGatherJob job = {};
   job.gather = gather;
   job.gather.pieces = 3;

@@ -2,7 +2,7 @@
 
     python bench/short_steps.py [--short] [--rounds 30] [--sets 3]
 
-The monitor's Python code in the trainer works at every step, so its share of the time grows as steps become shorter.
+The monitor's code in the trainer works at every step, so its share of the time grows as steps become shorter.
 Samples (copied parts of attention calls) and snapshots of weights are then postponed, so that all costs together stay
 below --max-slowdown. For each length of step, a plain training and a training under `foreshock run --record` take turns
 on one core. The agent, the process that judges samples, has the other cores.
@@ -75,7 +75,8 @@ def metered(record: str, rank: dict[str, Any], turn: int) -> Metered:
     lasted = sum(step["duration_seconds"] for step in steps)
     without_first = sum(step["duration_seconds"] for step in steps if step["step"] % turn != 1)
     trained = without_first * turn / (turn - 1) - own  # seconds of the training's own work
-    agent = rank["slowdown_ratio"] * (lasted - own) - own  # the ratio is (own + agent) / (lasted - own)
+    # The ratio is (own + agent) / (lasted - own), without the first look: its cost, at most half a second, is missing.
+    agent = rank["slowdown_ratio"] * (lasted - own) - own
     bare = [step for step in steps[SET_UP_STEPS:] if not step["sampled"] and step["step"] not in with_snapshot]
     each = statistics.median(step["overhead_seconds"] for step in bare)
     calls_us = counted_call_us() * statistics.median(step["attention_calls"] for step in bare)
@@ -84,11 +85,11 @@ def metered(record: str, rank: dict[str, Any], turn: int) -> Metered:
 
 def parts_of_cost(trainers: dict[str, Trainer], steps: int) -> dict[str, float]:
     """The second line, in microseconds per step. The trainers take turns, since the speed of the machine varies."""
-    turns = [{kind: trainer.parts(steps) for kind, trainer in trainers.items()} for _ in range(PART_TURNS)]
+    turns = [{name: trainer.parts(steps) for name, trainer in trainers.items()} for _ in range(PART_TURNS)]
 
-    def added(kind: str, part: str, which: int) -> float:
-        """`kind`: "plain" or "clipped", a step without or with clipping. `which`: MEDIAN or MEAN."""
-        differences = [turn["recorded"][kind][part][which] - turn["plain"][kind][part][which] for turn in turns]
+    def added(step: str, part: str, which: int) -> float:
+        """`step`: "plain" or "clipped", a step without or with clipping. `which`: MEDIAN or MEAN."""
+        differences = [turn["recorded"][step][part][which] - turn["plain"][step][part][which] for turn in turns]
         return statistics.median(differences)
 
     clock = added("plain", "hooks", MEDIAN)

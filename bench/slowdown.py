@@ -5,13 +5,14 @@
 Each pair is a plain training and a watched one (under `foreshock run`), on one core. They take turns of 2 steps, in
 random order, because the speed of a shared machine changes within seconds by more than what is measured. The watched
 training waits during the turns of the plain one, and foreshock counts the waiting as time of the training. So
---max-slowdown is set to 1 % times the share of the time in which the watched training computes. The first 40 steps (the
-first look) are left out, since foreshock may take more time in them, so that a short training is checked too.
+--max-slowdown is set to 1 % times the share of the time in which the watched training computes. The first 40 steps are
+left out. They cover the first look, which ends earlier. Foreshock may take more time in the first look, so that a short
+training is checked too.
 
 Printed for each length of step: the wall time and the CPU time that foreshock adds to a step, relative to a plain step,
-as the median over the pairs with its 95 % interval; "metered": the slowdown that foreshock reports, with its agent; and
-the slowest step of the plain and of the watched trainings. A line per pair goes to stderr, with the standard error of
-its mean. No goal is checked.
+as the median over the pairs with its 95 % interval; "metered": the slowdown that foreshock reports, including the CPU
+time of its agent; and the slowest step of the plain and of the watched trainings. A line per pair goes to stderr, with
+the standard error of its mean. No goal is checked.
 
 --alone: runs only watched trainings with default options, one after the other; prints what foreshock reports.
 
@@ -54,11 +55,16 @@ class PairResult(NamedTuple):
 
 
 def busy_share(trainer: Trainer) -> float:
-    """The share of the time in which one of two trainings like `trainer` computes if they take turns. It is half of the
-    share in which `trainer` computes if it runs alone, as here."""
+    """The share of the time in which one of two trainings like `trainer` computes if they take turns. `trainer` is
+    measured alone, and its share is then halved."""
     begin = time.perf_counter()
     computed = sum(trainer.turn(TURN)["wall"] for _ in range(FIRST_LOOK_STEPS // TURN))
     return computed / (time.perf_counter() - begin) / 2
+
+
+def by_clock(turns: list[dict[str, float]]) -> dict[str, list[float]]:
+    """The seconds of each turn, by clock: "wall", "cpu", and "slowest" for the slowest step of a turn."""
+    return {clock: [turn[clock] for turn in turns] for clock in turns[0]}
 
 
 def run_pair(model: str, steps: int, objects: int, generator: random.Random) -> PairResult:
@@ -80,15 +86,15 @@ def run_pair(model: str, steps: int, objects: int, generator: random.Random) -> 
         ranks = {kind: trainer.finish() for kind, trainer in trainers.items()}
     finally:
         shutil.rmtree(base, ignore_errors=True)
-    # By clock ("wall", "cpu", and "slowest" for the slowest step of a turn): the seconds of each turn.
-    plain, watched = ({clock: [turn[clock] for turn in turns] for clock in turns[0]} for turns in turns_of.values())
+    plain, watched = by_clock(turns_of["plain"]), by_clock(turns_of["watched"])
     mean = statistics.fmean(plain["wall"])
     added = [b - a for a, b in zip(plain["wall"], watched["wall"], strict=True)]
     return PairResult(
         wall=statistics.fmean(added) / mean,
         standard_error=statistics.stdev(added) / math.sqrt(len(added)) / mean,
         cpu=sum(watched["cpu"]) / sum(plain["cpu"]) - 1,
-        # The monitor divides by the whole time, in which both trainings ran.
+        # The ratio is relative to the time of the whole process, less the monitor's own time. `lasted` is the time of
+        # the steps after the first 40, in which both trainings ran.
         metered=ranks["watched"]["slowdown_ratio"] * lasted / sum(plain["wall"]),
         plain_ms=1e3 * mean / TURN,
         slowest={"plain": max(plain["slowest"]), "watched": max(watched["slowest"])},

@@ -3,12 +3,12 @@
     python bench/yardsticks.py [--replicates 6] [--steps 800] [--every 40] [--out build/yardsticks]
 
 Repeats the second phase of arXiv 2405.02803 ("the paper") on small GPTs. An arm is one training. A replicate is a set
-of all arms, which have the same batches. Replicates differ in the order of the text and in the initial weights. Two
-arms that are compared are twins. They differ at most in one thing: the attention kernel, the precision, or the initial
-weights. The results have a slope for each pair of twins, with its 95 % interval over replicates: how fast the weights
-of the twins move apart with the steps. They also have a check of the paper's claim that another kernel moves weights
-2-5 times less than low precision does. The results go to standard output, OUT/report.html and OUT/yardsticks.json. An
-interrupted bench continues when it is started again.
+of all arms, which have the same batches; the arm "again" is only in replicate 0. Replicates differ in the order of the
+text and in the initial weights. Two arms that are compared are twins. They differ at most in one thing: the attention
+kernel, the precision, or the initial weights. The results have a slope for each pair of twins except "again", with its
+95 % interval over replicates: how fast the weights of the twins move apart with the steps. They also have a check of
+the paper's claim that another kernel moves weights 2-5 times less than low precision does. The results go to standard
+output, OUT/report.html and OUT/yardsticks.json. An interrupted bench continues when it is started again.
 """
 
 from __future__ import annotations
@@ -103,8 +103,9 @@ def replicate(number: int, plan: twins.Plan, out: pathlib.Path, progress: Any) -
 
 
 def summarized(replicates: list[dict]) -> dict[str, Any]:
-    """For each pair the slopes and the values at the last step. The paper's claim is about the ratios of the pair
-    "precision" to the kernel pairs. repeated_to_the_bit: whether "again" has the weights of "base"; None: unknown."""
+    """For each pair that is not in ONCE, the slopes and the values at the last step. The paper's claim is about the
+    ratios of the pair "precision" to the kernel pairs. repeated_to_the_bit: whether "again" has the weights of "base";
+    None: unknown."""
     summary: dict[str, Any] = {"slopes": {}, "last": {}, "claim": {}}
     for statistic in STATISTICS:
         slope, last = {}, {}

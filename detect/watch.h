@@ -182,7 +182,8 @@ class RankWatch {
   // Takes a value of a series of one detector. `place` names the series: a layer's label or a tensor's name.
   // `layer`: the label of the layer, "" if unknown. `control`: the same quantity, computed from the exact
   // result rounded to the trainer's format. Only detectors of a drift (Look::kDrift) use it. `span`: number
-  // of steps that the value covers; 0 if it belongs to one step. If the span changes, the series learns
+  // of steps that the value covers; 0 if it belongs to one step, or if all values of the series cover equally
+  // many steps or unknown numbers of them. If the span changes, the series learns
   // again, since its earlier values have another meaning. Appends events to `*out`. A refused series gives a
   // quiet Reading.
   Reading observe(DetectorId detector, const std::string& place, const std::string& layer, int64_t step,
@@ -287,7 +288,7 @@ void RankWatch::fields(State& state) {
   precursors_.fields(state);
   list_fields(state, loss_events_, kMostLossEvents, [](State& to, LossEventSeen& seen) {
     int kind = static_cast<int>(seen.kind);
-    to(kind);
+    to(kind);  // one of the first kLossEventKinds kinds, but any kind is harmless here
     to.require(kind >= 0 && kind < kWatchEventKinds);
     seen.kind = static_cast<WatchEventKind>(kind >= 0 && kind < kWatchEventKinds ? kind : 0);
     to(seen.onset_step);

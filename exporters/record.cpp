@@ -244,7 +244,8 @@ void RecordFile::begin_new_part() {
 RecordFile::Appended RecordFile::append(std::string_view lines) {
   Appended result;
   const bool has_size_limit = max_bytes_ > 0 && is_regular_;
-  // Each of the two parts has at most half of the limit. But an empty part takes `lines` of any size.
+  // Each of the two parts has at most half of the limit. But an empty part takes `lines` of any size, and if
+  // begin_new_part() fails, the present part takes them.
   if (has_size_limit && size_ > 0 && size_ + lines.size() > max_bytes_ / 2) begin_new_part();
   size_t written = 0;
   while (written < lines.size() && result.error == 0) {
@@ -274,7 +275,9 @@ constexpr std::chrono::milliseconds kFlushInterval{1000};
 struct RecordWriter::Shared {
   Shared(std::unique_ptr<RecordFile> record, int spool_file) : file(std::move(record)), spool(spool_file) {}
 
-  const std::unique_ptr<RecordFile> file;  // while is_writing, only the thread in write_ready_lines() uses it
+  // While is_writing, only the thread in write_ready_lines() uses it. Another thread may call path(), which
+  // is const.
+  const std::unique_ptr<RecordFile> file;
   const bool is_regular = file != nullptr && file->is_regular();
   std::mutex mutex;  // guards everything below; must be held when a function is called, except work()
   std::condition_variable changed;

@@ -165,7 +165,8 @@ namespace {
 
 // Returns base^n for n >= 0, with the same bits on every machine, which pow() does not guarantee. The
 // relative error is below n * 2^-53. So for Adam's beta2 and step t, 1 - beta2^t has a relative error below
-// 2^-53 * t beta2^t / (1 - beta2^t) < 2^-53 / (1 - beta2).
+// 2^-53 * t beta2^t / (1 - beta2^t), which is less than 2^-53 / (1 - beta2), since 1 - beta2^t is 1 - beta2
+// times 1 + beta2 + ... + beta2^(t - 1), and each of these t terms exceeds beta2^t.
 double power(double base, int64_t n) {
   double result = 1;
   for (; n > 0; n >>= 1, base *= base) {
@@ -200,7 +201,8 @@ void count_unusable(const double* g, const double* v, size_t n, AdamSums* block)
   block->unusable_state = count(n, [&](size_t i) { return !is_usable(/*g=*/0, v[i]); });
 }
 
-// Adds n <= kJointBlock elements (g: gradient, v: second moment). Unusable ones change no sum or count.
+// Adds n <= kJointBlock elements (g: gradient, v: second moment). For an unusable element adam_element()
+// returns values with which it adds nothing to any sum, and only to the two counts of unusable elements.
 void add_block(const double* g, const double* v, size_t n, const AdamConstants& c, AdamSums* sums) {
   double square[kJointBlock], corrected[kJointBlock], moment[kJointBlock];  // g^2, bias-corrected v, v
   for (size_t i = 0; i < n; ++i) {
@@ -226,6 +228,7 @@ void add_block(const double* g, const double* v, size_t n, const AdamConstants& 
 
 AdamConstants adam_constants(const AdamStep& step) {
   const double eps_squared = step.eps * step.eps;
+  // old_moment_factor times the bias-corrected v is the part of v from earlier steps (AdamConstants).
   return {.correction = 1 / (1 - power(step.beta2, step.step)),
           .eps_squared = eps_squared,
           .floor = eps_squared > DBL_MIN ? eps_squared : DBL_MIN,

@@ -21,8 +21,9 @@ enum class Accumulation {
 struct Accumulator {
   std::string_view name;
   Accumulation kind;
-  // For kTensorCore only. A step adds `step` products to the running sum. These terms are truncated to
-  // `fraction_bits` bits below the largest exponent among them, the new sum to `output_bits` fraction bits.
+  // For kTensorCore only. A step adds `step` products to the running sum. Its terms are the products and the
+  // old sum. They are truncated to `fraction_bits` bits below the largest exponent among them. The new sum is
+  // truncated to `output_bits` fraction bits.
   int step = 0;
   int fraction_bits = 0;
   int output_bits = 0;

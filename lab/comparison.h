@@ -58,7 +58,7 @@ class UnpairedCounter {
   std::vector<char> unpaired_;  // bytes of the unpaired values of one call of count()
 };
 
-// Returns the counts of `all` minus those of the finite values in `part`, a subset of the values of `all`.
+// Returns the counts of `all` minus those of `part`, which must be a subset of the finite values of `all`.
 Histogram without(const Histogram& part, const Histogram& all);
 
 struct PairOfCheckpoints {
@@ -87,7 +87,8 @@ struct TensorDistance {
   double rounding_a = 0, rounding_b = 0;  // sums of TensorCounter::take_rounding() over a and b
 };
 
-// A tensor whose shapes or types differ: `a` and `b` are its shape, or type, in the two checkpoints.
+// A tensor whose shapes or types differ, or whose type is not supported. `a` and `b` are its shape, or type,
+// in the two checkpoints.
 struct Unlike {
   std::string name, a, b;
 };

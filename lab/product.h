@@ -18,8 +18,9 @@ void multiply_add(const Accumulator& accumulator, const NumberFormat& format, co
 Tensor multiply(const Accumulator& accumulator, const NumberFormat& format, const Tensor& a, const Tensor& b);
 
 // Returns c + sum of a[i] * b[i * b_stride], i in [0, count): the exact real number, rounded once to fp64
-// (Shewchuk's expansions over error-free products). The rounding error of each product must be an fp64
-// number, as for products of at least 2^-969. If the sum in plain fp64 is not finite, that sum is the result.
+// (Shewchuk's expansions over error-free products). The rounding error of each product must be exactly
+// representable in fp64 (not lost to underflow), as it is for products of at least 2^-969. If the sum in
+// plain fp64 is not finite, that sum is the result.
 double exact_dot(const double* a, const double* b, int b_stride, int count, double c);
 
 }  // namespace foreshock::lab

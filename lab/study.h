@@ -24,11 +24,11 @@ struct Claim {
 struct Sweep {
   std::string_view name;
   std::string_view question;  // heading of its chart and table
-  // What the chart draws, by names of fields in to_json(). x: the axis of the points along the abscissa; y:
-  // the error along the ordinate; series: one axis or several ("a,b"), with a curve for each combination of
-  // their values.
+  // What the chart draws, by names of fields in to_json(). x: the parameter drawn horizontally, an axis of
+  // the points or the field `tensor` of the measurements; y: the error drawn vertically; series: one such
+  // parameter or several ("a,b"), with a curve for each combination of their values.
   std::string_view x, y, series;
-  std::string_view tensor;  // the output tensor that chart and table show; "": all output tensors
+  std::string_view tensor;  // the output tensor that chart and table show; "": all but log_sum_exp
   bool log_x, log_y;        // whether the chart's scales are logarithmic
   std::vector<Point> (*points)();
   std::vector<Claim> (*claims)(std::span<const Measurement>);
@@ -64,7 +64,8 @@ std::string to_json(const Study& study);
 std::string to_page(const Study& study);
 
 // A table for the terminal: a heading with the axes that do not vary, one line per measurement with the axes
-// that vary and the errors, then the claims and whether they hold (in green or red if `colour`).
+// that vary and the errors, then the claims and whether they hold (in green or red if `colour`). Only
+// measurements of the tensors that Sweep::tensor names are shown.
 std::string table_of(const SweepResult& result, bool colour);
 
 // Aligns rows of equal length as columns; the first `left_columns` to the left, the others to the right.

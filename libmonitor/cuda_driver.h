@@ -106,9 +106,9 @@ inline bool ok(cuda::Result result) { return result == cuda::kSuccess; }
 // The entry points of the driver. Never closed, since the trainer uses the driver too. Thread-safe.
 class DriverApi {
  public:
-  // Returns true once all entry points of a driver of at least version `oldest` have been found. The first
-  // caller opens `library`; meanwhile other threads get false. Also returns false in a child of the process
-  // that opened it, where the driver must not be used.
+  // Returns true once all entry points of a driver of at least version `oldest` have been found; the optional
+  // one may be missing. The first caller opens `library`; meanwhile other threads get false. Also returns
+  // false in a child of the process that opened it, where the driver must not be used.
   bool open(const char* library, int oldest);
 
   // Whether the driver is open in this process, not only in its parent. Makes a system call (getpid).
@@ -117,9 +117,10 @@ class DriverApi {
   int version() const { return version_; }  // valid once the driver is open
 
   // Finds a kernel of a module and loads it. Call this at set-up for every kernel that is launched within a
-  // step. Drivers load a function at its first launch, unless CUDA_MODULE_LOADING disables this. Loading
-  // locks the context and waits for the device's work, which may be a collective that waits for another rank;
-  // that rank may wait for this one. Drivers before 12.4 load a function when it is found.
+  // step. From 12.4 on, drivers load a function at its first launch, unless CUDA_MODULE_LOADING disables
+  // this. Loading locks the context and waits for the device's work, which may be a collective that waits for
+  // another rank; that rank may wait for this one. Older drivers load a function when it is found, so
+  // func_load is not needed.
   bool find_kernel(cuda::Module module, const char* name, cuda::Function* kernel) const;
 
   // Launches a kernel with its one parameter, a job of kernels/device_jobs.h.
@@ -155,15 +156,16 @@ class PerContext {
   // Returns the FORESHOCK_SKIP_ reason (0 or more) why the object cannot be used, or -1 if it can be used.
   int skip_reason() const { return skip_reason_; }
 
-  // Refuses a context permanently, because the object could not be set up in this context between steps. Used
-  // for a context that is current only during a part of the step, such as a green context (which has some of
-  // the device's processors), since its handle is valid only then. A set-up in another context stays.
+  // Refuses a context, because the object could not be set up in this context between steps. Only the last
+  // refused context is remembered. Used for a context that is current only during a part of the step, such as
+  // a green context (which has some of the device's processors), since its handle is valid only then. A
+  // set-up in another context stays.
   void refuse(uint64_t context_id) { refused_ = context_id; }
   bool is_refused(uint64_t context_id) const { return refused_ == context_id; }
 
  protected:
-  // Calls try_set_up() in the current context. skip_reason() returns its result from then on. Refuses further
-  // contexts after kMostSetUps calls.
+  // Calls try_set_up() in the current context. skip_reason() returns its result from then on. After
+  // kMostSetUps calls, refuses every further context (see refuse()).
   template <class TrySetUp>
   void set_up_in(uint64_t context_id, const TrySetUp& try_set_up) {
     if (set_ups_ == kMostSetUps) return refuse(context_id);

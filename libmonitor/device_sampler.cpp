@@ -39,7 +39,9 @@ void CopyTiming::collect() {
     std::atomic_thread_fence(std::memory_order_acquire);  // the times are read before the sequence is checked
     const bool is_same_slice = sequence.load(std::memory_order_relaxed) == expected.sequence && begin <= end;
     if (is_same_slice) last_ns_ = end - begin;
-    spent_.ns += last_ns_;  // if another slice has reused the slot: the previous time, as an estimate
+    // If another slice has reused the slot, or `begin` is after `end`, last_ns_ is the previous time, as an
+    // estimate.
+    spent_.ns += last_ns_;
     spent_.slices += expected.is_first;
   }
   count_ = kept;
@@ -157,7 +159,8 @@ uint64_t DeviceState::capacity() const {
   return std::min(setting_.writer->slot_bytes(), ring_.bytes() - StagingRing::kAlign);
 }
 
-// The divisor is an upper bound of the bytes of a part in the ring.
+// All parts of a slice are in the ring at once. A part takes at most round_up(capacity()) bytes of it; kAlign
+// is a margin.
 uint32_t DeviceState::most_parts() const {
   const uint64_t parts = ring_.bytes() / (round_up(capacity()) + StagingRing::kAlign);
   return static_cast<uint32_t>(std::clamp<uint64_t>(parts, 1, setting_.writer->slots()));
@@ -231,7 +234,9 @@ int DeviceState::send(const ValidatedCall& call, const Slice& slice, const Claim
   for (uint32_t part = 0; part < claimed.parts; ++part) bytes += bytes_of_part(*claimed.slots[part]);
   if (!ring_.find(bytes, &range_)) return FORESHOCK_SKIP_RING_FULL;
   if (!gather(call, slice, claimed, stream)) return fail();
-  if (!copy_and_publish(claimed)) fail();  // no return: the device may still write, so the slots stay claimed
+  // Returns -1 even if this fails. With a reason, the caller would give the slots back, but the device may
+  // still write to them.
+  if (!copy_and_publish(claimed)) fail();
   times_.expect(claimed.slots, claimed.ticket, claimed.parts);
   ring_.commit(&claimed.slots[0]->sequence, 2 * claimed.ticket);  // in use until the word reaches this value
   return -1;
@@ -281,9 +286,9 @@ cuda::Context DeviceSampler::primary_context(cuda::Device device) const {
 }
 
 // Whether cuStreamGetCtx is to be called now. `is_before_check`: the check for a capture still follows.
-// Drivers from version kGetContextKeepsCapture on: only before the check, which needs a current context.
-// Older drivers: only after it, because cuStreamGetCtx would invalidate a capture. Default streams: never.
-// NVIDIA's cuda.core has the same rule.
+// From driver version kGetContextKeepsCapture on, the query comes before the check, which needs a current
+// context. On older drivers the query comes after the check, because it would invalidate a capture. Default
+// streams are never queried. NVIDIA's cuda.core has the same rule.
 bool DeviceSampler::may_query_context(const DeviceStream& stream, bool is_before_check) const {
   if (is_default_stream(stream.handle)) return false;
   const bool keeps_capture = driver_.version() >= cuda::kGetContextKeepsCapture;
@@ -479,7 +484,8 @@ void DeviceSampler::set_up(int place, Purpose purpose, uint64_t wanted) {
 void DeviceSampler::set_up_wanted() {
   if (!needs_set_up_.exchange(false, std::memory_order_acquire)) return;
   const DeviceCodeSeal seal = device_code_seal();
-  if (!driver_.open(library_, cuda::oldest_driver_for(seal.toolkit))) return;  // enter() requests it again
+  // If this fails, enter() requests the set-up again, unless the failure is permanent.
+  if (!driver_.open(library_, cuda::oldest_driver_for(seal.toolkit))) return;
   char path[512];
   if (path_beside_library(kDeviceCodeFile, path, sizeof path)) code_.read(path, seal);
   for (int place = 0; place < kMostDevices; ++place) {

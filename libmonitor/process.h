@@ -89,8 +89,8 @@ struct SlotPlan {
   uint64_t slot_bytes;
 };
 // Plans slots for sampled slices of `need` bytes each within a total of `bytes` bytes. If memory is ample, a
-// slot is twice as large as a slice, since later calls may have more keys. If few slices would fit, slots are
-// smaller than a slice, which then uses several. If fewer than two slots fit, the plan has no slots.
+// slot is twice as large as a slice, since later calls may have more keys. If few slices would fit, slots may
+// be smaller than a slice, which then uses several. If fewer than two slots fit, the plan has no slots.
 SlotPlan plan_slots(uint64_t bytes, uint64_t need);
 
 // Bits of the hot word, which every attention call reads first.
@@ -100,8 +100,9 @@ inline constexpr uint32_t kHotSampledStep = 2;  // the present step is sampled
 inline constexpr uint32_t kHotTickPending = 4;
 inline constexpr uint32_t kHotPaused = 8;     // paused by the agent or `foreshock pause`, until it is resumed
 inline constexpr uint32_t kHotNoBudget = 16;  // the present step would be sampled, but the budget is spent
-// This bit and all higher ones count the segments that this process and its parents have created. A thread
-// compares the count to find out that its block of counters belongs to an earlier segment.
+// This bit and all higher ones of the hot word count the segments that this process and its parents have
+// created. ProcessState::generation_ has the same count. counting() compares it to find out that a thread's
+// block of counters belongs to an earlier segment.
 inline constexpr uint32_t kHotGeneration = 32;
 
 // State that a child process must not inherit. The kernel zeroes this page in a forked or cloned child
@@ -159,7 +160,8 @@ class ProcessState {
   uint32_t pass_of(int32_t op) const { return ops_[op].pass; }
 
   // Stores facts about this process that its environment lacks; -1: unknown. Rank, local rank, world size and
-  // attempt have an effect only before the segment exists; publish_described() publishes the others.
+  // attempt have an effect only before the segment exists, but has_other_ranks() reads the world size at any
+  // time. publish_described() publishes the others.
   void describe(const segment::Identity& described);
 
   // Whether the job has other ranks, according to the environment or describe().
@@ -169,7 +171,7 @@ class ProcessState {
   void publish_exit();
 
   // Writes framework and parallel ranks of a new describe() into the segment. Called at the end of a step,
-  // except after a brief step, in which only calls and losses were counted.
+  // except after a brief step, in which only calls and losses were counted, and by Monitor::finish_at_exit().
   void publish_described();
 
  private:
@@ -199,7 +201,8 @@ class ProcessState {
   segment::Op ops_[segment::kMaxOps] = {};
   segment::Identity described_ = {};  // facts from describe()
   std::atomic<bool> described_is_new_{false};
-  pid_t described_pid_ = 0;  // pid of the process that called describe(); a child ignores the facts
+  // pid of the process that called describe(). A child ignores the facts, except in has_other_ranks().
+  pid_t described_pid_ = 0;
   Settings settings_ = {};
   segment::SegmentWriter writer_;
 };

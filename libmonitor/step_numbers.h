@@ -19,12 +19,15 @@ namespace foreshock {
 //   - Without one, the first backward pass with a finite root decides. Its cross-entropy is the loss if the
 //     root equals the cross-entropy divided by a whole number (accumulation) or times a power of two
 //     (gradient scaler). If not, for example with label smoothing or auxiliary losses, the root is the loss.
-//   - Until a source is chosen, a logged value is the loss, for example while other values are on a device.
-// The loss of a step is the mean of the roots of its micro-batches, unless each is only a share of this loss:
+//   - A step without a root chooses its cross-entropies, if it has any.
+//   - Until a source is chosen, a logged value is the loss of a step that has no usable cross-entropies, for
+//     example while other values are on a device.
+// The loss of a step is the mean of the values of the chosen source. If these are cross-entropies that the
+// training sums over targets (observe_sum()), it is the mean over all targets. A root may be only a share of
+// the loss:
 //   - Some trainers (the Hugging Face Trainer) sum the cross-entropy over the targets of a micro-batch, and
-//     divide it by the targets of the whole step. Such roots must be added. The first step with several
-//     micro-batches decides: the sum or the mean of its roots, whichever is nearer to the mean over all
-//     targets. Without roots, the mean over all targets is the loss.
+//     divide it by the targets of the whole step. Such roots must be added. The first step with several of
+//     them decides: the sum or the mean of its roots, whichever is nearer to the mean over all targets.
 //   - Roots that the trainer divides by a whole number (loss / 4) are shares if a step has exactly that
 //     number of roots. From then on each root with this divisor counts undivided, even in a shorter last step
 //     of an epoch. A divisor that never equals the number of roots (a batch size) is part of the loss.
@@ -79,8 +82,8 @@ struct PendingEvent {
   uint32_t source;  // one of the constants above, or FORESHOCK_LOSS_...: a loss
   PendingNumber value;
   PendingNumber scale;  // the loss is value times scale; kSum: total weight of the targets
-  // Whether `scale` comes from a gradient scaler. If so, a scale of 1 means that the true scale is unknown,
-  // because the optimizer itself divides by it. The loss is then unknown too.
+  // Whether `scale` comes from a gradient scaler. If the optimizer itself divides by the scale, the scaler
+  // then reports 1. So with a scale of 1 the true scale is unknown, and so is the loss.
   bool is_scaled;
 };
 
@@ -139,10 +142,10 @@ struct PendingStep {
     return count;
   }
 
-  // Whether all losses (gradient norms, results of a gradient scaler) were stored and have arrived.
-  bool knows_losses() const;
-  bool knows_gradients() const;
-  bool knows_skips() const;
+  // Whether all numbers of one kind were stored and have arrived.
+  bool knows_losses() const;     // losses, with known scales
+  bool knows_gradients() const;  // gradient norms
+  bool knows_skips() const;      // results of a gradient scaler
 };
 
 // The open step, which has not ended, and earlier steps that wait for numbers from a device. The memory is

@@ -1,7 +1,7 @@
 """Chroots with releases of Debian, for tests of packages. Each is made once, under build/chroots, then reused.
 
 Needs root and debootstrap. Packages come from DEBIAN_MIRROR, or else from the Debian archive in this machine's apt
-configuration. Every command runs in its own mount and process namespaces, so no mount and no process outlives it.
+configuration. Every command inside runs in mount and process namespaces of its own, so that nothing outlives it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ChrootError(Exception):
-    """The text is one line: the missing tool, or the failed command."""
+    """The text: the missing tool, or the failed command and the end of its output."""
 
 
 def mirror() -> str:
@@ -48,7 +48,7 @@ class Chroot:
     """A chroot with a Debian release (`suite`) and `packages`, in the folder `name` (by default `suite`).
 
     The constructor makes the chroot unless it exists. The file "ready" in the folder marks the chroot as complete and
-    lists its packages.
+    lists the packages asked for last.
     """
 
     def __init__(self, suite: str, name: str = "", packages: Sequence[str] = ()) -> None:

@@ -183,7 +183,8 @@ def make_wheel(tree: Path, output: Path = OUTPUT) -> Path:
     data = folder / f"{name}.data"
     shutil.copytree(tree, data / "data", ignore=shutil.ignore_patterns("bin"))
     shutil.copytree(tree / "bin", data / "scripts")
-    # For `import foreshock` in a training that also runs without `foreshock run`.
+    # `foreshock run` puts this module on PYTHONPATH. A training that runs without it can import the module only if the
+    # wheel installs it.
     shutil.copy(tree / "share" / "foreshock" / "python" / "foreshock.py", folder)
     information = folder / f"{name}.dist-info"
     information.mkdir()

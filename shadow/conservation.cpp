@@ -50,9 +50,9 @@ ConservationRatios conservation_of(const KeyColumns& c) {
   if (c.sums == nullptr) return {};
   // u: half an ulp at 1 in the storage format. e: precision of the arithmetic; lse_e: e, or the precision of
   // log_sum_exp if that is coarser. v, k: limits of the norms of all values and keys, estimated as twice the
-  // largest norm of the sampled ones. delta: dO . out of a row. summed: keys (e v)^2, the variance of the
-  // sum over all keys of the rounding errors of dO . v, for a dO of norm 1. The factors below, such as 2 at
-  // delta and 3 at eta, are derived in conservation.h.
+  // largest norm of the sampled ones. delta: dO . out of a row. summed: the number of keys times
+  // (e v)^2, the variance of the sum over all keys of the rounding errors of dO . value, for a dO of norm 1.
+  // The factors below, such as 2 at delta and 3 at eta, are derived in conservation.h.
   const size_t head = c.head_dim, value = c.value_dim;
   const ColumnSum *of_key = c.sums, *of_value = c.sums + head;
   const double u = std::ldexp(1.0, -format_of(c.dtype).precision), u2 = u * u;
@@ -75,7 +75,7 @@ ConservationRatios conservation_of(const KeyColumns& c) {
     // eta: relative error of the row's attention weights, from its scores and log_sum_exp.
     const double eta = lse_e * lse + e * std::fabs(c.scale) * std::sqrt(query_squares) * k;
     const double weight_variance = u2 / 3 + eta * eta;
-    double delta = 0, out_squares = 0, grad_squares = 0;
+    double delta = 0, out_squares = 0, grad_squares = 0;  // out_squares: sum of (dO_d out_d)^2
     for (size_t d = 0; d < value; ++d) {
       const double grad = load_as_double(c.grad_out, c.dtype, row * value + d);
       const double product = grad * load_as_double(c.out, c.dtype, row * value + d);
@@ -89,7 +89,8 @@ ConservationRatios conservation_of(const KeyColumns& c) {
     for (size_t d = 0; d < head; ++d) key_variance[d] += query[d] * query[d] * delta_variance;
     if (grad_squares > 0) most_eta = std::max(most_eta, eta);
   }
-  // The variance, in ulp^2, from rounding the sums to the storage format: 1/12 for each rounding.
+  // The variance, in ulp^2, from rounding sums over queries (elements of dK or dV) to the storage format:
+  // 1/12 for each rounding.
   const double stored = roundings_of_sum(c) / 12;
   bool is_key_finite = true, is_value_finite = true;
   for (size_t d = 0; d < value; ++d) {
@@ -100,6 +101,7 @@ ConservationRatios conservation_of(const KeyColumns& c) {
   for (size_t d = 0; d < head; ++d) {
     is_key_finite &= of_key[d].nonfinite == 0;
     key_excess[d] = of_key[d].sum;
+    // 1 + 3 eta^2 / u^2: the sum over dS^2 and the rounding of dS, enlarged for the errors of the weights.
     key_variance[d] = key_variance[d] * c.scale * c.scale +
                       (1 + 3 * most_eta * most_eta / u2 + stored) * of_key[d].ulp_squares;
   }

@@ -41,7 +41,7 @@ struct FloorArrays {
                  widest = std::max(head, value);
     const size_t total =
         rows * (3 * head + 2 * value + widest + 2 * slice.keys + 3 * kFloorTile + 4) + kFloorTile * widest;
-    constexpr size_t kArrays = 17;  // at least the number of take() calls below; each may need padding
+    constexpr size_t kArrays = 17;  // at least the 16 take() calls below; each array may need padding
     ArraysIn<T> arrays(scratch, total, kArrays);
     query = arrays.take(rows * head);
     out = arrays.take(rows * value);
@@ -71,8 +71,9 @@ HWY_INLINE void map_lanes(const T* from, size_t count, T* to, F change) {
 
 // Computes scaled, masked scores: unrounded into a.fused, rounded into a.plain. Plain adds an additive mask
 // in the storage format, so it rounds twice. multiply({lanes, stride, matrix, inner_step, outer_step, inner,
-// ...}, columns, result) sets result[j][row] to the sum over i < inner of lanes[i][row] times the matrix
-// element (i, j); add_product() adds such a product to its last argument.
+// accumulate}, columns, result) sets result[j][row] to the sum over i < inner of lanes[i][row] times the
+// matrix element (i, j), or adds this sum if `accumulate` is true. add_product() adds such a product to its
+// last argument.
 template <class T>
 void compute_scores(const AttentionSlice& slice, const FloorArrays<T>& a) {
   const auto scale = hn::Set(LanesTag<T>(), static_cast<T>(slice.scale));
@@ -93,7 +94,8 @@ void compute_scores(const AttentionSlice& slice, const FloorArrays<T>& a) {
 }
 
 // Replaces scores by exp(score - max). Stores the sum of a row in a.sum and its maximum in a.factor; 1 and 0
-// for a row without keys. NaN is kept explicitly, since hn::Exp may not keep it.
+// for a row without keys. In a backward slice, fused_weights() then replaces the maximum by a factor. NaN is
+// kept explicitly, since hn::Exp may not keep it.
 template <class T>
 void exponentiate(const AttentionSlice& slice, const FloorArrays<T>& a, T* scores) {
   const LanesTag<T> d;
@@ -143,7 +145,8 @@ void plain_weights(const AttentionSlice& slice, const Reference& reference, cons
 }
 
 // Sets a.fused to the weights: exp(score - max) in a forward slice, exp(score - log_sum_exp) in a backward
-// slice. There a weight of 0 stays 0 even if the factor exp(max - log_sum_exp), a.factor, is infinite.
+// slice. For the latter, a.factor becomes exp(max - log_sum_exp), by which exp(score - max) is multiplied. A
+// weight of 0 stays 0 even if this factor is infinite.
 template <class T>
 void fused_weights(const AttentionSlice& slice, const Reference& reference, const FloorArrays<T>& a) {
   exponentiate(slice, a, a.fused);
@@ -236,14 +239,14 @@ void compute_grad_query(const AttentionSlice& slice, const FloorArrays<T>& a, No
   store_rows(a.fused_grad, a.stride, slice.rows, slice.head_dim, 1, &floors->fused.grad_query);
 }
 
-// Computes both floors. The order matters: compute_out() needs the a.sum of the weights that were
-// exponentiated last, and compute_delta() needs the a.out of plain first, then the trainer's. A partial row
-// has keys outside of the slice, so plain cannot compute its out and uses the trainer's.
+// Computes both floors. The order matters: compute_out(), if it divides, needs the a.sum of the weights
+// that were exponentiated last, and compute_delta() needs the a.out of plain first, then the trainer's. A
+// partial row has keys outside of the slice, so plain cannot compute its out and uses the trainer's.
 template <class T>
 void floors_as(const AttentionSlice& slice, const Reference& reference, NoiseFloors* floors) {
   const FloorArrays<T> a(slice, &floors->scratch);
   load_lanes<T>(slice.query, slice.dtype, slice.rows, slice.head_dim, 1, a.query);
-  std::fill_n(a.sum, a.stride, T{1});
+  std::fill_n(a.sum, a.stride, T{1});  // never read: exponentiate() overwrites it first
   compute_scores(slice, a);
   fused_weights(slice, reference, a);
   if (!slice.backward()) compute_out(slice, a, a.fused, /*divides=*/true, &floors->fused.out);

@@ -16,7 +16,7 @@ namespace foreshock {
 // takes a second pass. Every sum is a chain of fused multiply-adds in the order of the keys (or of the
 // elements of a head), except the sum of the weights, which has plain additions. At the end, sums over the
 // keys are divided by the sum of the weights. Gradients are then multiplied by the scale, and
-// given_grad_query by `share` too.
+// given_grad_query by `share` (below) too.
 //
 // All instruction sets give the same bits (all NaN count as one value): reference_scalar.cpp defines them,
 // reference.cpp is fast. The relative error of a row of out and of log_sum_exp is below 1e-13 (tests/shadow).
@@ -42,8 +42,8 @@ struct Reference {
   // log_sum_exp). A backward kernel must compute this gradient. With context parallelism it differs from
   // grad_query, since the given values then also cover keys that the slice lacks (other ranks have them).
   std::vector<double> given_grad_query;  // [rows][head_dim]
-  // [rows], sum of exp(score - given log_sum_exp) over the slice's keys; 1 if the given log_sum_exp covers no
-  // other keys.
+  // [rows], sum of exp(score - given log_sum_exp) over the slice's keys: about 1 if the given log_sum_exp
+  // covers no other keys, exactly 1 without a given log_sum_exp.
   std::vector<double> share;
   std::vector<double> given_delta;  // [rows], sum of grad_out * given out
   std::vector<double> key_mean;     // [rows][head_dim], mean of the keys, weighted by the attention weights
@@ -89,6 +89,8 @@ void prepare_backward(const AttentionSlice& slice, int row, Reference* result);
 
 // Fills element `k` of grad_query, given_grad_query and key_mean of a row from its sums over the keys, with
 // weights exp(score - max). `sum` sums the weights, `grad` grad_score * key, `key_sum` weight * key.
+// For given_grad_query, key_sum * (delta - given_delta) is added to `grad`, so that given_delta replaces
+// delta.
 void finish_gradient(const AttentionSlice& slice, int row, int k, double sum, double grad, double key_sum,
                      Reference* result);
 

@@ -54,7 +54,7 @@
 
   const sideBySide = (...children) => element('div', { className: 'columns', style: 'grid-template-columns: repeat(auto-fit, minmax(420px, 1fr))' },
     ...children.map((child) => element('div', {}, child)));
-  const pairNames = Object.keys(NAMES).filter((name) => replicates[0].pairs[name]);  // without "again" (twins.py), a training and its repetition
+  const pairNames = Object.keys(NAMES).filter((name) => replicates[0].pairs[name]);  // NAMES lacks "again" (twins.py), a training and its repetition
   section('claim', 'the claim', 'arXiv 2405.02803: another kernel moves weights 2–5 times less than low precision does',
     element('ul', { className: 'claims' }, ...Object.entries(summary.claim).map(([name, found]) =>
       element('li', { className: found.verdict === 'confirmed' ? '' : 'fails' },

@@ -69,12 +69,12 @@ const guides = {
 };
 
 // `column`: column of the history (values by step, /api/v1/history). `waits`: what the empty chart waits for. `text`:
-// formats a value. If only one rank is shown, the columns `band` (the maximum) and `control` (the same bias of the
-// rounded fp64 reference, which is near 0) are drawn too. `lines`: dashed reference lines. `logarithmic`: the checkbox
-// "logarithmic" applies. `from`, `to`: values that the y axis includes.
+// formats a value. If only one rank is shown, the columns `band` (the maximum) and `control` (bias chart: the bias
+// of the rounded fp64 reference, which is near 0) are drawn too. `lines`: dashed reference lines. `logarithmic`: the
+// checkbox "logarithmic" applies. `from`, `to`: values that the y axis includes. Both 0: the y axis includes 0.
 const CHARTS = [
   { name: "loss", column: "loss", waits: "the first loss that is seen", text: (v) => number(v), logarithmic: true, band: "loss_max", isWide: true },
-  { name: "gradient norm before clipping", column: "gradient_norm", waits: "the first gradient norm: clipping computes one, or named parameters", text: (v) => number(v), logarithmic: true },
+  { name: "gradient norm before clipping", column: "gradient_norm", waits: "the first gradient norm: clip gradients, or name the parameters", text: (v) => number(v), logarithmic: true },
   { name: "deviation ratio, forward", column: "deviation_ratio_forward", waits: "the first judged forward slice", text: (v) => fixed(v, 3), logarithmic: true, band: "deviation_ratio_forward_max",
     lines: (limits) => [{ value: 1, label: "noise floor" }, { value: limits.deviation_ratio_forward, label: "alarm" }], from: 0, to: 1.1 },
   { name: "deviation ratio, backward", column: "deviation_ratio_backward", waits: "the first judged backward slice", text: (v) => fixed(v, 3), logarithmic: true,

@@ -153,7 +153,7 @@ class Call:
         self.key, self.value = (self.place_keys(arrays[name]) for name in ("k", "v"))
 
     def hides_keys(self) -> bool:
-        """Whether some rows do not see all keys."""
+        """Whether some rows do not see all keys of the original call."""
         return bool((self.stored.arrays["key_limit"] < self.stored.lengths[1]).any())
 
     def causal_flag_suffices(self) -> bool:

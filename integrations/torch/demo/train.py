@@ -193,7 +193,7 @@ def plant_ulps(model: Gpt, ulps: float, seed: int) -> OutputFault:
 
 def plant(model: Gpt, size: Size, fault: str, seed: int) -> OutputFault | GradKeyFault | None:
     """Prepares the fault that --fault names. It has no effect until its member is_on is set. None if --fault is 0."""
-    if fault == GRAD_KEY:
+    if fault == GRAD_KEY:  # replaces torch's backward kernel, and finds the layer by counting calls
         return GradKeyFault(FAULTY_LAYER, size.layers, seed)
     return plant_ulps(model, float(fault), seed) if float(fault) else None
 
