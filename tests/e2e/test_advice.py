@@ -196,11 +196,11 @@ heard = [
     [Advice("quiet", None, None, None, 0, 0, 1, 0.0), Advice("watch", "bias", "001", 0, 10, 14, 300, 0.8)],
     [Advice("warn", "max_logit", "001", 1, 95, 99, 0, 1.1), Advice("warn", "bias", "003", 5, 90, 94, 2, 1.5)],
 ]
-from listen import agreed
+from listen import agreed_advice
 distributed.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 for each in heard:
     foreshock.advice = lambda each=each: each[rank]
-    print(agreed(), flush=True)
+    print(agreed_advice(), flush=True)
 distributed.barrier()
 distributed.destroy_process_group()
 """
