@@ -205,6 +205,15 @@ void print_missing_summary(const std::string& problem, const std::string& record
       record);
 }
 
+// Writes `text` to the file `path`, whole or not at all if its directory permits a temporary file, else
+// directly.
+void write_copy(const std::string& text, const std::string& path) {
+  if (write_whole_file(path, text).empty()) return;
+  std::ofstream file(path);
+  file << text << std::flush;
+  if (!file) say("cannot write the summary to " + path);
+}
+
 // Prints the agent's summary, or why it is missing, and writes its JSON to the file `copy` ("": no file). A
 // summary without ranks and without processes that the agent refused is not printed; a line then says why.
 // `record`: the path of --record; "": none. `off_lines`: why processes of the command were not monitored.
@@ -216,9 +225,7 @@ void print_summary(const ExitExchange::Answer& answer, const std::string& copy, 
     const std::string text = "\n" + (wants_colour(STDERR_FILENO) ? in_colour(summary.text) : summary.text);
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
   }
-  if (summary.is_valid && !copy.empty())
-    if (const std::string problem = write_whole_file(copy, answer.summary); !problem.empty())
-      say("the summary: " + problem);
+  if (summary.is_valid && !copy.empty()) write_copy(answer.summary, copy);
   if (summary.lacks_record_lines) say("the record is incomplete: not all of it could be written");
   for (const std::string& line : off_lines) say(line);
   if (off_lines.empty() && summary.is_valid && !summary.has_ranks && !summary.has_refused)
