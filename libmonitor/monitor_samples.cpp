@@ -64,7 +64,6 @@ int Monitor::take_sample(const Counting& counting, const foreshock_attention_cal
     if (checked.device_type == FORESHOCK_DEVICE_CPU)
       if (const int reason = take_sequence(place, &checked); reason >= 0) return reason;
   }
-  observed_heads_.add(checked);  // stores how many heads there are, to split query and key weights by head
   sampled.limits = {writer.slot_bytes(), writer.slots()};
   if (checked.device_type != FORESHOCK_DEVICE_CPU) {
     if (const int reason = devices_.begin(checked, &sampled.turn.emplace()); reason >= 0) return reason;
@@ -80,6 +79,7 @@ int Monitor::take_sample(const Counting& counting, const foreshock_attention_cal
   if (!plan_slice(checked, sampled.limits.bytes, sampled.limits.slots, &rows, &plan))
     return FORESHOCK_SKIP_TOO_LARGE;
   slots_per_slice_.store(plan.slots, std::memory_order_relaxed);
+  observed_heads_.add(checked);  // stores how many heads there are, to split query and key weights by head
 
   // The call is counted before put_slice() claims its slot. If the process dies during the copy, the agent
   // finds an unfinished slot and counts it as torn; the call must then already count as sampled.
