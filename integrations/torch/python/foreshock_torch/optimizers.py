@@ -19,12 +19,14 @@ def attribute(owner: Any, name: str) -> Any:
     try:
         return object.__getattribute__(owner, name)
     except AttributeError as error:
-        if is_of_trainer(error):  # raised by the training's own code, such as a property: not a missing attribute
+        if is_of_trainer(error):  # raised by a signal handler of the training: not a missing attribute
             raise
         fallback = getattr(type(owner), "__getattr__", None)
     try:
         return fallback(owner, name) if fallback else None
-    except AttributeError:
+    except AttributeError as error:
+        if is_of_trainer(error):
+            raise
         return None
 
 
