@@ -242,8 +242,8 @@ def function_named(name: str):
 
     try:
         return import_function(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SliceError(str(error)) from error
+    except (Exception, SystemExit) as error:  # a module may raise anything when it is imported
+        raise SliceError(f"--function {name}: {error or type(error).__name__}".splitlines()[0]) from error
 
 
 def main() -> int:

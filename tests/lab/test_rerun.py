@@ -113,9 +113,11 @@ def test_the_command_imports_the_function_that_it_is_given(tmp_path, monkeypatch
     monkeypatch.setattr("sys.argv", [*arguments, "my_kernels:mine"])
     assert foreshock_rerun.main() == 0
     assert "repeats" in capsys.readouterr().out
-    monkeypatch.setattr("sys.argv", [*arguments, "my_kernels:yours"])
-    assert foreshock_rerun.main() == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "my_exit.py").write_text("import sys; sys.exit()\n")
+    for missing in ("my_kernels:yours", "my_exit:mine", "my_kernels"):
+        monkeypatch.setattr("sys.argv", [*arguments, missing])
+        assert foreshock_rerun.main() == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_race_does_not_repeat(tmp_path):
