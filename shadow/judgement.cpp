@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "shadow/conservation.h"
-#include "shadow/elementary.h"
 
 namespace foreshock {
 namespace {
