@@ -47,9 +47,8 @@ class Watches {
   // From now on each observe() sets *readings to the values that it gave to detectors, each with the score
   // and level that the detector computed. Null ends this.
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
-  uint64_t lines() const {
-    return lines_;
-  }  // accepted so far, also samples of dK and dV, which no detector reads
+  // Number of lines accepted so far, also samples of dK and dV, which no detector reads.
+  uint64_t lines() const { return lines_; }
   // Number of lines ignored because there are too many ranks (limit: 4096) or the run's name is too long.
   uint64_t lines_left_out() const { return lines_left_out_; }
   int64_t last_rank() const { return last_rank_; }  // the rank of the last accepted line

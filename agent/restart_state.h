@@ -1,6 +1,6 @@
 // Saves and restores the data with which an agent continues the run of a killed agent: facts about each rank
 // (its alarms and events), the state of the detectors, and which lines of the record (JSON lines) are written
-// already. Two other places keep data over a restart. The .ctl file of a segment (segment/layout.h, Control)
+// already. Other places keep data over a restart too. The .ctl file of a segment (segment/layout.h, Control)
 // has what was consumed and judged, the interval and the burst. The spool has the lines that are not in the
 // record's file yet, and record.incomplete says whether lines were lost (exporters/record.h). Lost are the
 // statistics of the last slices and steps, the histories of the page, queued alerts, and the first snapshots

@@ -7,7 +7,7 @@
 // certain a change is) and of the effect (how large the change is), from which on the detector warns; look,
 // the kind of statistic; recent, see Drift and Shift.
 //
-//   Window    the last values of a series, and their summary
+//   Window    the last values of a series, and their summary (window.h)
 //   Baseline  mean and spread of a series, learned and then slowly updated
 //   Drift     a small signed error that persists (two-sided CUSUM)
 //   Shift     a recent mean above or below the baseline

@@ -82,7 +82,7 @@ struct GatheredSequence {
 };
 static_assert(sizeof(GatheredSequence) == 80);
 
-// Gathers from one sequence of a packed batch, which find_sequence() chooses (gather.h) on the device, where
+// Gathers from one sequence of a packed batch, which find_sequence() chooses (packed.h) on the device, where
 // the lengths are. `gather` describes a sequence of the longest length that begins at position 0; the kernel
 // adds the begin of the chosen sequence and does not copy rows beyond its end. The kernel divides the
 // sequence into `parts` parts and samples one position in each of the first `positions` parts: in part n the

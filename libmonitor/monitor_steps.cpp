@@ -1,8 +1,9 @@
-// The parts of Monitor for ends of steps, losses, scalars, names, weights and gradients; monitor.cpp has the
-// rest, monitor.h describes the members. `g_process` (process.h) has the segment (the memory shared with the
-// agent), the settings, and the hot word. Flags of the hot word are: armed (the segment exists), sampled
-// step, paused, and tick pending (a step has ended and no forward call has begun the next one). Counting has
-// this thread's counters. If a TryLock fails (another thread holds the lock), the work is skipped.
+// The parts of Monitor for ends of steps, losses, scalars, names, weights and gradients; monitor.cpp and
+// monitor_samples.cpp have the rest, monitor.h describes the members. `g_process` (process.h) has the segment
+// (the memory shared with the agent), the settings, and the hot word. Flags of the hot word are: armed (the
+// segment exists), sampled step, paused, and tick pending (a step has ended and no forward call has begun the
+// next one). Counting has this thread's counters. If a TryLock fails (another thread holds the lock), the
+// work is skipped.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

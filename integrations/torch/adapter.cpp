@@ -362,8 +362,8 @@ FORESHOCK_EXPORT void* foreshock_adapter_quiet_function(uint32_t n) {
   return foreshock::adapter::quiet_function(n);
 }
 
-// The value of a tensor, by the address of its TensorImpl; NaN unless the tensor is one float in host memory.
-// Reads the memory directly, since a call through the dispatcher costs several times as much.
+// The value of a tensor, by the address of its TensorImpl; NaN unless the tensor is one floating-point number
+// in host memory. Reads the memory directly, since a call through the dispatcher costs several times as much.
 FORESHOCK_EXPORT double foreshock_adapter_number(const void* tensor) {
   using foreshock::adapter::scalar_on_cpu;
   auto* impl = static_cast<c10::TensorImpl*>(const_cast<void*>(tensor));

@@ -65,7 +65,7 @@ def kept_by_the_pool(lines: list[dict]) -> list[dict]:
 
 
 def pooled_bias(lines: list[dict], errors: str = "bias_error_sum") -> tuple[float, float]:
-    """Bias in ulp and z between clusters, from the definition in shadow/judgement.h, slowly."""
+    """Bias in ulp and z between clusters, from the definition in shadow/bias.h, slowly."""
     sums = collections.defaultdict(lambda: [0.0, 0.0])
     for line in lines:
         cluster = sums[line["batch"], line["kv_head"], line["step"]]
