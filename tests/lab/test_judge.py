@@ -183,7 +183,7 @@ def test_dropped_key_block_fails_for_ragged_lengths():
 
 def test_state_in_bf16_fails_for_long_rows_of_one_sign():
     findings = findings_of(wrong_kernels.low_precision_state, only=lambda case: case.shape == "long")
-    assert {finding.case.law for finding in findings} >= {"uniform", "one-signed"}
+    assert {finding.case.distribution for finding in findings} >= {"uniform", "one-signed"}
 
 
 @pytest.mark.long
