@@ -1,10 +1,10 @@
-// An attention call that the trainer has described, and its slice, the sampled part of it. call.cpp validates
-// the call; slice.cpp chooses its slice, plans the slots that hold it (fixed pieces of memory shared with the
-// agent), and copies it. A slice is part of one batch element and of one key/value head (kv-head). A slice of
-// rows has at most 16 query rows with all keys; a slice of columns has at most 16 key positions (columns)
-// with all query rows. A packed batch concatenates sequences of different lengths. ObservedHeads remembers
-// the numbers of heads of the sampled calls. The functions that choose are pure: equal arguments give equal
-// results on every rank and in every rerun.
+// An attention call that the trainer has described, and its slice, the sampled part of it.
+// monitor_samples.cpp validates the call; slice.cpp chooses its slice, plans the slots that hold it (fixed
+// pieces of memory shared with the agent), and copies it. A slice is part of one batch element and of one
+// key/value head (kv-head). A slice of rows has at most 16 query rows with all keys; a slice of columns has
+// at most 16 key positions (columns) with all query rows. A packed batch concatenates sequences of different
+// lengths. ObservedHeads remembers the numbers of heads of the sampled calls. The functions that choose are
+// pure: equal arguments give equal results on every rank and in every rerun.
 #ifndef FORESHOCK_LIBMONITOR_CALL_H_
 #define FORESHOCK_LIBMONITOR_CALL_H_
 
