@@ -360,7 +360,6 @@ void copy_header(const Slot& header, Slot* slot) {
   slot->without_out = header.without_out;
   slot->packed = header.packed;
   slot->columns = header.columns;
-  slot->nonfinite_out = header.nonfinite_out;
 }
 
 }  // namespace

@@ -65,8 +65,8 @@ class SegmentWriter {
   // 2 * ticket - 1 (odd: being written) and its ticket, and zeroes the rest of the header. Any thread.
   Slot* claim(uint64_t ticket) const;
   // Claims `count` slots with consecutive tickets from `ticket` on for one slice, 1 <= count <= slots(), sets
-  // their part numbers, and copies `header` into each, except what a device writes (times, SequenceTold). If
-  // not all are free, claims none and returns false.
+  // their part numbers, and copies `header` into each, except what is written later (times, SequenceTold,
+  // nonfinite_out). If not all are free, claims none and returns false.
   bool claim(uint64_t ticket, uint32_t count, Slot** slots, const Slot& header = {}) const;
   // Undoes a claim of `count` slots from `ticket` on that were not published.
   void give_back(uint64_t ticket, uint32_t count) const;
