@@ -11,19 +11,17 @@ suppress_ours() drops exceptions, but not those that a signal handler of the tra
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 from .signals import is_of_trainer, suppress_ours
 from .topology import (
-    DIMENSIONS,
-    OF_CONTEXT,
+    KNOWN_DIMENSIONS,
     distributed_functions,
     is_ddp,
     megatron_coordinates,
-    mesh_of_coordinates,
+    mesh_with_coordinates,
     placements_of,
     root_of,
 )
@@ -71,8 +69,8 @@ def _prefix_of_mesh(parameter: Any, coordinate_mesh: Any, distributed: Any) -> s
     if mesh.size() == distributed.get_world_size():
         return ""
     root = root_of(mesh)
-    known = {*itertools.chain(*DIMENSIONS.values()), *OF_CONTEXT, *(mesh.mesh_dim_names or ())}
-    if root is coordinate_mesh and known.issuperset(root.mesh_dim_names or ()):
+    others = {*(root.mesh_dim_names or ())} - {*(mesh.mesh_dim_names or ())}
+    if root is coordinate_mesh and others <= KNOWN_DIMENSIONS:
         return ""
     return f"group{int(mesh.mesh.min())}."
 
@@ -99,8 +97,9 @@ class Replicas:
         with suppress_ours():
             self._has_megatron = megatron_coordinates() is not None
         with suppress_ours():
-            if not self._has_megatron:  # else the coordinates come from Megatron, not from a mesh
-                self._coordinate_mesh = mesh_of_coordinates(parameters, self._distributed.get_world_size())
+            located = mesh_with_coordinates(parameters, self._distributed.get_world_size())
+            if located and not self._has_megatron:  # else the coordinates come from Megatron, not from a mesh
+                self._coordinate_mesh = located[0]
         for module in modules:
             if is_ddp(module):
                 with suppress_ours():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import sys
@@ -21,6 +22,7 @@ DIMENSIONS = {
 }
 # Names of dimensions along which parameters do not differ (context parallelism, and its product with data parallelism).
 OF_CONTEXT = ("cp", "context", "context_parallel", "dp_cp", "dp_shard_cp")
+KNOWN_DIMENSIONS = frozenset((*itertools.chain(*DIMENSIONS.values()), *OF_CONTEXT))
 # By kind of parallelism: the function of Megatron's parallel_state that returns this process's index.
 MEGATRON = {
     "data": "get_data_parallel_rank",
@@ -154,10 +156,13 @@ def _ddp_coordinates(modules: Iterable[Any], distributed: Any) -> Coordinates | 
     return None
 
 
-def mesh_of_coordinates(parameters: Iterable[Any], world_size: int) -> Any:
-    """The first whole mesh of a parameter that gives coordinates; None if none does."""
+def mesh_with_coordinates(parameters: Iterable[Any], world_size: int) -> tuple[Any, Coordinates] | None:
+    """The first whole mesh of a parameter that gives coordinates, and these; None if no mesh does."""
     meshes = {id(mesh): mesh for p in parameters if (mesh := getattr(p, "device_mesh", None)) is not None}
-    return next((root_of(m) for m in meshes.values() if _mesh_coordinates(m, world_size) is not None), None)
+    for mesh in meshes.values():
+        if (found := _mesh_coordinates(mesh, world_size)) is not None:
+            return root_of(mesh), found
+    return None
 
 
 def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinates:
@@ -170,8 +175,8 @@ def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinate
         if (found := megatron_coordinates()) is not None:
             return found
     with suppress_ours():
-        if (mesh := mesh_of_coordinates(parameters, distributed.get_world_size())) is not None:
-            return _mesh_coordinates(mesh, distributed.get_world_size()) or Coordinates()
+        if (located := mesh_with_coordinates(parameters, distributed.get_world_size())) is not None:
+            return located[1]
     with suppress_ours():
         if (found := _ddp_coordinates(modules, distributed)) is not None:
             return found
