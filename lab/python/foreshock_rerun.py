@@ -238,12 +238,12 @@ def text_of(report: Report, framework: str) -> str:
 
 
 def function_named(name: str):
-    from foreshock_judge import import_function  # foreshock_judge.py is beside this file
+    from foreshock_judge import import_function, in_one_line  # foreshock_judge.py is beside this file
 
     try:
         return import_function(name)
     except (Exception, SystemExit) as error:  # a module may raise anything when it is imported
-        raise SliceError(f"--function {name}: {error or type(error).__name__}".splitlines()[0]) from error
+        raise SliceError(f"--function {name}: {in_one_line(error)}") from error
 
 
 def main() -> int:
