@@ -117,9 +117,11 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
   line.grad_out_drift = deviation.grad_out_drift;
   line.bias_error_sum = deviation.bias.numerator;
   line.bias_ulp_sum = deviation.bias.denominator;
-  if (deviation.bias.denominator > 0) line.bias_ulp = deviation.bias.numerator / deviation.bias.denominator;
-  if (deviation.bias.denominator > 0 && deviation.rounded_bias.denominator > 0)
-    line.rounded_reference_bias_ulp = deviation.rounded_bias.numerator / deviation.rounded_bias.denominator;
+  if (deviation.bias.denominator > 0) {
+    line.bias_ulp = deviation.bias.numerator / deviation.bias.denominator;
+    if (deviation.rounded_bias.denominator > 0)
+      line.rounded_reference_bias_ulp = deviation.rounded_bias.numerator / deviation.rounded_bias.denominator;
+  }
   line.rounded_reference_bias_error_sum = deviation.rounded_bias.numerator;
   if (deviation.floor_bias.denominator > 0)
     line.floor_bias_ulp = deviation.floor_bias.numerator / deviation.floor_bias.denominator;
