@@ -34,11 +34,8 @@ def test_growth_beyond_its_bound_fails(soak):
     parts = [(1000 * n, {"files": 10, "agent.log": 100 * n, "record": 0}) for n in range(1, 11)]
     bounds = {"agent.log": soak.Bound(600)}
     assert [row["ok"] for row in soak.growth_rows(parts, bounds, 1000)] == [True, False, True]
-    assert [row["ok"] for row in soak.growth_rows(parts, {"agent.log": soak.Bound(0, each=0.1)}, 1000)] == [
-        True,
-        True,
-        True,
-    ]
+    bounds = {"agent.log": soak.Bound(0, each=0.1)}
+    assert [row["ok"] for row in soak.growth_rows(parts, bounds, 1000)] == [True, True, True]
 
 
 def test_what_has_no_bound_may_not_grow(soak):
