@@ -6,13 +6,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <map>
 #include <set>
 #include <string_view>
 
 #include "agent/detection.h"
+#include "agent/findings.h"
 #include "agent/publish.h"
+#include "agent/text.h"
+#include "agent/totals.h"
 #include "detect/detector.h"
 #include "segment/layout.h"
 
@@ -28,44 +30,6 @@ constexpr double kShortSeconds = 10;
 // The limit of the slowdown holds over this many steps, or more. In fewer steps, the cost of the first
 // snapshots of the weights and of the last samples is a larger share.
 constexpr uint64_t kStepsOfLimit = 500;
-// An alarm whose last bad slice is more than this many sampling intervals old is printed with that step.
-constexpr int64_t kRecentIntervals = 8;
-
-// -- text --
-
-std::string formatted(const char* format, double value) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, format, value);
-  return buffer;
-}
-
-std::string formatted(const char* format, std::optional<double> value) {
-  return value ? formatted(format, *value) : "unknown";
-}
-
-// 1234567 -> "1 234 567".
-std::string grouped(uint64_t value) {
-  std::string digits = std::to_string(value);
-  for (int index = static_cast<int>(digits.size()) - 3; index > 0; index -= 3)
-    digits.insert(static_cast<size_t>(index), 1, ' ');
-  return digits;
-}
-
-std::string counted(uint64_t value, const char* singular, const char* plural) {
-  return grouped(value) + " " + (value == 1 ? singular : plural);
-}
-
-// Replaces control characters: names come from a trainer, and a terminal would execute escape sequences.
-std::string printable(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
-  return text;
-}
-
-std::string spaced(std::string text) {
-  std::replace(text.begin(), text.end(), '_', ' ');
-  return text;
-}
 
 // Formats "  label       text", wrapped at kSummaryColumns. A word that is too long gets a separate line. An
 // empty label continues the entry before.
@@ -88,250 +52,6 @@ std::string entry(const std::string& label, const std::string& text) {
     begin = end + 1;
   }
   return out + "\n";
-}
-
-// Formats counts as "3 budget, 1 mask"; "" if all are 0.
-std::string listed(const std::map<std::string, uint64_t>& counts) {
-  std::string line;
-  for (const auto& [name, value] : counts)
-    if (value > 0) line += (line.empty() ? "" : ", ") + grouped(value) + " " + spaced(name);
-  return line;
-}
-
-// -- figures of all ranks --
-
-using Ranks = std::vector<const RankStatistics*>;
-
-// Sums over all ranks for one pass, forward (0) or backward (1). calls = unsampled (those in unsampled steps)
-// + skipped (not copied, for a reason) + sampled. Sampled calls are judged, lost, or wait for the agent.
-struct PassTotals {
-  uint64_t calls = 0, unsampled = 0, sampled = 0, judged = 0, nonfinite = 0;
-  std::map<std::string, uint64_t> skipped, lost;  // by reason
-  std::optional<double> ratio;  // mean error / error of unfused attention, in each rank's last 64 values
-  bool is_compared = false;     // an output was compared (of calls with dropout only the scores are compared)
-};
-
-class WeightedMean {
- public:
-  void add(const std::optional<double>& value, uint64_t weight) {
-    if (!value) return;
-    weight_ += static_cast<double>(weight);
-    sum_ += static_cast<double>(weight) * *value;
-  }
-  std::optional<double> value() const { return weight_ > 0 ? std::optional(sum_ / weight_) : std::nullopt; }
-
- private:
-  double weight_ = 0, sum_ = 0;
-};
-
-PassTotals totals_of(const Ranks& ranks, uint32_t pass) {
-  PassTotals totals;
-  WeightedMean ratio;
-  for (const RankStatistics* rank : ranks) {
-    const PassStatistics& statistics = rank->pass[pass];
-    totals.calls += rank->calls(pass);
-    totals.unsampled += rank->totals.unsampled[pass];
-    totals.sampled += rank->totals.sampled[pass];
-    totals.judged += rank->judged[pass];
-    totals.nonfinite += statistics.nonfinite;
-    for (uint32_t n = 0; n < segment::kSkipReasons; ++n)
-      totals.skipped[segment::kSkipReasonNames[n]] += rank->totals.skipped[pass][n];
-    for (uint32_t n = 0; n < segment::kLostReasons; ++n)
-      totals.lost[segment::kLostReasonNames[n]] += rank->lost[pass][n];
-    totals.is_compared = totals.is_compared || mean_of(statistics.relative_error_mean).has_value();
-    ratio.add(mean_of(statistics.deviation_ratio), rank->judged[pass]);
-  }
-  totals.ratio = ratio.value();
-  return totals;
-}
-
-template <class Value>
-uint64_t sum_over(const Ranks& ranks, const Value& value) {
-  uint64_t sum = 0;
-  for (const RankStatistics* rank : ranks) sum += value(*rank);
-  return sum;
-}
-
-template <class Value>
-uint64_t max_over(const Ranks& ranks, const Value& value) {
-  uint64_t most = 0;
-  for (const RankStatistics* rank : ranks) most = std::max<uint64_t>(most, value(*rank));
-  return most;
-}
-
-std::string on_rank(const Ranks& ranks, const RankStatistics& rank) {
-  return ranks.size() > 1 ? " on rank " + std::to_string(rank.identity.rank) : "";
-}
-
-// -- findings: what is wrong --
-
-struct Finding {
-  int severity;          // a Severity; 0 is the most severe
-  const char* headline;  // the verdict, in the first line, if this is the most severe finding
-  std::string text;
-};
-// From the most severe on. kAlarm, kPastAlarm: an active or ended alarm of a layer. kWholePass: a limit that
-// all layers together exceed in one pass.
-enum Severity { kNonfinite, kReplicas, kAlarm, kLossNonfinite, kDiverged, kWholePass, kPastAlarm, kSpike };
-
-constexpr const char* kAttentionFault = "ATTENTION FAULT";
-
-// `tensor` is a JudgedTensor: the output in the forward pass; dQ, dK or dV in the backward pass.
-std::string place_of(const std::string& layer, uint32_t tensor) {
-  constexpr const char* kNames[kJudgedTensors] = {"forward", "backward", "dK (grad_key)", "dV (grad_value)"};
-  return (layer.empty() ? std::string("calls without a layer") : "layer " + printable(layer)) + ", " +
-         kNames[tensor];
-}
-
-// Describes an alarm. `kind`: LayerAlarm::kind, the exceeded limit. `value`: a ratio, or a bias in ulp.
-std::string fault_text(const std::string& kind, std::optional<double> value) {
-  if (kind == "bias") return "biased by " + formatted("%+.2f ulp", value);
-  if (kind == "nonfinite") return "NaN or Inf where the fp64 reference has none";
-  const std::string times = formatted("%.3gx", value);
-  if (kind == "fused_ratio") return "error up to " + times + " of fused attention";
-  if (kind == "conservation") return "sum over all keys off by " + times + " of its rounding";
-  if (kind == "log_sum_exp") return "log-sum-exp error " + times + " of its rounding";
-  return "error up to " + times + " of plain attention";
-}
-
-// Returns " (last seen at step N)" if the alarm's last bad slice is long ago. An alarm holds until 64 later
-// slices have replaced that slice, which may never happen after a divergence: NaN slices do not replace it.
-std::string last_seen_text(const LayerAlarm& alarm, const RankStatistics& rank) {
-  const auto interval = static_cast<int64_t>(std::max<uint64_t>(rank.last_step.interval, 1));
-  if (alarm.last_step < 0 || rank.last_step.step - alarm.last_step <= kRecentIntervals * interval) return "";
-  return " (last seen at step " + std::to_string(alarm.last_step) + ")";
-}
-
-// Adds the active alarms of layers, then ended ones (`past` has both), once per rank, layer, tensor and kind.
-void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
-  std::set<std::string> seen;
-  for (const RankStatistics* rank : ranks) {
-    for (const LayerAlarm& alarm : rank->alarms()) {
-      const std::string place = place_of(alarm.layer->label, alarm.tensor) + on_rank(ranks, *rank);
-      seen.insert(place + alarm.kind);
-      const PassStatistics& statistics = *statistics_of(*alarm.layer, alarm.tensor);
-      const auto past = statistics.past.find(alarm.kind);
-      const std::string since =
-          past != statistics.past.end() ? ", since step " + std::to_string(past->second.first_step) : "";
-      findings->push_back(
-          {std::string_view(alarm.kind) == "nonfinite" ? kNonfinite : kAlarm, kAttentionFault,
-           place + since + ": " + fault_text(alarm.kind, alarm.value) + last_seen_text(alarm, *rank)});
-    }
-  }
-  for (const RankStatistics* rank : ranks) {
-    rank->each_tensor([&](const LayerStatistics& layer, uint32_t tensor, const PassStatistics& statistics) {
-      for (const auto& [kind, past] : statistics.past) {
-        const std::string place = place_of(layer.label, tensor) + on_rank(ranks, *rank);
-        if (!seen.insert(place + kind).second) continue;
-        findings->push_back({kind == "nonfinite" ? kNonfinite : kPastAlarm, kAttentionFault,
-                             place + ", steps " + std::to_string(past.first_step) + " to " +
-                                 std::to_string(past.last_step) +
-                                 ", not since: " + fault_text(kind, past.most)});
-      }
-    });
-  }
-}
-
-// Returns the first rank on which a whole pass is biased, or null. Ranks with a layer that pools calls of
-// different shapes or trainings are excluded, because a mean error over such calls is meaningless.
-const RankStatistics* biased_rank(const Ranks& ranks, uint32_t pass) {
-  for (const RankStatistics* rank : ranks) {
-    const bool is_mixed = std::any_of(rank->layers.begin(), rank->layers.end(),
-                                      [](const auto& layer) { return layer.second.is_mixed; });
-    if (!is_mixed && is_biased(rank->pass[pass], pass)) return rank;
-  }
-  return nullptr;
-}
-
-// Adds the limits that a pass exceeds over all layers together.
-void add_overall(const Ranks& ranks, const PassTotals (&passes)[2], std::vector<Finding>* findings) {
-  if (!findings->empty()) return;  // add_attention() has found alarms of single layers
-  constexpr double kLimits[] = {kDeviationRatioForward, kDeviationRatioBackward};
-  for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
-    if (passes[pass].nonfinite > 0)
-      findings->push_back({kNonfinite, kAttentionFault,
-                           std::string(segment::kPassNames[pass]) + ": NaN or Inf in " +
-                               grouped(passes[pass].nonfinite) + " of " +
-                               counted(passes[pass].judged, "checked call", "checked calls")});
-    if (passes[pass].ratio.value_or(0) > kLimits[pass])
-      findings->push_back({kWholePass, kAttentionFault,
-                           std::string(segment::kPassNames[pass]) +
-                               " of all layers: " + fault_text("deviation_ratio", passes[pass].ratio)});
-    else if (const RankStatistics* biased = biased_rank(ranks, pass))
-      findings->push_back({kWholePass, kAttentionFault,
-                           std::string(segment::kPassNames[pass]) + " of all layers" +
-                               on_rank(ranks, *biased) + ": " +
-                               fault_text("bias", biased->pass[pass].bias.bias()->ulp)});
-  }
-}
-
-void add_replicas(const SummaryInput& input, std::vector<Finding>* findings) {
-  if (input.weights == nullptr) return;
-  for (const RankStatistics* rank : input.ranks)
-    if (const uint64_t times = input.weights->replicas().mismatches(rank->identity.rank); times > 0)
-      findings->push_back({kReplicas, "REPLICAS DIFFER",
-                           "weights of rank " + std::to_string(rank->identity.rank) +
-                               " differ from its replicas' (" + counted(times, "time)", "times)")});
-}
-
-// Returns "; before it gradient_norm in layer 3 (12 steps)": the first detector whose level rose before the
-// loss event, and how many steps before.
-std::string preceding_text(const LossEventSeen& event) {
-  if (event.preceded_by.empty()) return "";
-  const Episode& first = event.preceded_by.front();
-  return "; before it " + std::string(info_of(first.detector).name) +
-         (first.layer.empty() ? "" : " in layer " + printable(first.layer)) + " (" +
-         std::to_string(event.onset_step - first.since_step) + " steps)";
-}
-
-// A spike that becomes a divergence has the same onset and is listed only as the divergence.
-void add_loss_events(const RankWatch& watch, std::vector<Finding>* findings) {
-  std::set<int64_t> diverged;
-  for (const LossEventSeen& event : watch.loss_events())
-    if (event.kind == WatchEventKind::kDivergence) diverged.insert(event.onset_step);
-  for (const LossEventSeen& event : watch.loss_events()) {
-    const std::string when = " at step " + std::to_string(event.onset_step) + preceding_text(event);
-    if (event.kind == WatchEventKind::kDivergence)
-      findings->push_back({kDiverged, "LOSS DIVERGED", "loss diverged" + when});
-    else if (event.kind == WatchEventKind::kLossSpike && !diverged.contains(event.onset_step))
-      findings->push_back({kSpike, "LOSS SPIKE", "loss spike" + when});
-  }
-}
-
-// All ranks have the same loss, so only the first rank with a loss that is not finite and the first rank with
-// loss events are listed. rank->watch has the results of the rank's detectors.
-void add_loss(const Ranks& ranks, std::vector<Finding>* findings) {
-  for (const RankStatistics* rank : ranks) {
-    if (!rank->last_loss || std::isfinite(*rank->last_loss)) continue;
-    findings->push_back({kLossNonfinite, "LOSS NOT FINITE",
-                         "loss is not finite in " + counted(rank->nonfinite_loss, "step", "steps") +
-                             ", the last one included"});
-    break;
-  }
-  for (const RankStatistics* rank : ranks) {
-    if (rank->watch == nullptr || rank->watch->loss_events().empty()) continue;
-    return add_loss_events(*rank->watch, findings);
-  }
-}
-
-std::vector<Finding> findings_of(const SummaryInput& input, const PassTotals (&passes)[2]) {
-  std::vector<Finding> findings;
-  add_attention(input.ranks, &findings);
-  add_overall(input.ranks, passes, &findings);
-  add_replicas(input, &findings);
-  add_loss(input.ranks, &findings);
-  std::stable_sort(findings.begin(), findings.end(),
-                   [](const Finding& a, const Finding& b) { return a.severity < b.severity; });
-  return findings;
-}
-
-// Returns the verdict of the first line. Attention that was not checked is not reported as healthy.
-std::string verdict_of(const std::vector<Finding>& findings, const PassTotals (&passes)[2]) {
-  if (!findings.empty()) return findings.front().headline;
-  if (passes[0].judged + passes[1].judged == 0) return "attention not checked";
-  if (!passes[0].is_compared && !passes[1].is_compared) return "attention output not checked";
-  return std::max(passes[0].judged, passes[1].judged) < kLeastJudged ? "too few samples for a verdict"
-                                                                     : "healthy";
 }
 
 // -- entries --
@@ -1047,8 +767,8 @@ std::string summary_text(const SummaryInput& input) {
     return "foreshock  " + printable(input.run) + " " + name_of(input.state) + ", no rank seen\n" +
            (refused.empty() ? "" : entry("refused", refused));
   const PassTotals passes[2] = {totals_of(input.ranks, 0), totals_of(input.ranks, 1)};
-  const std::vector<Finding> findings = findings_of(input, passes);
-  std::string out = headline(input, verdict_of(findings, passes));
+  const std::vector<Finding> findings = findings_of(input.ranks, input.weights, passes);
+  std::string out = headline(input, verdict_of(findings, passes).headline);
   for (size_t n = 0; n < std::min(findings.size(), kMostFindings); ++n)
     out += entry(n == 0 ? "suspect" : "", findings[n].text);
   if (findings.size() > kMostFindings)
@@ -1083,7 +803,8 @@ std::string summary_line(const SummaryInput& input) {
     if (rank->last_step.sequence != 0) step = std::max(step, rank->last_step.step);
   return line + "  step " + (step < 0 ? "unknown" : grouped(static_cast<uint64_t>(step))) + "  loss " +
          formatted("%.4g", input.ranks[0]->last_loss) + "  error " + ratio_text(passes[0].ratio) + ", " +
-         ratio_text(passes[1].ratio) + "  " + verdict_of(findings_of(input, passes), passes) + "\n";
+         ratio_text(passes[1].ratio) + "  " +
+         verdict_of(findings_of(input.ranks, input.weights, passes), passes).headline + "\n";
 }
 
 }  // namespace foreshock

@@ -16,9 +16,6 @@ namespace foreshock {
 
 inline constexpr size_t kSummaryColumns = 80;
 inline constexpr size_t kSummaryLines = 30;
-// If neither pass (forward, backward) has this many checked calls, a run without findings gets no verdict. An
-// error of 5 % in one layer is found within 8 sampled calls of the layer (docs/verdicts.md).
-inline constexpr uint64_t kLeastJudged = 8;
 
 // The input of a summary. Pointers are borrowed; `weights` may be null.
 struct SummaryInput {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/findings.h"
 #include "segment/layout.h"
 
 namespace foreshock {

@@ -1,0 +1,47 @@
+#include "agent/text.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace foreshock {
+
+std::string formatted(const char* format, double value) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, format, value);
+  return buffer;
+}
+
+std::string formatted(const char* format, std::optional<double> value) {
+  return value ? formatted(format, *value) : "unknown";
+}
+
+std::string grouped(uint64_t value) {
+  std::string digits = std::to_string(value);
+  for (int index = static_cast<int>(digits.size()) - 3; index > 0; index -= 3)
+    digits.insert(static_cast<size_t>(index), 1, ' ');
+  return digits;
+}
+
+std::string counted(uint64_t value, const char* singular, const char* plural) {
+  return grouped(value) + " " + (value == 1 ? singular : plural);
+}
+
+std::string printable(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+  return text;
+}
+
+std::string spaced(std::string text) {
+  std::replace(text.begin(), text.end(), '_', ' ');
+  return text;
+}
+
+std::string listed(const std::map<std::string, uint64_t>& counts) {
+  std::string line;
+  for (const auto& [name, value] : counts)
+    if (value > 0) line += (line.empty() ? "" : ", ") + grouped(value) + " " + spaced(name);
+  return line;
+}
+
+}  // namespace foreshock
