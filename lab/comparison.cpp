@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <mutex>
 #include <new>
 #include <set>
@@ -118,11 +119,22 @@ struct Distribution {
   }
 };
 
+// The results of one part of a task: for a block, a unit, or the whole task.
+struct PartSums {
+  Difference difference;
+  bool has_same_bits = true;  // false also if the formats differ
+
+  void add(const PartSums& other) {
+    difference.add(other.difference);
+    has_same_bits = has_same_bits && other.has_same_bits;
+  }
+};
+
 struct TaskState {  // sums over the finished units of a task
   std::mutex mutex;
-  std::vector<Histogram> histograms;                 // [side]
-  std::vector<std::vector<double>> roundings;        // [unit][side]
-  std::vector<std::vector<Difference>> differences;  // [unit][part]
+  std::vector<Histogram> histograms;           // [side]
+  std::vector<std::vector<double>> roundings;  // [unit][side]
+  std::vector<std::vector<PartSums>> sums;     // [unit][part]
   std::vector<Histogram> unpaired;  // [2 * part]: values of the part's side_a; [2 * part + 1]: of its side_b
   uint64_t units_left = 0;
 };
@@ -222,16 +234,16 @@ class Comparer {
     scratch->counters.resize(std::max(scratch->counters.size(), task.sides.size()));
     scratch->buffers.resize(scratch->counters.size());
     scratch->unpaired.resize(std::max(scratch->unpaired.size(), 2 * task.parts.size()));
-    std::vector<Difference> differences(task.parts.size());
+    std::vector<PartSums> sums(task.parts.size());
     for (uint64_t start = first; start < end; start += kBlock)
-      if (!do_block(task, start, std::min(kBlock, end - start), scratch, &differences)) return;
-    finish_unit(unit, scratch, std::move(differences));
+      if (!do_block(task, start, std::min(kBlock, end - start), scratch, &sums)) return;
+    finish_unit(unit, scratch, std::move(sums));
   }
 
   // Reads `count` elements of each side from index `start` on, counts them in `scratch`, and adds the
-  // differences of each part to `differences`. Returns false after fail().
+  // results of each part to `sums`. Returns false after fail().
   bool do_block(const ComparisonTask& task, uint64_t start, uint64_t count, Scratch* scratch,
-                std::vector<Difference>* differences) {
+                std::vector<PartSums>* sums) {
     for (size_t s = 0; s < task.sides.size(); ++s) {
       const ComparisonTask::Side& side = task.sides[s];
       const DType type = side.place.tensor->dtype;
@@ -247,7 +259,8 @@ class Comparer {
                  *b = scratch->buffers[task.parts[p].side_b].data();
       const auto [type_a, type_b] = types_of(task, p);
       const Difference of_block = difference(a, type_a, b, type_b, count);
-      (*differences)[p].add(of_block);
+      const bool has_same_bits = type_a == type_b && std::memcmp(a, b, count * size_of(type_a)) == 0;
+      (*sums)[p].add({of_block, has_same_bits});
       if (of_block.non_finite == 0) continue;  // all values are finite, so none is unpaired
       scratch->unpaired[2 * p].count(a, type_a, b, type_b, count);
       scratch->unpaired[2 * p + 1].count(b, type_b, a, type_a, count);
@@ -256,7 +269,7 @@ class Comparer {
   }
 
   // Adds the results of a unit to those of its task, and finishes the task after its last unit.
-  void finish_unit(const Unit& unit, Scratch* scratch, std::vector<Difference> differences) {
+  void finish_unit(const Unit& unit, Scratch* scratch, std::vector<PartSums> sums) {
     const ComparisonTask& task = tasks_[unit.task];
     TaskState& state = states_[unit.task];
     std::vector<Histogram> histograms, unpaired;
@@ -275,12 +288,12 @@ class Comparer {
       const std::lock_guard lock(state.mutex);
       state.histograms.resize(task.sides.size());
       state.roundings.resize(units_of(task));
-      state.differences.resize(units_of(task));
+      state.sums.resize(units_of(task));
       state.unpaired.resize(unpaired.size());
       for (size_t s = 0; s < task.sides.size(); ++s) merge(histograms[s], &state.histograms[s]);
       for (size_t n = 0; n < unpaired.size(); ++n) merge(unpaired[n], &state.unpaired[n]);
       state.roundings[unit.index] = std::move(roundings);
-      state.differences[unit.index] = std::move(differences);
+      state.sums[unit.index] = std::move(sums);
       is_last = --state.units_left == 0;
     }
     if (is_last) finish_task(task, &state);  // without the lock: no other thread uses `state` any more
@@ -296,12 +309,13 @@ class Comparer {
     }
     for (size_t p = 0; p < task.parts.size(); ++p) {
       const ComparisonTask::Part& part = task.parts[p];
-      Difference sum;
-      for (const auto& unit : state->differences) sum.add(unit[p]);
+      PartSums sum;
+      for (const auto& unit : state->sums) sum.add(unit[p]);
       const Distribution a = distributions[part.side_a].without(state->unpaired[2 * p]);
       const Distribution b = distributions[part.side_b].without(state->unpaired[2 * p + 1]);
       TensorDistance& tensor = results_[part.pair].tensors[part.tensor];
-      tensor.distance = distance_of(a, b, sum);
+      tensor.distance = distance_of(a, b, sum.difference);
+      tensor.has_same_bits = sum.has_same_bits;
       tensor.rounding_a = a.rounding;
       tensor.rounding_b = b.rounding;
       Pool& pool = pools_[part.pair];
@@ -310,7 +324,7 @@ class Comparer {
       merge(b.histogram, &pool.b);
     }
     state->roundings.clear();
-    state->differences.clear();
+    state->sums.clear();
     state->histograms.clear();
     state->unpaired.clear();
   }

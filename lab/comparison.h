@@ -84,6 +84,7 @@ struct TensorDistance {
   std::string name, type_a, type_b;
   std::vector<int64_t> shape;
   Distance distance;
+  bool has_same_bits = false;             // of all values; false if the types differ
   double rounding_a = 0, rounding_b = 0;  // sums of TensorCounter::take_rounding() over a and b
 };
 

@@ -35,8 +35,11 @@ void add_figures(const Distance& d, ordered_json* object) {
 }
 
 ordered_json to_json(const TensorDistance& tensor) {
-  ordered_json json{
-      {"name", tensor.name}, {"type_a", tensor.type_a}, {"type_b", tensor.type_b}, {"shape", tensor.shape}};
+  ordered_json json{{"name", tensor.name},
+                    {"type_a", tensor.type_a},
+                    {"type_b", tensor.type_b},
+                    {"shape", tensor.shape},
+                    {"same_bits", tensor.has_same_bits}};
   add_figures(tensor.distance, &json);
   return json;
 }
@@ -208,6 +211,24 @@ std::string unlike_of(const Comparison& comparison, const PairResult& pair) {
   return text.empty() ? "" : printable(pair.pair.name) + ": not alike\n" + text + "\n";
 }
 
+// What a pair amounts to: "identical bit for bit (8 tensors)", or "different: relative L2 1.4, most in NAME".
+// Tensors that were not compared are counted.
+std::string outcome_of(const PairResult& pair) {
+  const auto counted = [](size_t count) {
+    return std::to_string(count) + (count == 1 ? " tensor" : " tensors");
+  };
+  const size_t uncompared = pair.only_in_a.size() + pair.only_in_b.size() + pair.different_shapes.size() +
+                            pair.unsupported_types.size();
+  const std::string rest = uncompared > 0 ? "; " + counted(uncompared) + " not compared" : "";
+  if (std::all_of(pair.tensors.begin(), pair.tensors.end(),
+                  [](auto& tensor) { return tensor.has_same_bits; }))
+    return "identical bit for bit (" + counted(pair.tensors.size()) + ")" + rest;
+  const TensorDistance* most = farthest(pair, 1).front();
+  return "different: relative L2 " + format_number("%.2g", pair.pooled.difference.relative_l2()) +
+         ", most in " + printable(most->name) + " (" +
+         format_number("%.2g", most->distance.difference.relative_l2()) + ")" + rest;
+}
+
 // ", against " and the path of the checkpoint that is `a` of all pairs; "" if the pairs differ in it.
 std::string common_base(const Comparison& comparison) {
   const size_t base = comparison.pairs.front().pair.a;
@@ -223,7 +244,10 @@ std::string table_of(const Comparison& comparison, size_t most) {
   for (const PairResult& pair : comparison.pairs)
     rows.push_back(
         joined({printable(pair.pair.name), std::to_string(pair.tensors.size())}, figures(pair.pooled)));
-  std::string text = "all tensors pooled" + common_base(comparison) + "\n\n" + aligned(rows, 1) + "\n";
+  std::string text;
+  for (const PairResult& pair : comparison.pairs)
+    text += (comparison.pairs.size() > 1 ? printable(pair.pair.name) + ": " : "") + outcome_of(pair) + "\n";
+  text += "\nall tensors pooled" + common_base(comparison) + "\n\n" + aligned(rows, 1) + "\n";
   for (const PairResult& pair : comparison.pairs) text += tensors_of(pair, most);
   for (const PairResult& pair : comparison.pairs) text += not_finite_of(comparison, pair);
   for (const PairResult& pair : comparison.pairs) text += unlike_of(comparison, pair);

@@ -1,8 +1,8 @@
 """Judges an attention function: compares its results for many inputs with attention in fp64 (the reference). The limit
-("gate") of its error is a multiple of the noise floor. The noise floor is the larger of two errors: that of plain,
+of its error is a multiple of the noise floor. The noise floor is the larger of two errors: that of plain,
 unfused attention in the same precision, and the rounding error of the best possible result.
 
-    foreshock judge --function MODULE:NAME [--device cuda] [--dtype bf16] [--grad]
+    foreshock judge --function MODULE:NAME|FILE.py:NAME [--device cuda] [--dtype bf16] [--grad]
 
 or in tests, with this file's folder on PYTHONPATH and `pytest_plugins = ["foreshock_judge"]`:
 
@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import inspect
 import math
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 
 try:
@@ -33,11 +35,12 @@ except ImportError as no_torch:
     print(f"foreshock judge: {sys.executable} has no torch ({no_torch}): name one with --python", file=sys.stderr)
     sys.exit(2)
 
-FORWARD_GATE, BACKWARD_GATE = 2.0, 3.0  # limits of the error of out and of the gradients, as multiples of the floor
-BIAS_GATE, BIAS_Z = 0.05, 6.0  # limits of the signed error of out, in ulp and in standard errors
+FORWARD_LIMIT, BACKWARD_LIMIT = 2.0, 3.0  # limits of the error of out and of the gradients, as multiples of the floor
+BIAS_LIMIT, BIAS_Z = 0.05, 6.0  # limits of the signed error of out, in ulp and in standard errors
 BIAS_SLICES = 16  # the bias is judged if there are at least so many slices (batch elements times kv-heads)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KEYWORDS = ("attn_mask", "is_causal", "scale", "enable_gqa")
+MOST_SHOWN = 3  # findings of each tensor that the report shows; it lists the classes of inputs of all
 
 
 @dataclass(frozen=True)
@@ -62,31 +65,80 @@ class Finding:
     case: Case
     tensor: str  # the results that fail: out, dq, dk, dv; "call": the function raised an exception
     measured: str  # the reason, with figures
+    error: float = 0.0  # relative error (L2), if that is the reason
+    # The result has the bits of PyTorch's own attention, so its bias is one that PyTorch publishes and users accept.
+    is_known: bool = False
 
 
 @dataclass
 class Report:
     name: str  # of the function
+    keywords: tuple[str, ...] = ()  # those of KEYWORDS that the function accepts
+    other_keywords: tuple[str, ...] = ()  # its other parameters after query, key and value, which are not passed
     cases: int = 0  # cases that were run
-    skipped: list[str] = field(default_factory=list)
+    skipped: Counter = field(default_factory=Counter)  # cases that were not run, by the keywords that they need
     worst: dict[str, tuple[float, str]] = field(default_factory=dict)  # by tensor: largest error / floor, and its case
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)  # those that fail the function
+    known: list[Finding] = field(default_factory=list)  # those with is_known, unless they are to fail too
+
+    def headline(self) -> str:
+        """The verdict, in at most 100 characters."""
+        if self.cases == 0:
+            return "NOT JUDGED: no case applies to this function"
+        if not self.findings:
+            known = f", {counted(len(self.known), 'known bias', 'known biases')} of PyTorch" if self.known else ""
+            return f"PASS: {counted(self.cases, 'case')} run, {self.skipped.total()} not applicable{known}"
+        ending = f" ({len({str(f.case) for f in self.findings})} of {counted(self.cases, 'case')} failed)"
+        wrong = [finding for finding in self.findings if finding.error > 0]
+        if wrong:
+            tensors = ", ".join(dict.fromkeys(finding.tensor for finding in wrong))
+            what = f"{tensors} wrong by up to {percent(max(finding.error for finding in wrong))}"
+        else:
+            first = self.findings[0]
+            what = ("" if first.tensor == "call" else f"{first.tensor}: ") + first.measured.split(",")[0]
+        return f"FAIL: {what}"[: 100 - len(ending)] + ending
+
+    def findings_by_tensor(self) -> dict[str, list[Finding]]:
+        """The findings of each tensor, the largest errors first."""
+        found: dict[str, list[Finding]] = {}
+        for finding in self.findings:
+            found.setdefault(finding.tensor, []).append(finding)
+        return {tensor: sorted(each, key=lambda finding: -finding.error) for tensor, each in found.items()}
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {self.cases} cases against fp64, noise floor: plain attention in the same precision"]
+        lines = [self.headline(), f"{self.name}, against fp64; noise floor: plain attention in the same precision"]
         for tensor, (ratio, case) in self.worst.items():
             lines.append(f"  {tensor:12} worst {ratio:8.2f} times the noise floor: {case}")
-        for line in self.skipped:
-            lines.append(f"  not run: {line}")
-        for finding in self.findings:
-            lines.append(f"  FAILS {finding.tensor}: {finding.measured}\n        {finding.case}")
+        for tensor, found in self.findings_by_tensor().items():
+            for finding in found[:MOST_SHOWN]:
+                lines.append(f"  FAILS {tensor}: {finding.measured}\n        {finding.case}")
+            if len(found) > MOST_SHOWN:
+                lines.append(f"        and {counted(len(found) - MOST_SHOWN, 'more case')} of {tensor}")
+        for finding in self.known:
+            lines.append(
+                f"  known, {finding.tensor}: {finding.measured}; PyTorch's own attention gives the same bits\n"
+                f"        {finding.case}"
+            )
+        if self.skipped:
+            needs = ", ".join(f"{count} need {needed}" for needed, count in self.skipped.items())
+            accepted = ", ".join(self.keywords) or f"none of {', '.join(KEYWORDS)}"
+            ignored = f" (not passed: {', '.join(self.other_keywords)})" if self.other_keywords else ""
+            lines.append(f"  not run: {needs}; keywords that the function accepts: {accepted}{ignored}")
         if self.findings:
             failed = [finding.case for finding in self.findings]
             by_class = sorted({f"mask {case.mask}, input {case.distribution}, {case.shape}" for case in failed})
-            lines.append("beyond the gates for: " + "; ".join(by_class))
-        else:
-            lines.append("within the gates")
+            lines.append("beyond the limits for:")
+            lines += [f"  {name}" for name in by_class]
         return "\n".join(lines)
+
+
+def counted(count: int, singular: str, plural: str = "") -> str:
+    return f"{count} {singular if count == 1 else plural or singular + 's'}"
+
+
+def percent(error: float) -> str:
+    """A relative error: "5 %", "0.02 %"; "more than 100 times its size" from there on."""
+    return f"{100 * error:.2g} %" if error < 100 else "more than 100 times its size"
 
 
 def cases(quick: bool = False) -> list[Case]:
@@ -186,6 +238,15 @@ def gradients_from_rounded_out(x, case: Case, mask, dtype: torch.dtype) -> dict[
     return {"dq": grad_q, "dk": grad_k, "dv": grad_v}
 
 
+def attention_of_torch(case: Case, x, mask) -> torch.Tensor:
+    """The output of PyTorch's own attention for the inputs of a case. Its kernel may depend on whether gradients are
+    needed, as in run_all()."""
+    return torch.nn.functional.scaled_dot_product_attention(
+        x["q"], x["k"], x["v"], attn_mask=mask, is_causal=case.mask == "causal", scale=1 / math.sqrt(case.d),
+        enable_gqa=case.heads != case.kv_heads,
+    )  # fmt: skip
+
+
 def run_all(call, x, grad: bool) -> dict[str, torch.Tensor]:
     """Results of call(q, k, v) on the inputs x: out, and with `grad` dq, dk and dv."""
     leaves = [x[name].detach().clone().requires_grad_(grad) for name in ("q", "k", "v")]
@@ -232,32 +293,40 @@ def bias(result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, kv_h
 class Sweep:
     """Runs the function `repeats` times on each case and adds the findings to `report`."""
 
-    def __init__(self, function, name: str, device: str, dtype: torch.dtype, grad: bool, repeats: int = 3):
+    def __init__(
+        self, function, name: str, device: str, dtype: torch.dtype, grad: bool, repeats: int = 3, strict: bool = False
+    ):
+        """`strict`: known findings fail the function too."""
         self.function, self.device, self.dtype, self.grad, self.repeats = function, device, dtype, grad, repeats
-        self.report = Report(name)
+        self.strict = strict
+        other = ()
         try:
-            parameters = inspect.signature(function).parameters.values()
+            parameters = list(inspect.signature(function).parameters.values())
             takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
             self.keywords = KEYWORDS if takes_all else tuple(p.name for p in parameters if p.name in KEYWORDS)
+            variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+            named = [p.name for p in parameters if p.kind not in variadic]
+            other = tuple(name for name in named[3:] if name not in KEYWORDS)
         except (TypeError, ValueError):  # built-in functions have no signature; torch's accepts all keywords
             self.keywords = KEYWORDS
+        self.report = Report(name, self.keywords, other)
 
-    def keywords_for(self, case: Case, mask) -> dict | None:
-        """The keyword arguments beside query, key, value; None if the function does not support the case."""
+    def keywords_for(self, case: Case, mask) -> tuple[dict, list[str]]:
+        """The keyword arguments beside query, key, value, and those of them that the function does not accept."""
         optional = {"scale": 1 / math.sqrt(case.d)} if "scale" in self.keywords else {}
         needed = {"is_causal": True} if case.mask == "causal" else {}
         if mask is not None:
             needed["attn_mask"] = mask
         if case.heads != case.kv_heads:
             needed["enable_gqa"] = True
-        return optional | needed if all(name in self.keywords for name in needed) else None
+        return optional | needed, [name for name in needed if name not in self.keywords]
 
     def judge(self, case: Case, seed: int) -> None:
         x = {name: tensor.to(self.device) for name, tensor in inputs(case, self.dtype, seed).items()}
         mask = x.pop("mask", None)
-        keywords = self.keywords_for(case, mask)
-        if keywords is None:
-            self.report.skipped.append(f"{case}: the function takes {', '.join(self.keywords) or 'no keywords'}")
+        keywords, missing = self.keywords_for(case, mask)
+        if missing:
+            self.report.skipped[" and ".join(missing)] += 1
             return
         self.report.cases += 1
         call = lambda q, k, v: self.function(q, k, v, **keywords)  # noqa: E731
@@ -274,6 +343,8 @@ class Sweep:
         for tensor, result in results.items():
             best_result = best.get(tensor, reference[tensor])
             self.check(case, tensor, result, reference[tensor], plain_results[tensor], best_result)
+        if case.batch * case.kv_heads >= BIAS_SLICES and not any(f.case is case for f in self.report.findings):
+            self.check_bias(case, results["out"], reference["out"], x, mask)
 
     def check(self, case, tensor, result, reference, plain_result, best) -> None:
         """Checks one result of the function. `reference`: the fp64 result; `plain_result`: that of plain attention.
@@ -294,22 +365,23 @@ class Sweep:
             ratio = error / noise if noise > 0 else math.inf
         if not ratio <= self.report.worst.get(tensor, (0.0, ""))[0]:  # true for NaN too
             self.report.worst[tensor] = (ratio, str(case))
-        gate = FORWARD_GATE if tensor == "out" else BACKWARD_GATE
-        if not ratio <= gate:
-            measured = f"error {error:.2e} is {ratio:.3g} times the noise floor (gate {gate:g})"
-            self.report.findings.append(Finding(case, tensor, measured))
-        elif tensor == "out" and case.batch * case.kv_heads >= BIAS_SLICES:
-            self.check_bias(case, result, reference)
+        limit = FORWARD_LIMIT if tensor == "out" else BACKWARD_LIMIT
+        if not ratio <= limit:
+            measured = f"error {error:.2e} is {ratio:.3g} times the noise floor (limit {limit:g})"
+            self.report.findings.append(Finding(case, tensor, measured, error))
 
-    def check_bias(self, case, result, reference) -> None:
-        """Reports a biased output, unless the reference is biased too after it was rounded to the dtype."""
+    def check_bias(self, case, result, reference, x, mask) -> None:
+        """Reports a biased output, unless the reference is biased too after it was rounded to the dtype. If PyTorch's
+        own attention gives the same bits, the bias is a known one."""
         ulps, z = bias(result, reference, self.dtype, case.kv_heads)
         rounded_ulps, rounded_z = bias(reference.to(self.dtype), reference, self.dtype, case.kv_heads)
-        reference_is_unbiased = abs(rounded_ulps) <= BIAS_GATE or abs(rounded_z) <= BIAS_Z
-        if abs(ulps) > BIAS_GATE and abs(z) > BIAS_Z and reference_is_unbiased:
+        reference_is_unbiased = abs(rounded_ulps) <= BIAS_LIMIT or abs(rounded_z) <= BIAS_Z
+        if abs(ulps) > BIAS_LIMIT and abs(z) > BIAS_Z and reference_is_unbiased:
             where = "away from zero" if ulps > 0 else "towards zero"
             measured = f"biased {where} by {abs(ulps):.3f} ulp, z {z:.0f} (rounded reference {rounded_ulps:+.3f} ulp)"
-            self.report.findings.append(Finding(case, "out", measured))
+            is_known = torch.equal(result, attention_of_torch(case, x, mask))
+            findings = self.report.known if is_known and not self.strict else self.report.findings
+            findings.append(Finding(case, "out", measured, is_known=is_known))
 
     def check_repeats(self, case, call, x, results) -> None:
         """Checks that equal inputs give equal bits. On a GPU only the output is compared, since kernels may sum
@@ -324,10 +396,12 @@ class Sweep:
 
 
 def judge(
-    function, name="attention", device="cpu", dtype=torch.bfloat16, grad=False, quick=False, only=None, progress=None
-) -> Report:
-    """Runs the function on all cases. `only` selects cases. `progress(done, total)` is called after each case."""
-    sweep = Sweep(function, name, device, dtype, grad)
+    function, name="attention", device="cpu", dtype=torch.bfloat16, grad=False, quick=False, only=None, progress=None,
+    strict=False,
+) -> Report:  # fmt: skip
+    """Runs the function on all cases. `only` selects cases. `progress(done, total)` is called after each case.
+    `strict`: a known bias of PyTorch fails the function too."""
+    sweep = Sweep(function, name, device, dtype, grad, strict=strict)
     selected = [case for case in cases(quick) if only is None or only(case)]
     for i, case in enumerate(selected):
         sweep.judge(case, seed=i + 1)
@@ -353,12 +427,12 @@ else:
 
 
 def import_function(name: str):
-    """The function MODULE:NAME, imported from the current directory or sys.path."""
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise ValueError(f"'{name}' is not MODULE:NAME")
+    """The function MODULE:NAME, imported from the current directory or sys.path, or FILE.py:NAME."""
+    module_name, _, attribute = name.rpartition(":")
+    if not module_name or not attribute:
+        raise ValueError(f"'{name}' is not MODULE:NAME or FILE.py:NAME")
     sys.path.insert(0, os.getcwd())
-    found = importlib.import_module(module)
+    found = import_file(module_name) if module_name.endswith(".py") else importlib.import_module(module_name)
     for part in attribute.split("."):
         found = getattr(found, part)
     if not callable(found):
@@ -366,13 +440,27 @@ def import_function(name: str):
     return found
 
 
+def import_file(path: str):
+    """The module in the file `path`. Modules beside the file can be imported by it, as if it were run as a script."""
+    if not os.path.isfile(path):
+        raise ValueError(f"there is no file {path}")
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    name = os.path.splitext(os.path.basename(path))[0]
+    specification = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    specification.loader.exec_module(module)
+    return module
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="foreshock judge", description="sweep an attention function against fp64")
-    parser.add_argument("--function", required=True, metavar="MODULE:NAME")
+    parser.add_argument("--function", required=True, metavar="MODULE:NAME", help="or FILE.py:NAME")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="bf16", choices=DTYPES)
     parser.add_argument("--grad", action="store_true", help="judge dq, dk, dv as well")
     parser.add_argument("--quick", action="store_true", help="less than half of the cases")
+    parser.add_argument("--strict", action="store_true", help="a known bias of PyTorch's own attention fails too")
     options = parser.parse_args()
     try:
         function = import_function(options.function)
@@ -388,8 +476,13 @@ def main() -> int:
             print(f"\r{done} of {total} cases", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
     dtype = DTYPES[options.dtype]
-    report = judge(function, options.function, options.device, dtype, options.grad, options.quick, progress=progress)
+    report = judge(
+        function, options.function, options.device, dtype, options.grad, options.quick, progress=progress,
+        strict=options.strict,
+    )  # fmt: skip
     print(report)
+    if report.cases == 0:
+        return 2
     return 1 if report.findings else 0
 
 

@@ -194,6 +194,20 @@ def test_the_same_bytes_from_any_number_of_threads(foreshock, tmp_path):
     assert json.loads(texts.pop())["pairs"][0]["pooled"]["w1"] == 0  # rolled: the same distribution
 
 
+def test_the_first_line_says_identical_or_where_it_differs(foreshock, tmp_path):
+    a = {"w": stored.bf16(weights(1)), "u": stored.fp32(weights(2)), "zero": stored.fp32(np.zeros(4))}
+    other_sign = a | {"zero": stored.fp32(-np.zeros(4))}  # equal values, other bits
+    changed = a | {"u": stored.fp32(weights(2) * 1.5)}
+    left, same, minus, right = (
+        stored.write(tmp_path / name, tensors)
+        for name, tensors in (("a", a), ("same", a), ("minus", other_sign), ("b", changed))
+    )
+    first_line = [compare(foreshock, left, path).stdout.splitlines()[0] for path in (same, minus, right)]
+    assert first_line[0] == "identical bit for bit (3 tensors)"
+    assert first_line[1].startswith("different: relative L2 0,")
+    assert first_line[2].endswith("most in u (0.5)")
+
+
 def test_what_is_not_alike_is_told_by_name(foreshock, tmp_path):
     ids = ("I64", (4,), bytes(32))
     a = {"w": stored.bf16(weights(1)), "bias": stored.fp32(weights(2)), "shape": stored.fp32(weights(3)), "ids": ids}
