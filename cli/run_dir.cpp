@@ -84,6 +84,9 @@ constexpr Advice kAdvice[] = {
      "no adapter was built for its torch; run `foreshock doctor -- COMMAND` with the same command"},
     {"adapter_not_loadable",
      "the adapter does not load; remove it from the cache and run `foreshock doctor`"},
+    {"adapter_untrusted",
+     "other users could replace its adapter or a folder above; start it with `foreshock run`, which says "
+     "which one"},
     {"adapter_failed", "the adapter refused this torch; run `foreshock doctor -- COMMAND`"},
     {"torch_version_unknown", "its torch has no version.py beside it, so no adapter can be chosen"},
     {"no_space", "the tmpfs of the run directory is full; free some of /dev/shm or set FORESHOCK_DIR"},

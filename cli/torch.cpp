@@ -22,6 +22,7 @@
 #include "cli/run_dir.h"
 #include "cli/terminal.h"
 #include "libmonitor/options.h"
+#include "libmonitor/trusted_path.h"
 #include "segment/layout.h"
 
 namespace foreshock::cli {
@@ -33,6 +34,48 @@ Installation find_installation() {
   const std::filesystem::path share = root / "share" / "foreshock";
   return {executable, root / "lib" / "libforeshock.so", share / "python", share / "torch", root / "include"};
 }
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// Returns "" if only this user and root can replace the file or folder at `path`, else what is wrong.
+// `remedy` says what to do if a file or folder belongs to another user.
+std::string trust_problem(const std::string& path, const std::string& remedy) {
+  const PathTrust trust = path_trust(path.c_str());
+  const std::string where = trust.where[0] == '\0' ? "/" : trust.where;
+  switch (trust.distrust) {
+    case Distrust::kNone:
+      return "";
+    case Distrust::kOwner:
+      return where + " belongs to user " + std::to_string(trust.owner) +
+             ", who could put code into the training; " + remedy;
+    case Distrust::kWritable:
+      return where + " is writable by other users, who could put code into the training; chmod go-w " + where;
+    case Distrust::kUnreadable:
+      break;
+  }
+  return where + " cannot be examined, so its owner is unknown; " + remedy;
+}
+
+// Checks everything of the installation that runs in a training: the library, the code for devices, the
+// helper, and the sources and builder of the adapter.
+std::string installation_trust_problem(const Installation& installation) {
+  const std::string remedy = "install foreshock as root or as this user";
+  std::vector<std::string> paths = {
+      installation.library, fs::path(installation.library).replace_extension(".fatbin"),
+      installation.headers + "/foreshock", fs::path(installation.adapter_sources).parent_path() / "adapters"};
+  for (const std::string& folder : {installation.python_helper, installation.adapter_sources}) {
+    std::error_code ignored;
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder, ignored))
+      paths.push_back(entry.path());
+  }
+  for (const std::string& path : paths)
+    if (const std::string problem = trust_problem(path, remedy); !problem.empty()) return problem;
+  return "";
+}
+
+}  // namespace
 
 std::string installation_problem(const Installation& installation) {
   if (installation.executable.empty())
@@ -49,12 +92,10 @@ std::string installation_problem(const Installation& installation) {
   }
   if (installation.python_helper.find(':') != std::string::npos)
     return "a ':' in the path of foreshock breaks PYTHONPATH";
-  return "";
+  return installation_trust_problem(installation);
 }
 
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr int kBuildTimeoutMs = 15 * 60 * 1000;
 
@@ -266,9 +307,15 @@ std::string adapter_cache(const Installation& installation) {
 
 Adapter prepare_adapter(const Installation& installation, const std::string& python, const std::string& cache,
                         const std::string& libtorch) {
-  const std::string base = choose_base_directory().path;
+  std::string base = choose_base_directory().path;
+  // The group of a service could replace code in a base that it shares.
+  if (!base.empty() && !is_trusted(base.c_str())) base.clear();
   if (cache.empty() && base.empty())
     return {"failed", "", "", "there is no place for the adapter: set FORESHOCK_CACHE to a directory"};
+  const std::string remedy = "set FORESHOCK_CACHE to a directory of your own";
+  // Checked before the build too, since what a build leaves beside a folder of another user may be replaced.
+  if (const std::string problem = cache.empty() ? "" : trust_problem(cache, remedy); !problem.empty())
+    return {"failed", "", "", problem};
   std::vector<std::string> command = {python,      installation.adapter_sources + "/build_adapter.py",
                                       "--library", installation.library,
                                       "--include", installation.headers};
@@ -276,8 +323,16 @@ Adapter prepare_adapter(const Installation& installation, const std::string& pyt
   // `base` is the directory of all runs. Agents that search it for runs ignore names that begin with a dot.
   if (!base.empty()) command.insert(command.end(), {"--fallback", base + "/." + cache_name(installation)});
   if (!libtorch.empty()) command.insert(command.end(), {"--torch", libtorch});
-  return read_answer(run_and_capture(command, own_environment(), kBuildTimeoutMs, announce_build_once),
-                     python);
+  const mode_t before = umask(0);
+  umask(before | S_IWGRP | S_IWOTH);  // what the builder makes is never writable by others
+  const Captured answer = run_and_capture(command, own_environment(), kBuildTimeoutMs, announce_build_once);
+  umask(before);
+  Adapter adapter = read_answer(answer, python);
+  // Others may have put it there while the cache was open to them.
+  if (const std::string problem = adapter.usable() ? trust_problem(adapter.path, "remove it") : "";
+      !problem.empty())
+    return {"failed", adapter.torch, "", problem};
+  return adapter;
 }
 
 Adapter prepare_adapter_for(const Installation& installation, const FoundLibtorch& libtorch,

@@ -23,6 +23,7 @@
 #include "foreshock/hook.h"
 #include "libmonitor/options.h"
 #include "libmonitor/process.h"
+#include "libmonitor/trusted_path.h"
 
 namespace foreshock {
 namespace {
@@ -163,6 +164,7 @@ void load_adapter_for(const char* torch, const char* adapters) {
   // The folder's name has the first 12 digits of the commit.
   std::snprintf(path, sizeof path, "%s/torch-%s-%.12s/adapter.so", adapters, version, commit);
   if (access(path, R_OK) != 0) return g_process.off("adapter_missing");
+  if (!is_trusted(path)) return g_process.off("adapter_untrusted");
   make_symbols_global();
   void* adapter = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (adapter == nullptr) return g_process.off("adapter_not_loadable");

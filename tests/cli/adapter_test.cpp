@@ -1,8 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <utility>
 
 #include "cli/torch.h"
 #include "tests/support/temporary_directory.h"
@@ -39,6 +41,30 @@ TEST_F(AdapterTest, KeepsTheReason) {
       R"(echo '{"state": "no_compiler", "torch": "2.13.0", "path": null, "reason": "install g++"}')");
   EXPECT_FALSE(adapter.usable());
   EXPECT_EQ(adapter.reason, "install g++");
+}
+
+TEST_F(AdapterTest, TheBuilderMakesNothingThatOthersMayWrite) {
+  for (const auto& [mask, expected] : {std::pair{0, "0022"}, {002, "0022"}, {077, "0077"}}) {
+    const mode_t before = umask(static_cast<mode_t>(mask));
+    const Adapter adapter = prepare_with(R"(echo "{\"state\": \"failed\", \"reason\": \"$(umask)\"}")");
+    EXPECT_EQ(umask(before), static_cast<mode_t>(mask));  // the launcher keeps its own for the command
+    EXPECT_EQ(adapter.reason, expected);
+  }
+}
+
+TEST_F(AdapterTest, ACacheOrAnAdapterThatOthersMayWriteIsRefused) {
+  const std::string file = directory_.write("adapter.so", "code", 0666);
+  const std::string answer = R"(echo '{"state": "ready", "path": ")" + file + R"("}')";
+  EXPECT_EQ(prepare_with(answer).reason,
+            file + " is writable by other users, who could put code into the training; chmod go-w " + file);
+  EXPECT_FALSE(prepare_with(answer).usable());
+  chmod(file.c_str(), 0600);
+  EXPECT_TRUE(prepare_with(answer).usable());
+  const std::string cache = directory_.path() + "/cache";
+  mkdir(cache.c_str(), 0700);
+  chmod(cache.c_str(), 0770);
+  EXPECT_THAT(prepare_with("touch " + cache + "/ran").reason, StartsWith(cache + " is writable"));
+  EXPECT_NE(access((cache + "/ran").c_str(), F_OK), 0);  // nothing was run for it
 }
 
 TEST_F(AdapterTest, ABrokenInterpreterIsAReason) {

@@ -88,8 +88,14 @@ def test_no_place_for_a_cache(tmp_path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     keep(
-        [(None, "adapter_missing"), (b"not a library", "adapter_not_loadable"), ("libc", "adapter_failed")],
+        [
+            (None, "adapter_missing"),
+            (b"not a library", "adapter_not_loadable"),
+            ("libc", "adapter_failed"),
+            ("open", "adapter_untrusted"),
+        ],
         (None, "adapter_missing"),
+        ("open", "adapter_untrusted"),
         several=True,
     ),
 )
@@ -103,6 +109,9 @@ def test_a_trainer_without_its_adapter_is_off(without_agent, base, tmp_path, con
         library = place / "adapter.so"
         if content == "libc":
             library.symlink_to(next(pathlib.Path("/lib").glob("*-linux-gnu/libm.so.6")))
+        elif content == "open":
+            library.write_bytes(b"replaced by another user")
+            place.chmod(0o777)
         else:
             library.write_bytes(content)
     trace = tmp_path / "trace"

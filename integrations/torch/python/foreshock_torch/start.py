@@ -21,6 +21,7 @@ from .compiled import Watch, skip_in_dynamo, step_traced
 from .core import Core
 from .signals import is_of_trainer, suppress_ours  # distinguish exceptions of the training from those of the helper
 from .topology import bind_distributed
+from .trust import is_trusted
 
 monitor: Any = None  # the Monitor of this process, once enter() has succeeded
 torch: Any = None
@@ -176,7 +177,7 @@ def _load_core() -> None:
 
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     library = os.path.normpath(os.path.join(root, "..", "..", "..", "lib", "libforeshock.so"))
-    if os.path.isfile(library) and os.environ.get("FORESHOCK_RUN_ID"):
+    if os.path.isfile(library) and os.environ.get("FORESHOCK_RUN_ID") and is_trusted(library):
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 
 
@@ -200,6 +201,9 @@ def enter(load_core: bool = False) -> None:
     is_compiling, is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
     if not os.path.isfile(_adapter_path()):
         return  # the core reports a missing adapter itself
+    if not is_trusted(_adapter_path()):
+        ctypes.CDLL(None).foreshock_off(b"adapter_untrusted")
+        return
     bind_distributed()  # keeps functions of torch.distributed, since the training's own tests may replace them
     core = Core(torch, _adapter_path())
     new_monitor = Monitor(torch, core)
