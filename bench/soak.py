@@ -91,7 +91,7 @@ class Soak:
     def __init__(self, scratch: pathlib.Path, base: pathlib.Path, *command: str) -> None:
         self.directory, self.record = base / "soak", scratch / "record.jsonl"
         self.summary = scratch / "summary.json"
-        words = [str(BUILD / "bin" / "foreshock"), "run", "--run-id", "soak", "--port", "0"]
+        words = [str(BUILD / "bin" / "foreshock"), "run", "--preload", "--run-id", "soak", "--port", "0"]
         words += ["--every", "8", "--max-slowdown", "100%"]
         words += ["--record", str(self.record), "--record-size", str(RECORD_SIZE), "--summary", str(self.summary)]
         words += ["--", str(BUILD / "bin" / "bench_soak"), *command]

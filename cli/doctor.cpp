@@ -44,7 +44,10 @@ constexpr Coverage kCoverage[] = {
     {"optional", "the unfused path (dropout > 0 on the CPU, some masks): sampled with --math-path on"},
     {"counted", "fused attention on other devices, and skipped calls, with the reason"},
     {"unseen", "FlexAttention, flash-attn 4 and attention written by hand, unless tapped"},
-    {"", "programs that are linked statically or load LibTorch with dlopen"},
+    {"", "attention inside AOTInductor packages and Inductor's cpp_wrapper"},
+    {"",
+     "programs that are linked statically, or that load LibTorch with dlopen without a call of "
+     "foreshock_load_adapter()"},
     {"", "weights in flat parameters (FSDP1); full shards (FSDP2, ZeRO-3) have no replica to compare"},
 };
 
@@ -132,16 +135,21 @@ Check check_reference() {
   return {true, "reference", std::string("fp64 with ") + reference_target_name() + " instructions"};
 }
 
-// Checks the Python helper, the part in the trainer that reports steps, losses and the names of layers.
+// Checks whether `import torch` will start the Python helper, which loads libforeshock.so.
 Check check_helper(const FoundPython& python) {
   const std::string problem = helper_problem(python);
-  if (!problem.empty()) return {false, "steps and names", problem};
-  return {true, "steps and names", "the helper is loaded by the torch.backends entry point"};
+  if (!problem.empty()) return {false, "entry", problem};
+  return {true, "entry", "`import torch` loads foreshock through its torch.backends entry point"};
 }
 
-std::vector<Check> check_libtorch(const Installation& installation, const FoundLibtorch& libtorch) {
+std::vector<Check> check_libtorch(const Installation& installation, const FoundLibtorch& libtorch,
+                                  bool is_preloaded) {
   const std::string where = libtorch.library.empty() ? "" : ", " + libtorch.library;
-  return {{true, "program", libtorch.program + " is linked with LibTorch" + where},
+  const std::string problem = is_preloaded ? "" : link_problem(libtorch);
+  const std::string entry =
+      libtorch.has_monitor ? " and with libforeshock.so" : "; libforeshock.so is preloaded";
+  return {{problem.empty(), "program",
+           problem.empty() ? libtorch.program + " is linked with LibTorch" + where + entry : problem},
           check_adapter(prepare_adapter_for(installation, libtorch, adapter_cache(installation)), "LibTorch"),
           {true, "steps and names",
            "steps are counted from the versions of the weights; <foreshock/libtorch.h> reports steps and "
@@ -156,14 +164,14 @@ std::vector<Check> check_program(const std::string& word) {
   if (program.empty()) return {{false, "command", word + " is not found or not executable"}};
   if (is_static_program(program))
     return {{false, "program",
-             program + " is linked statically, so nothing can be preloaded; link it dynamically"}};
+             program + " is linked statically, so libforeshock.so cannot be loaded; link it dynamically"}};
   const bool is_script = program_interpreter(program).empty();  // it names no dynamic linker
   if (is_script || starts_a_command(word)) return {};
   return {
       {true, "program",
        program +
-           " is not linked with LibTorch: foreshock sees calls that it describes through <foreshock/hook.h>, "
-           "and Python that it starts, but not a LibTorch that it loads with dlopen"}};
+           " is not linked with LibTorch: foreshock sees Python that it starts, and calls that it describes "
+           "through <foreshock/hook.h> if it is linked with libforeshock.so or started with --preload"}};
 }
 
 std::vector<Check> check_python_torch(const Installation& installation, const Arguments& arguments,
@@ -197,13 +205,14 @@ int doctor(const Arguments& arguments) {
   std::vector<Check> checks = {check_installation(installation), check_base(base), check_reference()};
   // checks[0] is the installation, without which the others would fail too.
   if (checks[0].ok) checks.push_back(check_device_code(installation));
-  if (checks[0].ok) checks.push_back(check_preload(installation, arguments, base.path));
+  const bool is_preloaded = arguments.has_flag(OptionId::kPreload);
+  if (checks[0].ok && is_preloaded) checks.push_back(check_preload(installation, arguments, base.path));
   const FoundLibtorch libtorch = find_libtorch(arguments.command());
   const FoundPython python = libtorch.program.empty() ? choose_python(arguments) : FoundPython();
   if (checks[0].ok) {
     const std::vector<Check> torch_checks = libtorch.program.empty()
                                                 ? check_python_torch(installation, arguments, python)
-                                                : check_libtorch(installation, libtorch);
+                                                : check_libtorch(installation, libtorch, is_preloaded);
     checks.insert(checks.end(), torch_checks.begin(), torch_checks.end());
   }
   const size_t columns = terminal_columns(80);

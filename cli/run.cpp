@@ -1,8 +1,8 @@
 // Implements foreshock run and foreshock agent. run() starts the agent, which follows the run, then the
-// user's command with libforeshock.so preloaded, and prints the agent's summary at the end. If monitoring is
-// not possible, run() prints one line and runs the command alone; a given port that is in use is an error
-// instead. A function named ..._problem returns an error or "". The class Arguments has checked all values,
-// so the parse_ functions cannot fail here.
+// user's command, in which `import torch` (or --preload) loads libforeshock.so, and prints the agent's
+// summary at the end. If monitoring is not possible, run() prints one line and runs the command alone; a
+// given port that is in use is an error instead. A function named ..._problem returns an error or "". The
+// class Arguments has checked all values, so the parse_ functions cannot fail here.
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -100,9 +100,11 @@ std::string run_problem(const Arguments& arguments) {
 
 // Finds or builds the adapter, which connects libforeshock.so with the command's torch (of a C++ program or
 // of Python). `*cache`: the directory of adapters; is set to the directory that has this adapter.
+// `is_preloaded`: the command preloads libforeshock.so.
 std::string adapter_problem(const Installation& installation, const std::vector<std::string>& command,
-                            std::string* cache) {
+                            bool is_preloaded, std::string* cache) {
   if (const FoundLibtorch libtorch = find_libtorch(command); !libtorch.program.empty()) {
+    if (const std::string why = is_preloaded ? "" : link_problem(libtorch); !why.empty()) return why;
     const Adapter adapter = prepare_adapter_for(installation, libtorch, *cache);
     if (adapter.usable()) *cache = adapter.folder();
     return adapter.reason;
@@ -111,7 +113,7 @@ std::string adapter_problem(const Installation& installation, const std::vector<
   if (python.executable.empty()) return "";  // without Python there is no torch for which to build
   const Adapter adapter = prepare_adapter(installation, python.executable, *cache);
   if (adapter.usable()) *cache = adapter.folder();
-  // Without the Python helper, monitoring is still possible, with less data.
+  // The command may start other Python programs, which load the helper.
   if (const std::string why = helper_problem(python); python.certain && !why.empty()) say(why);
   // If the interpreter is only a guess, the command may be a C++ trainer, which does not use Python's torch.
   return adapter.usable() || !python.certain ? "" : adapter.reason;
@@ -354,7 +356,8 @@ int run(const Arguments& arguments) {
   const BaseDirectory base = choose_base_directory();
   if (!base.problem.empty()) return run_unmonitored(command, base.problem);
   std::string cache = adapter_cache(installation);
-  problem = adapter_problem(installation, command, &cache);
+  const bool is_preloaded = arguments.has_flag(OptionId::kPreload);
+  problem = adapter_problem(installation, command, is_preloaded, &cache);
   if (!problem.empty()) return run_unmonitored(command, problem);
 
   const std::string given_id = arguments.text(OptionId::kRunId);
@@ -362,7 +365,7 @@ int run(const Arguments& arguments) {
   problem = length_problem(variables);
   if (!problem.empty()) return run_unmonitored(command, problem);
   const std::vector<std::string> environment = command_environment(installation, arguments, variables);
-  problem = preload_problem(environment, installation.library);
+  problem = is_preloaded ? preload_problem(environment, installation.library) : "";
   if (!problem.empty()) return run_unmonitored(command, problem);
   if (const std::string line = interval_and_limit_line(arguments); !line.empty()) say(line);
   return run_monitored(arguments, installation, variables, environment);

@@ -87,6 +87,13 @@ constexpr Advice kAdvice[] = {
     {"adapter_untrusted",
      "other users could replace its adapter or a folder above; start it with `foreshock run`, which says "
      "which one"},
+    {"library_not_loadable",
+     "libforeshock.so does not load in it (a sandbox, a file system without exec, another CPU); run "
+     "`foreshock doctor -- COMMAND` there"},
+    {"library_untrusted",
+     "other users could replace libforeshock.so or a folder above it; start it with `foreshock run`, which "
+     "says "
+     "which one"},
     {"adapter_failed", "the adapter refused this torch; run `foreshock doctor -- COMMAND`"},
     {"torch_version_unknown", "its torch has no version.py beside it, so no adapter can be chosen"},
     {"no_space", "the tmpfs of the run directory is full; free some of /dev/shm or set FORESHOCK_DIR"},

@@ -85,11 +85,6 @@ std::string installation_problem(const Installation& installation) {
         installation.adapter_sources + "/build_adapter.py", installation.headers + "/foreshock/hook.h"}) {
     if (access(path.c_str(), R_OK) != 0) return path + " is missing; build or install foreshock again";
   }
-  // The dynamic linker splits LD_PRELOAD at ' ' and ':' and expands '$'. These characters cannot be escaped.
-  if (installation.library.find_first_of(" :$") != std::string::npos) {
-    return "the path " + installation.library +
-           " cannot be preloaded; move foreshock to one without ' ', ':' and '$'";
-  }
   if (installation.python_helper.find(':') != std::string::npos)
     return "a ':' in the path of foreshock breaks PYTHONPATH";
   return installation_trust_problem(installation);
@@ -181,9 +176,8 @@ bool is_python_name(const std::string& name) {
   return false;
 }
 
-// The effect of a missing helper, for messages. The adapter then counts steps by changes of the parameters.
-constexpr const char* kWithoutHelper =
-    "; else steps are counted from 1, and learning rate, gradient norms and layer names stay unknown";
+// The effect of a missing helper, for messages.
+constexpr const char* kWithoutHelper = "; else nothing of the training is seen";
 
 // Returns 'I' or 'E' if `option` is -I or -E, or a group of one-letter options with one of these (-uE). With
 // either, Python ignores PYTHONPATH. Returns 0 for other options, such as -X..., -W... and --long.
@@ -247,30 +241,31 @@ std::vector<std::string> script_command(const std::string& script, const std::st
 constexpr int kListTimeoutMs = 20000;  // for the dynamic linker, which lists a program's libraries
 
 // Reads the line `libtorch_cpu.so => /opt/libtorch/lib/libtorch_cpu.so (0x...)` of the dynamic linker's list
-// and sets `*library` to the path; "" if the line has `=> not found`. A line without `=>` begins with the
-// path. Returns false if no line names libtorch_cpu.so: the program is not linked with LibTorch.
-bool read_list(const std::string& list, std::string* library) {
+// (here for `stem` libtorch_cpu.so) and sets `*library` to the path; "" if the line has `=> not found`. A
+// line without `=>` begins with the path. Returns false if no line names the library: the program does not
+// load it.
+bool read_list(const std::string& list, const std::string& stem, std::string* library) {
   std::istringstream lines(list);
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
     std::string name, arrow, path;
     words >> name >> arrow >> path;
-    if (name.rfind("libtorch_cpu.so", 0) != 0 && name.find("/libtorch_cpu.so") == std::string::npos) continue;
+    if (name.rfind(stem, 0) != 0 && name.find("/" + stem) == std::string::npos) continue;
     *library = arrow == "=>" ? (path[0] == '/' ? path : "") : name;
     return true;
   }
   return false;
 }
 
-// Whether the program is linked with LibTorch. Sets *library as read_list() does.
-bool lists_libtorch(const std::string& program, std::string* library) {
+// Returns the dynamic linker's list of the libraries of a program; "" if the program names no linker.
+std::string list_libraries(const std::string& program) {
   const std::string linker = program_interpreter(program);
-  if (linker.empty()) return false;
+  if (linker.empty()) return "";
   // Does what ldd does, but starts the linker directly, so that the program itself does not run.
   std::vector<std::string> environment = own_environment();
   set_environment(&environment, "LD_TRACE_LOADED_OBJECTS", "1");
   const Captured list = run_and_capture({linker, program}, environment, kListTimeoutMs);
-  return list.start_error == 0 && read_list(list.output, library);
+  return list.start_error == 0 ? list.output : "";
 }
 
 // Returns the directory that has `library` in lib/ and its headers in include/; "" if there are no headers.
@@ -347,16 +342,25 @@ Adapter prepare_adapter_for(const Installation& installation, const FoundLibtorc
   return prepare_adapter(installation, python, cache, libtorch.home);
 }
 
+std::string link_problem(const FoundLibtorch& libtorch) {
+  if (libtorch.program.empty() || libtorch.has_monitor) return "";
+  return libtorch.program +
+         " is linked with LibTorch, but not with libforeshock.so: give --preload, or link it (docs/cpp.md)";
+}
+
 std::string helper_problem(const FoundPython& python) {
   for (const std::string& option : python.options) {
     if (const char letter = isolating_letter(option); letter != 0)
       return std::string("python -") + letter + (letter == 'I' ? " (isolated mode)" : "") +
-             " ignores PYTHONPATH, by which the helper comes: leave it out" + kWithoutHelper;
+             " ignores PYTHONPATH, through which `import torch` finds foreshock: leave it out" +
+             kWithoutHelper;
   }
   // torch imports the helper as if it were an extension for a device (entry point group torch.backends).
   const char* autoload = std::getenv("TORCH_DEVICE_BACKEND_AUTOLOAD");
   if (autoload != nullptr && std::string(autoload) == "0")
-    return std::string("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the helper out: unset it") + kWithoutHelper;
+    return std::string(
+               "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps `import torch` from starting foreshock: unset it") +
+           kWithoutHelper;
   return "";
 }
 
@@ -419,10 +423,12 @@ FoundLibtorch find_libtorch(const std::vector<std::string>& command) {
   const std::string path = search_path();
   for (size_t n = 0; n < command.size(); ++n) {
     const std::string program = look_up(command[n], path);
-    std::string library;
-    if (!program.empty() && lists_libtorch(program, &library)) {
+    const std::string list = program.empty() ? "" : list_libraries(program);
+    if (std::string library; read_list(list, "libtorch_cpu.so", &library)) {
       std::error_code ignored;
-      return {fs::absolute(program, ignored), library, library.empty() ? "" : home_of(library)};
+      std::string ours;
+      return {fs::absolute(program, ignored), library, library.empty() ? "" : home_of(library),
+              read_list(list, "libforeshock.so", &ours)};
     }
     if (n == 0 && !starts_a_command(command[0])) break;  // not a wrapper
   }
@@ -433,7 +439,7 @@ std::vector<std::string> command_environment(const Installation& installation, c
                                              const RunVariables& variables) {
   std::vector<std::string> environment = own_environment();
   const std::string preload = environment_value(environment, "LD_PRELOAD");
-  if (!is_entry_of(preload, installation.library)) {
+  if (arguments.has_flag(OptionId::kPreload) && !is_entry_of(preload, installation.library)) {
     set_environment(&environment, "LD_PRELOAD",
                     preload.empty() ? installation.library : preload + ":" + installation.library);
   }
@@ -457,6 +463,9 @@ std::vector<std::string> command_environment(const Installation& installation, c
 }
 
 std::string preload_problem(const std::vector<std::string>& environment, const std::string& library) {
+  // The dynamic linker splits LD_PRELOAD at ' ' and ':' and expands '$'. These characters cannot be escaped.
+  if (library.find_first_of(" :$") != std::string::npos)
+    return "the path " + library + " cannot be preloaded; move foreshock to one without ' ', ':' and '$'";
   const Captured probe = run_and_capture({"/bin/true"}, environment, kProbeTimeoutMs);
   if (probe.start_error != 0)
     return "/bin/true does not start: " + std::string(std::strerror(probe.start_error));

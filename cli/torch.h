@@ -13,7 +13,7 @@ namespace foreshock::cli {
 // The files of foreshock, relative to the directory <root> that has bin/foreshock.
 struct Installation {
   std::string executable;       // <root>/bin/foreshock
-  std::string library;          // <root>/lib/libforeshock.so, for LD_PRELOAD
+  std::string library;          // <root>/lib/libforeshock.so, which the helper loads, or LD_PRELOAD
   std::string python_helper;    // <root>/share/foreshock/python, for PYTHONPATH: hooks torch's optimizers
   std::string adapter_sources;  // <root>/share/foreshock/torch, with build_adapter.py
   std::string headers;          // <root>/include
@@ -21,7 +21,7 @@ struct Installation {
 
 Installation find_installation();
 
-// Returns "" if all files exist and the library can be preloaded, else what is wrong.
+// Returns "" if all files exist, else what is wrong.
 std::string installation_problem(const Installation& installation);
 
 // The library that connects libforeshock.so with one exact version of torch. Never built inside a trainer.
@@ -67,7 +67,7 @@ struct FoundPython {
 FoundPython find_python(const std::vector<std::string>& command);
 
 // Returns "" if this interpreter will load our Python helper, which PYTHONPATH makes visible and torch
-// imports as an entry point. If not, returns why, which values stay unknown, and what to do.
+// imports as an entry point. If not, returns why, and what to do.
 std::string helper_problem(const FoundPython& python);
 
 // Whether `program` is a wrapper, such as env, nice, srun or mpirun, that starts another command.
@@ -78,14 +78,19 @@ std::string look_up(const std::string& name, const std::string& path);
 
 // The LibTorch that a C++ trainer will use, found without running the trainer.
 struct FoundLibtorch {
-  std::string program;  // absolute; "": no word of the command is a program linked with LibTorch
-  std::string library;  // the libtorch_cpu.so that it will load; "": the dynamic linker finds none
-  std::string home;     // the directory with include/ and lib/; "" if there are no headers
+  std::string program;       // absolute; "": no word of the command is a program linked with LibTorch
+  std::string library;       // the libtorch_cpu.so that it will load; "": the dynamic linker finds none
+  std::string home;          // the directory with include/ and lib/; "" if there are no headers
+  bool has_monitor = false;  // the program loads libforeshock.so too: it is linked with it, or preloads it
 };
 
 // Finds the LibTorch of a command. Skips wrappers as find_python() does. The program's own dynamic linker
 // lists its libraries, so that the linker's rules (RUNPATH, LD_LIBRARY_PATH, cache) apply.
 FoundLibtorch find_libtorch(const std::vector<std::string>& command);
+
+// Returns "" if the program will load libforeshock.so without --preload, or if there is no such program; else
+// what to do.
+std::string link_problem(const FoundLibtorch& libtorch);
 
 // Whether the program has no dynamic linker, so that no library can be preloaded.
 bool is_static_program(const std::string& path);
@@ -100,8 +105,9 @@ struct RunVariables {
   std::string adapters;  // FORESHOCK_ADAPTERS: the directory that has the adapter
 };
 
-// Returns the environment of the command: ours, with libforeshock.so at the end of LD_PRELOAD (the user's
-// libraries stay first), our helper first in PYTHONPATH, and the FORESHOCK_ variables of the trainer.
+// Returns the environment of the command: ours, with our helper first in PYTHONPATH, and the FORESHOCK_
+// variables of the trainer. With --preload, libforeshock.so is at the end of LD_PRELOAD (the user's libraries
+// stay first).
 std::vector<std::string> command_environment(const Installation& installation, const Arguments& arguments,
                                              const RunVariables& variables);
 

@@ -1,11 +1,10 @@
 // Starts the monitor in a PyTorch process that preloads libforeshock.so: loads the adapter, a library that
 // was built for exactly this torch and hooks its attention.
 //
-// In Python, `import torch` calls initModule(), a function of libtorch_python. This file defines a function
-// of the same name. torch calls our definition, which calls the real one and then loads the adapter. In a C++
-// program linked with LibTorch, LibTorch is mapped before the constructor of this library runs, and the
-// constructor loads the adapter. Failures call g_process.off(), which switches the monitor off and reports
-// the reason to the launcher.
+// In Python, `import torch` calls the helper (foreshock_torch), which opens this library and calls
+// foreshock_load_adapter(). In a C++ program linked with LibTorch, LibTorch is mapped before the constructor
+// of this library runs, and the constructor loads the adapter. Failures call g_process.off(), which switches
+// the monitor off and reports the reason to the launcher.
 //
 // dlopen and dlsym are never interposed: glibc searches the RUNPATH of the library that calls dlopen. If this
 // library called it for cuDNN, cuDNN's sub-libraries would not be found (bloomberg/memray#212).
@@ -21,6 +20,7 @@
 #include <cstring>
 
 #include "foreshock/hook.h"
+#include "libmonitor/cuda_driver.h"
 #include "libmonitor/options.h"
 #include "libmonitor/process.h"
 #include "libmonitor/trusted_path.h"
@@ -147,37 +147,39 @@ void* find_in(void* handle, const char* function, const char* version) {
   return version == nullptr ? dlsym(handle, function) : dlvsym(handle, function, version);
 }
 
-// The adapter calls the foreshock_ functions of this library by name. If a program has opened this library
-// without RTLD_GLOBAL, adds its symbols to the global scope, after all existing ones.
+// The adapter finds the foreshock_ functions of this library by name, in the global scope. A library that is
+// opened enters this scope only after its constructors, and with RTLD_LOCAL never. So this function adds it.
 void make_symbols_global() {
   Search own = {};
-  const bool is_global = dlsym(RTLD_DEFAULT, "foreshock_abi_version") != nullptr;
-  if (is_global || !find_mapped("libforeshock.so", &own)) return;
-  dlopen(own.path, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
+  if (find_mapped("libforeshock.so", &own)) dlopen(own.path, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
+}
+
+// Reports why torch's attention is not hooked. Returns false.
+bool report_failure(const char* reason) {
+  g_process.off(reason);
+  return false;
 }
 
 // `torch`: path of libtorch_cpu.so; `adapters`: folder with one built adapter for each version of torch.
-void load_adapter_for(const char* torch, const char* adapters) {
-  if (dlopen == nullptr || dlsym == nullptr) return g_process.off("adapter_not_loadable");  // weak
+// Returns whether torch's attention is hooked.
+bool load_adapter_for(const char* torch, const char* adapters) {
+  if (dlopen == nullptr || dlsym == nullptr) return report_failure("adapter_not_loadable");  // weak
   char version[64], commit[64], path[700];
-  if (!read_torch_version(torch, version, commit)) return g_process.off("torch_version_unknown");
+  if (!read_torch_version(torch, version, commit)) return report_failure("torch_version_unknown");
   // The folder's name has the first 12 digits of the commit.
   std::snprintf(path, sizeof path, "%s/torch-%s-%.12s/adapter.so", adapters, version, commit);
-  if (access(path, R_OK) != 0) return g_process.off("adapter_missing");
-  if (!is_trusted(path)) return g_process.off("adapter_untrusted");
+  if (access(path, R_OK) != 0) return report_failure("adapter_missing");
+  if (!is_trusted(path)) return report_failure("adapter_untrusted");
   make_symbols_global();
   void* adapter = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (adapter == nullptr) return g_process.off("adapter_not_loadable");
+  if (adapter == nullptr) return report_failure("adapter_not_loadable");
   // The function returns the number of operations that it has hooked.
   const auto start = reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_start"));
-  if (start == nullptr || start() <= 0) return g_process.off("adapter_failed");
+  if (start == nullptr || start() <= 0) return report_failure("adapter_failed");
   attach_shims(adapter);  // our definitions of attention functions that AOTInductor programs call
   attach_nvte(adapter);   // our definitions of TransformerEngine's functions
+  return true;
 }
-
-// For a program that is linked with torch. Most processes that inherit the preload have no torch at this
-// time: load_adapter() then only scans the list of mapped libraries.
-__attribute__((constructor)) void load_adapter_of_linked_torch() { load_adapter(); }
 
 // Searches the mapped library at `path`, then the libraries it is linked with. Here and below, `ours` is the
 // definition of `function` in this library, which is never returned.
@@ -235,18 +237,123 @@ bool is_monitored_process() {
   return read_environment(SafeEnvironment(), &settings);
 }
 
-// Loads the adapter, at most once. Usually `foreshock run` or `foreshock doctor` has compiled and tested it.
-void load_adapter() {
-  static std::atomic_flag done;
+// Usually `foreshock run` or `foreshock doctor` has compiled and tested the adapter.
+bool load_adapter() {
+  static std::atomic_flag is_tried;
+  static std::atomic<bool> is_loaded;
   Settings settings = {};
   Search torch = {};
-  if (!find_mapped("libtorch_cpu.so", &torch)) return;
+  if (is_loaded.load(std::memory_order_acquire)) return true;
+  if (!find_mapped("libtorch_cpu.so", &torch)) return false;
   const SafeEnvironment variables;
   const char* adapters = option_value(variables, OptionId::kAdapters);
   // read_environment() returns false if this process is not to be monitored.
-  if (!read_environment(variables, &settings) || *adapters == '\0') return;
-  if (!done.test_and_set()) load_adapter_for(torch.path, adapters);
+  if (!read_environment(variables, &settings) || *adapters == '\0' || is_tried.test_and_set()) return false;
+  is_loaded.store(load_adapter_for(torch.path, adapters), std::memory_order_release);
+  return is_loaded.load(std::memory_order_relaxed);
 }
+
+namespace {
+
+constexpr const char* kLibrary = "libforeshock.so";  // name of this library's file
+
+// Called for each mapped library, in the order of the dynamic linker. Returns 1 for this library, and 2 for
+// the C library.
+int is_ours_or_libc(dl_phdr_info* info, size_t, void*) {
+  const char* slash = std::strrchr(info->dlpi_name, '/');
+  const char* name = slash != nullptr ? slash + 1 : info->dlpi_name;
+  return std::strcmp(name, kLibrary) == 0 ? 1 : std::strncmp(name, "libc.so", 7) == 0 ? 2 : 0;
+}
+
+// Whether the dynamic linker loaded this library at the start of the program, so that no thread exists yet
+// that could read the environment. A library that is opened later comes behind the C library.
+bool is_loaded_at_start() { return dl_iterate_phdr(is_ours_or_libc, nullptr) == 1; }
+
+// The separators of the entries of LD_PRELOAD.
+constexpr const char* kSeparators = " :";
+
+// Whether an entry of LD_PRELOAD names this library, by its path or by its file name.
+bool is_this_library(const char* entry, size_t length) {
+  const size_t name = std::strlen(kLibrary);
+  return length >= name && std::strncmp(entry + length - name, kLibrary, name) == 0 &&
+         (length == name || entry[length - name - 1] == '/');
+}
+
+// Copies the entries of `preload` that do not name this library to `rest`, separated by ':'. Returns whether
+// an entry names it. `rest` must have room for all of `preload`.
+bool without_this_library(const char* preload, char* rest) {
+  bool is_named = false;
+  char* end = rest;
+  while (*(preload += std::strspn(preload, kSeparators)) != '\0') {
+    const size_t length = std::strcspn(preload, kSeparators);
+    if (is_this_library(preload, length)) {
+      is_named = true;
+    } else {
+      if (end != rest) *end++ = ':';
+      std::memcpy(end, preload, length);
+      end += length;
+    }
+    preload += length;
+  }
+  *end = '\0';
+  return is_named;
+}
+
+// Puts the helper (the Python package that `import torch` starts) in front of PYTHONPATH. Does nothing if the
+// helper is not installed beside this library, or if PYTHONPATH has it already.
+void add_helper_to_python_path(const char* path) {
+  constexpr size_t kLongest = 65536;  // of PYTHONPATH; a longer one is left as it is
+  static char joined[kLongest];
+  char helper[4096];
+  if (!path_beside_library("", helper, sizeof helper) || !remove_last_component(helper) ||
+      !remove_last_component(helper))
+    return;
+  const size_t root = std::strlen(helper);
+  if (std::snprintf(helper + root, sizeof helper - root, "/share/foreshock/python") >=
+          static_cast<int>(sizeof helper - root) ||
+      std::strchr(helper, ':') != nullptr || access(helper, R_OK) != 0 || !is_trusted(helper))
+    return;
+  const size_t length = std::strlen(helper);
+  for (const char* entry = path; entry != nullptr; entry = std::strchr(entry, ':')) {
+    if (*entry == ':') ++entry;
+    if (std::strncmp(entry, helper, length) == 0 && (entry[length] == ':' || entry[length] == '\0')) return;
+  }
+  const bool is_set = path != nullptr && *path != '\0';
+  const int needed =
+      std::snprintf(joined, sizeof joined, "%s%s%s", helper, is_set ? ":" : "", is_set ? path : "");
+  if (needed > 0 && needed < static_cast<int>(sizeof joined)) setenv("PYTHONPATH", joined, /*overwrite=*/1);
+}
+
+// Whether this program is a Python interpreter.
+bool is_python() { return dlsym != nullptr && dlsym(RTLD_DEFAULT, "Py_BytesMain") != nullptr; }  // weak
+
+// Prepares the environment of a monitored process that preloads this library. Python finds the helper in
+// PYTHONPATH. A trainer (Python, or a program linked with torch) does not pass the preload on to the programs
+// that it starts: a Python among them finds the helper. Other programs (env, srun, a shell) pass it on, since
+// the trainer may come behind them.
+void prepare_environment(bool has_torch) {
+  static char rest[65536];
+  const char* preload = std::getenv("LD_PRELOAD");
+  if (preload == nullptr || std::strlen(preload) >= sizeof rest || !without_this_library(preload, rest))
+    return;
+  add_helper_to_python_path(std::getenv("PYTHONPATH"));
+  if (!has_torch && !is_python()) return;
+  if (*rest != '\0')
+    setenv("LD_PRELOAD", rest, /*overwrite=*/1);
+  else
+    unsetenv("LD_PRELOAD");
+}
+
+// Runs when this library is loaded. In a process without torch, it only looks at the mapped libraries and at
+// the environment.
+__attribute__((constructor)) void enter_process() {
+  char torch[512];
+  load_adapter();
+  if (is_loaded_at_start() && is_monitored_process())
+    prepare_environment(find_mapped_path("libtorch_cpu.so", torch));
+}
+
+}  // namespace
 
 // The next functions find out which extension module Python is importing. Python's importlib calls
 // _imp.create_dynamic(spec), which maps the module's file and calls its PyInit_ function, which calls
@@ -387,3 +494,5 @@ void* init_module(const void* ours) {
 extern "C" FORESHOCK_EXPORT void* initModule(void) {
   return foreshock::init_module(reinterpret_cast<void*>(&initModule));
 }
+
+extern "C" int foreshock_load_adapter(void) { return foreshock::load_adapter() ? 1 : 0; }

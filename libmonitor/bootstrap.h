@@ -28,9 +28,10 @@ bool find_mapped_path(const char* library, char (&path)[512]);
 
 bool is_monitored_process();  // whether the environment says that this process is to be monitored
 
-// Loads the adapter for the mapped torch, once. Does nothing if no torch is mapped, or if this process is not
-// to be monitored. Reads a file and maps a library, so it must not be called on a hot path.
-void load_adapter();
+// Loads the adapter for the mapped torch, once. Returns whether torch's attention is hooked: false if no
+// torch is mapped, or if this process is not to be monitored. Reads files, so it must not be called on a hot
+// path.
+bool load_adapter();
 
 // Connects `adapter`, the adapter's handle from dlopen, with our definitions of the attention functions that
 // programs compiled ahead of time (AOTInductor) call (interpose_shims.cpp).

@@ -14,8 +14,8 @@ namespace {
 char g_library[4096];  // absolute path of the library; "": unknown
 
 // Finds the path when the library is loaded: the dynamic linker may return a relative path, and the program
-// may change its working directory later.
-__attribute__((constructor)) void find_library_path() {
+// may change its working directory later. 101: before the constructors without a number, which use the path.
+__attribute__((constructor(101))) void find_library_path() {
   if (&dladdr == nullptr) return;  // a weak reference: null with an older glibc if libdl is not loaded
   Dl_info about = {};
   if (dladdr(reinterpret_cast<const void*>(&path_beside_library), &about) == 0 || about.dli_fname == nullptr)

@@ -165,7 +165,7 @@ def try_tarball(packages, python, plain):
     must("no C++ compiler found; install g++" in text, text)
     ok("no adapter and no compiler", re.search(r"no C\+\+ compiler.*", text).group(0))
     moved.rename(with_blank)  # LD_PRELOAD cannot have such a path, since a blank separates its entries
-    text = call(with_blank / tree.name / "bin" / "foreshock", "run", "--", "true")
+    text = call(with_blank / tree.name / "bin" / "foreshock", "run", "--preload", "--", "true")
     must("not monitoring: " in text and "cannot be preloaded" in text, text)
     ok("a path with a blank", "runs unmonitored and says why")
 

@@ -1,6 +1,6 @@
 /* A trainer in C99 without any framework: attention forward and backward in plain loops, plain gradient
  * descent. It reports its attention calls and steps with the functions of <foreshock/annotate.h>, which
- * do nothing unless the trainer was started by `foreshock run -- c_trainer`. The monitor is not linked.
+ * do nothing unless the trainer was started by `foreshock run --preload -- c_trainer`, since it is not linked.
  *   c_trainer [STEPS [DUMP_FILE]]
  * The task: two layers of causal attention with residuals learn to output, at each position, the mean of the
  * inputs up to this position. The dump has every loss and the final weights, to compare runs bit by bit. The

@@ -1,6 +1,6 @@
-// A C++ trainer on LibTorch: a small GPT for tests. `foreshock run -- libtorch_trainer` monitors it. With
-// --annotate it also reports layer names, gradients and steps itself, by functions of foreshock/libtorch.h
-// and annotate.h.
+// A C++ trainer on LibTorch: a small GPT for tests. `foreshock run --preload -- libtorch_trainer` monitors
+// it. With --annotate it also reports layer names, gradients and steps itself, by functions of
+// foreshock/libtorch.h and annotate.h.
 //   libtorch_trainer [--steps N] [--layers N] [--optimizer adamw|sgd] [--annotate] [--dump FILE]
 // FILE gets every loss and the final weights, to compare runs bit by bit. Exit status 0: the loss has fallen.
 #include <torch/nn/modules/container/modulelist.h>

@@ -221,7 +221,7 @@ def test_annotations_without_the_library_do_nothing(annotated):
 
 def test_annotations_with_the_library_preloaded(annotated):
     alone = monitored.run_plain([annotated, "40", "3"])
-    run = monitored.run_monitored([annotated, "40", "3"], *monitored.EVERYTHING)
+    run = monitored.run_monitored([annotated, "40", "3"], "--preload", *monitored.EVERYTHING)
     assert run.returncode == 0
     assert run.stdout.splitlines()[-1] == "enabled 1"
     assert run.stdout.splitlines()[:-1] == alone.stdout.splitlines()[:-1]  # every loss, to the last digit

@@ -223,11 +223,13 @@ def test_environment_of_the_command(foreshock, environment, base):
     environment = environment | {"PYTHONPATH": "/mine", "FORESHOCK_EVERY": "4"}
     names = "LD_PRELOAD PYTHONPATH FORESHOCK_DIR FORESHOCK_RUN_ID FORESHOCK_EVERY FORESHOCK_MEMORY"
     show = f"for name in {names}; do eval echo \\$$name; done"
-    result = run(foreshock, environment, "sh", "-c", show, options=("--run-id", "me", "--memory", "8MiB"))
-    preload, path, *rest = result.stdout.splitlines()
-    assert preload.endswith("/lib/libforeshock.so")
-    assert path.endswith("/share/foreshock/python:/mine")
-    assert rest == [str(base), "me", "4", "8MiB"]
+    options = ("--run-id", "me", "--memory", "8MiB")
+    for more in ((), ("--preload",)):
+        result = run(foreshock, environment, "sh", "-c", show, options=(*options, *more))
+        preload, path, *rest = result.stdout.splitlines()
+        assert preload.endswith("/lib/libforeshock.so") if more else preload == ""
+        assert path.endswith("/share/foreshock/python:/mine")
+        assert rest == [str(base), "me", "4", "8MiB"]
 
 
 def test_switched_off_nothing_is_changed(foreshock, environment, base):

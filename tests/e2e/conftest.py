@@ -9,14 +9,24 @@ import pytest
 def start_hand(base, hand_library, tmp_path):
     """start_hand(run_id, *options, **environment): under `foreshock run`, a trainer that does what the test says.
 
-    It has no framework. Its summary will be in `.summary`, its record in `.record`.
+    It has no framework, hence --preload. Its summary will be in `.summary`, its record in `.record`.
     """
     started = []
 
     def start(run_id: str, *options: str, port: int = 0, **environment: str) -> live.Live:
         summary, record = (tmp_path / f"{len(started)}.{ending}" for ending in ("json", "jsonl"))
-        command = [str(monitored.FORESHOCK), "run", "--run-id", run_id, "--port", str(port), "--summary", str(summary)]
-        command += ["--record", str(record), *monitored.EVERYTHING, *options, "--", monitored.PYTHON, live.__file__]
+        command = [str(monitored.FORESHOCK), "run", "--preload", "--run-id", run_id, "--port", str(port)]
+        command += [
+            "--summary",
+            str(summary),
+            "--record",
+            str(record),
+            *monitored.EVERYTHING,
+            *options,
+            "--",
+            monitored.PYTHON,
+            live.__file__,
+        ]
         given = monitored.clean_environment(FORESHOCK_DIR=str(base), HAND_LIBRARY=str(hand_library))
         trainer = live.Live(command, given | environment)
         trainer.summary, trainer.record = summary, record

@@ -39,7 +39,7 @@ def trainer(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def run(trainer) -> monitored.Run:
     command = [trainer, str(STEPS), str(LAUNCHES)]
-    plain, watched = run_plain(command), run_monitored(command, *EVERYTHING)
+    plain, watched = run_plain(command), run_monitored(command, "--preload", *EVERYTHING)
     assert (plain.returncode, watched.returncode) == (0, 0), watched.stderr
     assert plain.stdout == watched.stdout
     assert {"0", "1", "400", "900", "901"} == set(plain.stdout.split())  # answers and errors of the runtime arrive
@@ -76,7 +76,7 @@ def handles(tmp_path_factory) -> str:
 
 def graphs_of(program: str, what: str) -> tuple[dict, list[str]]:
     """What is known of its graphs, after the run was shown to be the same under the monitor; and every answer."""
-    plain, watched = run_plain([program, what]), run_monitored([program, what], *EVERYTHING)
+    plain, watched = run_plain([program, what]), run_monitored([program, what], "--preload", *EVERYTHING)
     assert (plain.returncode, watched.returncode) == (0, 0), watched.stderr
     assert plain.stdout == watched.stdout
     monitored.assert_conserved(watched.rank())
@@ -128,7 +128,7 @@ def test_a_runtime_of_another_file_name_is_met(tmp_path):
     plain = run_plain([program, "3", "2"])
     alone = run_plain([program, "3", "2"], LD_PRELOAD=str(monitored.LIBRARY))
     assert (plain.returncode, plain.stdout) == (alone.returncode, alone.stdout)
-    watched = run_monitored([program, "3", "2"], *EVERYTHING)
+    watched = run_monitored([program, "3", "2"], "--preload", *EVERYTHING)
     assert watched.rank()["attention_coverage"]["graphs"]["unknown_launches"] == 0
 
 

@@ -38,7 +38,7 @@ def trainer(request, tmp_path_factory) -> tuple[str, bool]:
 
 
 def run(program: str, *options: str, **environment: str) -> tuple[str, dict, monitored.Run]:
-    done = run_monitored([program, str(STEPS)], *EVERYTHING, *options, **environment)
+    done = run_monitored([program, str(STEPS)], "--preload", *EVERYTHING, *options, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), done.rank()["attention_coverage"], done
 
@@ -81,7 +81,7 @@ def test_what_it_cannot_enable_it_gives_back(trainer):
 
 def test_a_process_without_cupti_says_so(tmp_path):
     program = str(native.build_c_trainer(tmp_path))
-    done = run_monitored([program, "200"], *EVERYTHING, *COUNT)
+    done = run_monitored([program, "200"], "--preload", *EVERYTHING, *COUNT)
     assert done.rank()["attention_coverage"]["kernels"]["state"] == "no_library", done.stderr
 
 

@@ -32,7 +32,7 @@ def under_run(folder: pathlib.Path, command: list[str], dump: list[str], *option
     """The command under `foreshock run`, after it has been shown to change no bit of it."""
     alone, watched = folder / "alone", folder / "watched"
     plain = run_plain([*command, *dump, str(alone)])
-    run = run_monitored([*command, *dump, str(watched)], *EVERYTHING, *options)
+    run = run_monitored([*command, *dump, str(watched)], "--preload", *EVERYTHING, *options)
     assert plain.returncode == run.returncode == 0, run.stderr
     assert plain.stdout == run.stdout
     assert digest(alone) == digest(watched)
@@ -84,7 +84,7 @@ def test_an_optimizer_that_moves_no_version(libtorch_trainer, tmp_path):
 
 
 def test_libtorch_linked_instead_of_preloaded(base, tmp_path, libtorch_trainer):
-    answer = run_monitored([libtorch_trainer, "--steps", "2"])  # has the adapter prepared
+    answer = run_monitored([libtorch_trainer, "--steps", "2"], "--preload")  # has the adapter prepared
     assert answer.returncode == 0, answer.stderr
     (adapters,) = {p.parent.parent for p in monitored.ADAPTER_CACHE.glob("adapters-*/torch-*/adapter.so")
                    if p.parent.parent.name == cache_name()}  # fmt: skip
@@ -107,12 +107,25 @@ def cache_name() -> str:
 
 
 def test_doctor_knows_the_libtorch_of_a_program(libtorch_trainer, foreshock):
-    told = foreshock("doctor", "--", "env", "A=1", libtorch_trainer)
+    told = foreshock("doctor", "--preload", "--", "env", "A=1", libtorch_trainer)
     assert told.returncode == 0, told.stdout
-    assert f"{libtorch_trainer} is linked with LibTorch, {native.libtorch()}/lib/libtorch_cpu.so" in unwrapped(
-        told.stdout
-    )
+    line = f"{libtorch_trainer} is linked with LibTorch, {native.libtorch()}/lib/libtorch_cpu.so; libforeshock.so is"
+    assert line in unwrapped(told.stdout)
     assert "adapter built" in unwrapped(told.stdout)
+
+
+def test_a_libtorch_program_without_the_library_is_told_what_to_do(libtorch_trainer, tmp_path, foreshock):
+    """`run` does not preload by itself: it says so, and the program runs as if alone."""
+    what = f"{libtorch_trainer} is linked with LibTorch, but not with libforeshock.so: give --preload, or link it"
+    told = foreshock("doctor", "--", libtorch_trainer)
+    assert told.returncode == 1
+    assert what in unwrapped(told.stdout)
+    run = run_monitored([libtorch_trainer, "--steps", "2"])
+    assert (run.returncode, run.stdout) == (0, run_plain([libtorch_trainer, "--steps", "2"]).stdout)
+    assert f"foreshock: not monitoring: {what}" in run.stderr
+    assert run.summary is None
+    linked = native.link_libtorch_trainer(tmp_path, *native.LINKED)
+    assert "and with libforeshock.so" in unwrapped(foreshock("doctor", "--", str(linked)).stdout)
 
 
 def test_a_libtorch_that_is_not_there(libtorch_trainer, tmp_path, foreshock):
@@ -128,18 +141,20 @@ def test_a_libtorch_that_is_not_there(libtorch_trainer, tmp_path, foreshock):
 
 def test_doctor_tells_of_other_programs(c_trainer, tmp_path, foreshock):
     told = foreshock("doctor", "--", c_trainer)
-    assert f"{c_trainer} is not linked with LibTorch: foreshock sees calls that it describes" in unwrapped(told.stdout)
+    assert f"{c_trainer} is not linked with LibTorch: foreshock sees Python that it starts, and calls" in unwrapped(
+        told.stdout
+    )
     static = str(native.build_c_trainer(tmp_path, "-static"))
     told = foreshock("doctor", "--", static)
     assert told.returncode == 1
-    assert f"{static} is linked statically, so nothing can be preloaded" in unwrapped(told.stdout)
+    assert f"{static} is linked statically, so libforeshock.so cannot be loaded" in unwrapped(told.stdout)
 
 
 def test_doctor_tells_what_keeps_the_helper_out(foreshock):
     told = foreshock("doctor", "--", monitored.PYTHON, "-I", "train.py")
     assert told.returncode == 1
     assert "python -I (isolated mode) ignores PYTHONPATH" in unwrapped(told.stdout)
-    assert "layer names stay unknown" in unwrapped(told.stdout)
+    assert "else nothing of the training is seen" in unwrapped(told.stdout)
 
 
 def test_c_trainer(c_trainer, tmp_path):

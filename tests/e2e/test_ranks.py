@@ -120,7 +120,8 @@ def test_srun_and_a_rank_that_is_killed(base, hand_library, tmp_path):
     """One `foreshock run` per task; who is who comes from Slurm's variables, and so does the run's id."""
 
     def task(rank: int) -> live.Live:
-        command = [str(FORESHOCK), "run", "--port", "0", "--summary", str(tmp_path / f"{rank}.json"), *EVERYTHING]
+        command = [str(FORESHOCK), "run", "--preload", "--port", "0", *EVERYTHING]
+        command += ["--summary", str(tmp_path / f"{rank}.json")]
         slurm = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
         slurm |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NTASKS": "8"}
         given = clean_environment(FORESHOCK_DIR=str(base), HAND_LIBRARY=str(hand_library))

@@ -65,7 +65,7 @@ def as_library(folder: pathlib.Path, minor: int) -> pathlib.Path:
 def both(program: str, *cases: str, options: tuple[str, ...] = EVERYTHING) -> monitored.Run:
     """The run under the monitor, after it has been shown to change no result and no argument."""
     command = [program, str(STEPS), *cases]
-    plain, watched = run_plain(command), run_monitored(command, *options)
+    plain, watched = run_plain(command), run_monitored(command, "--preload", *options)
     assert plain.told() == watched.told(), watched.stderr
     assert plain.stderr == ""
     return watched

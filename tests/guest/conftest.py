@@ -36,12 +36,15 @@ def start_alone(base, without_agent):
 
 @pytest.fixture
 def start_run(base, hand_library, tmp_path):
-    """start_run(*options, **environment): a Live trainer under `foreshock run --run-id me`; `.summary` is its file."""
+    """start_run(*options, **environment): a Live trainer under `foreshock run --run-id me`; `.summary` is its file.
+
+    With --preload, since a hand trainer never imports torch.
+    """
     started = []
 
     def start(*options: str, prefix: tuple[str, ...] = (), **environment: str) -> live.Live:
         summary = tmp_path / f"summary{len(started)}.json"
-        command = [*prefix, str(monitored.FORESHOCK), "run", "--run-id", "me", "--port", "0"]
+        command = [*prefix, str(monitored.FORESHOCK), "run", "--preload", "--run-id", "me", "--port", "0"]
         command += ["--summary", str(summary), *options, "--", monitored.PYTHON, live.__file__]
         given = monitored.clean_environment(FORESHOCK_DIR=str(base), HAND_LIBRARY=str(hand_library))
         trainer = live.Live(command, given | environment)

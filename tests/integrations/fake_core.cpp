@@ -101,6 +101,7 @@ FORESHOCK_EXPORT void fake_names_busy(int times) { g_names_busy = times; }
 // -- hook.h --
 uint32_t foreshock_abi_version(void) { return FORESHOCK_ABI_VERSION; }
 int foreshock_enabled(void) { return 1; }
+int foreshock_load_adapter(void) { return 1; }  // start.py opens the adapter
 void foreshock_off(const char* reason) { Record(Format("{\"event\": \"off\", \"reason\": \"%s\"}", reason)); }
 
 void foreshock_describe(const foreshock_identity* identity) {

@@ -118,7 +118,7 @@ def test_cell(cell: Cell, shared: pathlib.Path, show_line):
 def native_cell(show_line, name: str, command: list[str], folder: pathlib.Path, is_right: Callable) -> dict:
     dumps = [folder / "plain", folder / "monitored"]
     plain = run_plain([*command, str(dumps[0])])
-    run = run_monitored([*command, str(dumps[1])], *EVERYTHING)
+    run = run_monitored([*command, str(dumps[1])], "--preload", *EVERYTHING)
     assert plain.returncode == run.returncode == 0, plain.stderr + run.stderr
     digests = [hashlib.sha256(dump.read_bytes()).hexdigest() for dump in dumps]
     samples = run.of("sample")
@@ -156,8 +156,8 @@ def test_c(tmp_path, show_line):
     assert (rank["steps"], rank["step_source"]) == (100, "reported")
 
 
-def test_isolated_python(shared: pathlib.Path, tmp_path, show_line):
-    """python -I keeps the helper out: the adapter counts the steps, and `run` says what is missing and why."""
+def test_isolated_python(shared: pathlib.Path, tmp_path):
+    """python -I does not find the helper: nothing of the training is seen, and `run` says why."""
     program = tmp_path / "isolated.py"
     support = str(FOLDER.parent / "support")
     arguments = ["matrix_training.py", "eager", str(shared)]
@@ -166,16 +166,7 @@ def test_isolated_python(shared: pathlib.Path, tmp_path, show_line):
         f"runpy.run_path({str(FOLDER / 'matrix_training.py')!r}, run_name='__main__')\n"
     )
     plain, run = run_plain([PYTHON, "-I", str(program)]), run_monitored([PYTHON, "-I", str(program)], *EVERYTHING)
-    same_bits = plain.told() == run.told()
-    samples = run.of("sample")
-
-    def right(sample: dict) -> bool:
-        return int(sample["layer"].removeprefix("call")) == HEAD_DIMS.index(sample["head_dim"])
-
-    show(show_line, "python -I", run, samples, shown_layers(samples, right), same_bits)
-    assert same_bits
+    assert plain.told() == run.told()
     assert "python -I (isolated mode) ignores PYTHONPATH" in run.stderr
-    rank = run.rank()
-    assert_conserved(rank)
-    assert (rank["steps"], rank["step_source"]) == (STEPS, "counted")
-    assert rank["attention"]["forward"]["calls"] == STEPS * LAYERS
+    assert run.summary is not None
+    assert run.summary["ranks"] == []

@@ -54,10 +54,12 @@ def start_trainer(tree, hand_library):
         # Another user can often not read the interpreter of the tests.
         python = monitored.PYTHON if uid is None else SYSTEM_PYTHON
         script = f"exec {python} {live.__file__}"
-        command = [str(monitored.FORESHOCK), "run", "--agent", "service", "--run-id", run_id, *monitored.EVERYTHING]
+        command = [str(monitored.FORESHOCK), "run", "--preload", "--agent", "service", "--run-id", run_id]
         given = monitored.clean_environment(FORESHOCK_DIR=str(base), HAND_LIBRARY=str(shared))
         who = {} if uid is None else {"user": uid, "group": uid, "extra_groups": [], "cwd": "/"}
-        trainer = live.Live([*command, *options, "--", "sh", "-c", script], given | environment, **who)
+        trainer = live.Live(
+            [*command, *monitored.EVERYTHING, *options, "--", "sh", "-c", script], given | environment, **who
+        )
         started.append(trainer)
         return trainer
 

@@ -64,7 +64,7 @@ class Scene:
         return monitored.clean_environment(**here) | more
 
     def run_line(self, *options: str) -> list[str]:
-        line = [self.foreshock, "run", "--run-id", RUN_ID, "--port", "0", *monitored.EVERYTHING]
+        line = [self.foreshock, "run", "--preload", "--run-id", RUN_ID, "--port", "0", *monitored.EVERYTHING]
         return [*line, "--summary", str(self.folder / f"summary{self.rounds}.json"), *options, "--"]
 
     def trainer_line(self, *arguments: str, exits: int = 1, before: tuple[str, ...] = ()) -> list[str]:

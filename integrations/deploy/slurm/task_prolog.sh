@@ -22,14 +22,11 @@ case ${SLURM_STEP_ID-} in '' | -* | 42949672??) run=$SLURM_JOB_ID ;; *) run=$SLU
 (umask 077 && mkdir -p "$tree/$user/$run") 2>/dev/null
 [ -w "$tree/$user/$run" ] || exit 0
 
-# What a step has inherited from the batch script is not given twice.
-library=$foreshock/lib/libforeshock.so
-case :${LD_PRELOAD-}: in *":$library:"*) ;; *) LD_PRELOAD=${LD_PRELOAD:+$LD_PRELOAD:}$library ;; esac
+# `import torch` finds the helper here, which loads the library. A step may have inherited this from the batch script.
 helper=$foreshock/share/foreshock/python
 case :${PYTHONPATH-}: in *":$helper:"*) ;; *) PYTHONPATH=$helper${PYTHONPATH:+:$PYTHONPATH} ;; esac
 
 echo "export FORESHOCK_DIR=$tree/$user"
 echo "export FORESHOCK_RUN_ID=$run"
 echo "export FORESHOCK_ADAPTERS=${adapters%/}"
-echo "export LD_PRELOAD=$LD_PRELOAD"
 echo "export PYTHONPATH=$PYTHONPATH"

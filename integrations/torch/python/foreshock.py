@@ -38,7 +38,7 @@ def _enter() -> None:
         from foreshock_torch.tap import prepare
 
         prepare()  # defines the operations that tap() calls
-        start.enter(load_core=True)  # loads libforeshock.so if this process does not have it
+        start.enter()
     except Exception:
         return
 

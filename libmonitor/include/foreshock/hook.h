@@ -291,6 +291,13 @@ FORESHOCK_EXPORT int foreshock_enabled(void);
 /* Switches the monitor off in this process. `reason` (letters, digits, '_'): printed by the launcher. */
 FORESHOCK_EXPORT void foreshock_off(const char* reason);
 
+/* Loads the adapter for the torch in this process: the library that hooks torch's attention. Programs linked
+ * with LibTorch need no call, since libforeshock.so does this when it is loaded. A program that loads
+ * LibTorch with dlopen must call it afterwards. Returns nonzero if torch's attention is hooked; 0 if there is
+ * no torch, if the process is not to be monitored, or if it failed, which the summary then reports. Not for
+ * hot paths. */
+FORESHOCK_EXPORT int foreshock_load_adapter(void);
+
 /* Describes the place of this process in the job. rank, local_rank, world_size and attempt are accepted only
  * before the first step and before the first attention call that needs gradients. The other fields are
  * published when the next step ends; a later call replaces all of them. */

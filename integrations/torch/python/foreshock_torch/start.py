@@ -171,19 +171,36 @@ def is_wanted() -> bool:
     return bool(os.environ.get("FORESHOCK_DIR")) and not off
 
 
-def _load_core() -> None:
-    """Loads the core from this installation if the process has lost LD_PRELOAD (in a container, after sudo)."""
-    import ctypes
-
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    library = os.path.normpath(os.path.join(root, "..", "..", "..", "lib", "libforeshock.so"))
-    if os.path.isfile(library) and os.environ.get("FORESHOCK_RUN_ID") and is_trusted(library):
-        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+def _report_off(reason: str) -> None:
+    """Does what foreshock_off() does, in a process that has no core: leaves the reason for `foreshock run`."""
+    directory = os.path.join(os.environ["FORESHOCK_DIR"], os.environ["FORESHOCK_RUN_ID"])
+    with open(os.path.join(directory, f"off.{os.getpid()}.{reason}"), "x") as file:
+        file.write(os.environ.get("FORESHOCK_LAUNCHER", "0"))
 
 
-def enter(load_core: bool = False) -> None:
-    """Starts the monitor. Does nothing if the monitor runs already, or if torch, the core (libforeshock.so) or the
-    adapter is missing. `load_core`: loads the core if the process does not have it."""
+def _load_core(c: Any) -> bool:
+    """Loads the core (libforeshock.so) from this installation unless the process has it (preloaded or linked), and lets
+    the core load the adapter. Returns whether the adapter's hooks are in place; the reason is reported if they are not.
+    `c`: the module ctypes."""
+    if not hasattr(c.CDLL(None), "foreshock_abi_version"):
+        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        library = os.path.normpath(os.path.join(root, "..", "..", "..", "lib", "libforeshock.so"))
+        if not os.path.isfile(library) or not os.environ.get("FORESHOCK_RUN_ID"):
+            return False
+        if not is_trusted(library):
+            _report_off("library_untrusted")
+            return False
+        try:
+            c.CDLL(library, mode=c.RTLD_GLOBAL)  # global: the adapter finds the core's functions by name
+        except OSError:
+            _report_off("library_not_loadable")
+            return False
+    return bool(c.CDLL(None).foreshock_load_adapter())
+
+
+def enter() -> None:
+    """Loads the core and the adapter, and starts the monitor. Does nothing if the monitor runs already, or if torch,
+    the core or the adapter is missing."""
     global monitor, torch, disable_torch_function, disable_torch_dispatch, is_compiling, is_dynamo_compiling
     global begins_quietly, ends_quietly, _watch
     if monitor is not None or not is_wanted():
@@ -192,15 +209,11 @@ def enter(load_core: bool = False) -> None:
 
     if "torch" not in sys.modules:
         return
-    if load_core and not hasattr(ctypes.CDLL(None), "foreshock_abi_version"):
-        _load_core()
-    if not hasattr(ctypes.CDLL(None), "foreshock_abi_version"):
+    if not _load_core(ctypes):
         return
     torch = sys.modules["torch"]
     disable_torch_function, disable_torch_dispatch = torch._C.DisableTorchFunction, torch._C._DisableTorchDispatch
     is_compiling, is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
-    if not os.path.isfile(_adapter_path()):
-        return  # the core reports a missing adapter itself
     if not is_trusted(_adapter_path()):
         ctypes.CDLL(None).foreshock_off(b"adapter_untrusted")
         return
