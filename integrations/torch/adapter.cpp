@@ -10,11 +10,15 @@
 #include <cstring>
 #include <iterator>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "attention.h"
 #include "attention_paths.h"
 #include "dispatch.h"
+#include "families.h"
 #include "gradients.h"
 #include "interpreter.h"
 #include "older_runtime.h"
@@ -26,15 +30,15 @@ namespace {
 
 // -- the attention operations --
 //
-// kAttentionOps lists the operations that get a hook as soon as their schema is registered: torch's fused
-// operations, and custom operations of other packages, which may be imported later or never. Composite
-// operations (scaled_dot_product_attention itself, the math path) are not listed: they never reach
-// BackendSelect, the dispatch key of our hooks, and a hook at an autograd key removes gradients of compiled
-// graphs. A Semantics (attention.h) describes the arguments of an operation: the order of the dimensions
-// (heads or positions first), then which keys a query sees under a causal mask. kHeadsFirstTopLeft: heads
-// first, query i sees the keys up to key i. packs: it accepts packed sequences. in_function: it is called
-// inside an autograd.Function, where gradient mode is off. fills_out: the output is an argument. flat_bias: a
-// bias of three dimensions is (batch x head, query, key).
+// kAttentionOps lists the operations of torch that get a hook as soon as their schema is registered. Our own
+// operations, and those of other packages, which may be imported later or never, are recognized by their
+// namespace or their schema (families.h). Composite operations (scaled_dot_product_attention itself, the math
+// path) are not listed: they never reach BackendSelect, the dispatch key of our hooks, and a hook at an
+// autograd key removes gradients of compiled graphs. A Semantics (attention.h) describes the arguments of an
+// operation: the order of the dimensions (heads or positions first), then which keys a query sees under a
+// causal mask. kHeadsFirstTopLeft: heads first, query i sees the keys up to key i. packs: it accepts packed
+// sequences. in_function: it is called inside an autograd.Function, where gradient mode is off. fills_out:
+// the output is an argument. flat_bias: a bias of three dimensions is (batch x head, query, key).
 
 // The causal mask is "lower right" according to torch/nn/attention/bias.py, which calls this operation.
 constexpr Semantics kSdpaFlash{Order::kHeadsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT};
@@ -49,10 +53,8 @@ constexpr Semantics kCudnn = kHeadsFirstTopLeft;
 // For devices of other vendors. The causal mask has an unknown alignment, so it must be square.
 constexpr Semantics kOverrideable{Order::kHeadsFirst, kSquareOnly};
 
-// flash-attention aligns at the bottom right since 2.1 (its README). The same holds for aten's own
-// operations, which torch.nn.attention.varlen, nested tensors, and xformers with torch's kernels call.
-constexpr Semantics kFlash{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT, /*packs=*/true,
-                           /*in_function=*/true};
+// As kFlash (families.h): torch.nn.attention.varlen, nested tensors, and xformers with torch's kernels call
+// aten's own operations.
 constexpr Semantics kFlashInplace{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT,
                                   /*packs=*/true, /*in_function=*/true, /*fills_out=*/true};
 
@@ -62,9 +64,6 @@ constexpr Semantics kEfficient{Order::kPositionsFirst, FORESHOCK_CAUSAL_TOP_LEFT
                                /*in_function=*/true,   /*fills_out=*/false,       /*flat_bias=*/true};
 static_assert(FORESHOCK_CAUSAL_NONE == 0 && FORESHOCK_CAUSAL_TOP_LEFT == 1 &&
               FORESHOCK_CAUSAL_BOTTOM_RIGHT == 2);
-
-// foreshock::tap reports attention that cannot be hooked. Its arguments give the order and the alignment.
-constexpr Semantics kTap{Order::kByArgument, kSquareOnly};
 
 constexpr uint32_t kForward = FORESHOCK_FORWARD, kBackward = FORESHOCK_BACKWARD;
 
@@ -98,18 +97,6 @@ constexpr AttentionOp kAttentionOps[] = {
     {"aten", "_efficient_attention_backward", "", kBackward, &kEfficient},
     {"aten", "_cudnn_attention_forward", "", kForward, &kCudnn},
     {"aten", "_cudnn_attention_backward", "", kBackward, &kCudnn},
-    {"foreshock", "tap", "", kForward, &kTap},
-    {"foreshock", "tap_backward", "", kBackward, &kTap},
-    {"flash_attn", "_flash_attn_forward", "", kForward, &kFlash},
-    {"flash_attn", "_flash_attn_backward", "", kBackward, &kFlash},
-    {"flash_attn", "_flash_attn_varlen_forward", "", kForward, &kFlash},
-    {"flash_attn", "_flash_attn_varlen_backward", "", kBackward, &kFlash},
-    {"flash_attn_3", "_flash_attn_forward", "", kForward, &kFlash},
-    {"flash_attn_3", "_flash_attn_backward", "", kBackward, &kFlash},
-    {"xformers_flash", "flash_fwd", "", kForward, &kFlash},
-    {"xformers_flash", "flash_bwd", "", kBackward, &kFlash},
-    {"xformers_flash3", "flash_fwd", "", kForward, &kFlash},
-    {"xformers_flash3", "flash_bwd", "", kBackward, &kFlash},
 };
 
 // Puts an AttentionHook, a kernel that reports the call and runs it, on an operation. Returns false if the
@@ -128,7 +115,24 @@ bool hook_attention_op(const AttentionOp& op) {
   return true;
 }
 
-// Hooks the operations of kAttentionOps when their schemas are registered. Thread-safe. Never destroyed.
+// Whether the name has one of these namespaces. Attention in them calls the operations of kAttentionOps.
+bool is_of_torch(const std::string& name) {
+  for (const char* prefix : {"aten::", "prims::", "torch_attn::", "inductor::", "onnx::"})
+    if (name.rfind(prefix, 0) == 0) return true;
+  return false;
+}
+
+bool is_listed(const c10::OperatorName& name) {
+  for (const AttentionOp& known : kAttentionOps)
+    if (name.overload_name == known.overload &&
+        name.name == std::string(known.name_space) + "::" + known.name)
+      return true;
+  return false;
+}
+
+// Hooks attention operations when their schemas are registered: those of kAttentionOps, those of a family
+// (families.h), and others that look like attention (ArrivedHook has all but the first). Thread-safe. Never
+// destroyed.
 //
 // A kernel is not registered before the schema, since torch would list it as dangling
 // (torch._C._dispatch_find_dangling_impls). The dispatcher reports a new schema while it holds its own mutex,
@@ -152,15 +156,15 @@ class LateOps final : public c10::OpRegistrationListener {
     if (instance().has_arrived_.load(std::memory_order_relaxed)) instance().hook_new();
   }
 
-  void onOperatorRegistered(const c10::OperatorHandle& op) override {
+  void onOperatorRegistered(const c10::OperatorHandle& op) override try {
     const c10::OperatorName& name = op.operator_name();
-    for (const AttentionOp& known : kAttentionOps) {
-      if (name.overload_name != known.overload ||
-          name.name != std::string(known.name_space) + "::" + known.name)
-        continue;
-      const bool had_arrived = has_arrived_.exchange(true, std::memory_order_relaxed);
-      if (!had_arrived) hook_in_pending_call();
+    if (!is_listed(name)) {
+      if (is_of_torch(name.name) || (!family_of(op.schema()) && !looks_like_attention(op.schema()))) return;
+      const std::lock_guard<std::mutex> lock(arrived_lock_);
+      arrived_.push_back(name);
     }
+    if (!has_arrived_.exchange(true, std::memory_order_relaxed)) hook_in_pending_call();
+  } catch (...) {  // must not disturb the import that registers the operation
   }
   void onOperatorDeregistered(const c10::OperatorHandle&) override {}
 
@@ -175,15 +179,34 @@ class LateOps final : public c10::OpRegistrationListener {
   void hook_new() noexcept try {
     const TryGuard guard(busy_);
     if (!guard.is_mine) return;  // another thread is in this function
-    // Cleared before the loop, so that an operation that is registered during the loop sets the flag again.
+    // Cleared before the loops, so that an operation that is registered during them sets the flag again.
     has_arrived_.store(false, std::memory_order_relaxed);
     for (size_t n = 0; n < kOpCount; ++n) {
       if (is_hooked_[n] || !hook_attention_op(kAttentionOps[n])) continue;
       is_hooked_[n] = true;
       hooked_of_torch_ += !std::strcmp(kAttentionOps[n].name_space, "aten");
     }
+    std::vector<c10::OperatorName> arrived;
+    {
+      const std::lock_guard<std::mutex> lock(arrived_lock_);
+      arrived.swap(arrived_);
+    }
+    for (const c10::OperatorName& name : arrived) hook_other(name);
   } catch (...) {
     foreshock_off("adapter_late_ops");
+  }
+
+  // Hooks an operation that is not in kAttentionOps. One that is registered again, after its library was
+  // unloaded, still has its hook.
+  void hook_other(const c10::OperatorName& name) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (!op || !hooked_others_.insert(name.name + "." + name.overload_name).second) return;
+    const size_t colons = name.name.find("::");
+    auto* library = new torch::Library(torch::Library::IMPL, name.name.substr(0, colons),
+                                       c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+    std::string local = name.name.substr(colons + 2);
+    if (!name.overload_name.empty()) local += "." + name.overload_name;
+    library->impl(local.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ArrivedHook>()));
   }
 
   // Does nothing without Python. Py_AddPendingCall may be called without the interpreter lock.
@@ -198,49 +221,11 @@ class LateOps final : public c10::OpRegistrationListener {
 
   std::array<bool, kOpCount> is_hooked_{};
   int hooked_of_torch_ = 0;
+  std::set<std::string> hooked_others_;     // operations that are not in kAttentionOps
+  std::mutex arrived_lock_;                 // held for the next member only
+  std::vector<c10::OperatorName> arrived_;  // such operations that have no hook yet
   std::atomic<bool> has_arrived_{true};  // an operation may wait for its hook; at first the existing ones do
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
-};
-
-// Whether an argument with one of the two names is a tensor.
-bool has_tensor(const c10::FunctionSchema& schema, const char* name, const char* short_name) {
-  for (const c10::Argument& argument : schema.arguments())
-    if ((argument.name() == name || argument.name() == short_name) &&
-        argument.type()->kind() == c10::TypeKind::TensorType)
-      return true;
-  return false;
-}
-
-// Whether the operation is in kAttentionOps, or in a namespace whose attention calls those operations.
-bool is_known_op(const c10::OperatorName& op) {
-  for (const char* prefix : {"aten::", "prims::", "foreshock::", "torch_attn::", "inductor::", "onnx::"})
-    if (op.name.rfind(prefix, 0) == 0) return true;
-  for (const AttentionOp& known : kAttentionOps)
-    if (op.name == std::string(known.name_space) + "::" + known.name) return true;
-  return false;
-}
-
-// Reports the names of unknown operations whose arguments look like attention. torch calls it when an
-// operation is registered, while it holds the dispatcher's mutex, so it only reads the schema.
-class UnhookedOps final : public c10::OpRegistrationListener {
- public:
-  void onOperatorRegistered(const c10::OperatorHandle& op) override {
-    try {
-      const c10::FunctionSchema& schema = op.schema();
-      const bool looks_like_attention = has_tensor(schema, "query", "q") && has_tensor(schema, "key", "k") &&
-                                        has_tensor(schema, "value", "v");
-      if (looks_like_attention && !is_known_op(op.operator_name()))
-        foreshock_note_unseen(op.operator_name().name.c_str(), FORESHOCK_UNSEEN_REGISTERED);
-    } catch (...) {  // must not disturb the import that registers the operation
-    }
-  }
-  void onOperatorDeregistered(const c10::OperatorHandle&) override {}
-
-  // Starts listening; call it once. torch also reports the operations registered before. Never removed.
-  static void listen() {
-    new c10::RegistrationHandleRAII(
-        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<UnhookedOps>()));
-  }
 };
 
 // -- the start of the adapter --
@@ -281,7 +266,6 @@ int hook_all() {
   hook_op<NormHook>(aten, "linalg_vector_norm", "");
   hook_clipping(aten);
   aten.impl("detach", torch::CppFunction(TORCH_FN(detach_and_hook_arrived)));
-  UnhookedOps::listen();
   return hooked;
 }
 
@@ -404,6 +388,28 @@ FORESHOCK_EXPORT void foreshock_adapter_step_ended(void) { foreshock::adapter::f
 // Calls `function` with the dead weak reference (both PyObjects). No exception is lost: see interpreter.h.
 FORESHOCK_EXPORT void foreshock_adapter_call_back(void* function, void* reference) {
   foreshock::adapter::call_back(function, reference);
+}
+
+// Whether the calls of Transformer Engine are reported by its Python functions (seams.py), so that
+// libforeshock.so must not count those of its C functions too. `set`: not 0: from now on they are.
+FORESHOCK_EXPORT int foreshock_adapter_engine_has_seam(int set) {
+  static std::atomic<int> has_seam{0};
+  if (set != 0) has_seam.store(1);
+  return has_seam.load();
+}
+
+// For attention that a Python function computes (seams.py). Counts a call. Returns the sum of 1 if it is
+// sampled, and 2 if the step is. A caller that gets 1 must then call the operation, with `entered`, or
+// foreshock_attention_skip. `query`: TensorImpl address; a tensor without data (fake, meta, traced) is not
+// counted. `operation`: from foreshock_register_op. `in_function`: as in enter_attention().
+FORESHOCK_EXPORT int foreshock_adapter_enter(const void* query, int32_t operation, uint32_t backward,
+                                             uint32_t in_function) {
+  using namespace foreshock::adapter;
+  auto* impl = static_cast<c10::TensorImpl*>(const_cast<void*>(query));
+  const at::Tensor held(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
+  if (attention_depth != 0 || !reaches_kernel(held.key_set() & kBelow) || !has_data(held)) return 0;
+  const bool is_sampled = enter_attention(operation, backward != 0, held, in_function != 0);
+  return (is_sampled ? 1 : 0) | (foreshock_step_is_sampled() != 0 ? 2 : 0);
 }
 
 // Calls of foreshock::tap on real data since the process started.

@@ -22,16 +22,21 @@
 
 namespace foreshock::adapter {
 
-// The order of dimensions of query, key, value, output and their gradients.
+// The order of dimensions of query, key, value, output and their gradients. The first three have the numbers
+// of the argument `layout` of our own operations (tap.py).
 enum class Order {
-  kHeadsFirst,      // (batch, head, position, d)
-  kPositionsFirst,  // (batch, position, head, d)
-  kByArgument       // given by an argument of the operation, which is foreshock::tap
+  kHeadsFirst = 0,            // (batch, head, position, d)
+  kPositionsFirst = 1,        // (batch, position, head, d)
+  kPositionsBeforeBatch = 2,  // (position, batch, head, d)
+  kByArgument                 // given by an argument of the operation, which is one of our own
 };
 
 // A causal mask that may be aligned at the top left or at the bottom right of the queries x keys matrix. Such
 // a call is described only if it has as many queries as keys, because both alignments are then the same.
 inline constexpr int32_t kSquareOnly = -1;
+
+// Returned by describe_call() on success. Differs from all FORESHOCK_SKIP_ reasons, since it is their count.
+inline constexpr uint32_t kDescribed = FORESHOCK_SKIP_REASONS;
 
 // The meaning of an operation's arguments and results that their names do not show. For all operations:
 // - the default scale is 1 / sqrt(d), with d of the query that the operation gets. A caller that pads d with
@@ -67,7 +72,7 @@ struct AttentionInputs {
   double dropout = 0;
   int64_t causal = 0;                           // FORESHOCK_CAUSAL_... or kSquareOnly
   int64_t window_left = -1, window_right = -1;  // keys seen on each side of the query; -1: all
-  bool positions_first = false;                 // (batch, position, head, d)
+  Order order = Order::kHeadsFirst;
   bool masked_otherwise = false;  // an argument that hook.h cannot describe (slopes, soft cap) changes scores
   bool stored_otherwise = false;  // keys are paged, appended or rotated, or tensors are scaled
   uint64_t keeping_ns = 0;        // time spent in AttentionArguments::keep()
@@ -97,7 +102,9 @@ class AttentionArguments {
         causal_(index_of({"is_causal", "causal", "custom_mask_type"})),
         window_left_(index_of({"window_size_left", "window_left"})),
         window_right_(index_of({"window_size_right", "window_right"})),
-        positions_first_(index_of({"positions_first"})),
+        layout_(index_of({"layout"})),
+        entered_(index_of({"entered"})),
+        reason_(index_of({"reason"})),
         layer_(index_of({"layer"})),
         offsets_q_(index_of({"cum_seq_q", "cu_seqlens_q"})),
         offsets_k_(index_of({"cum_seq_k", "cu_seqlens_k"})),
@@ -105,10 +112,11 @@ class AttentionArguments {
         longest_k_(index_of({"max_k", "max_seqlen_k"})),
         masked_(indices_of({"alibi_slopes", "softcap", "attention_chunk", "window_size", "causal_diagonal",
                             "learnable_sink", "s_aux"})),
-        stored_(indices_of({"block_table", "block_tables", "page_table",   "leftpad_k",  "seqused_k",
-                            "seqused_q",   "seqlen_k",     "sequed_k",     "sequed_q",   "k_new",
-                            "v_new",       "qv",           "kv_batch_idx", "rotary_cos", "q_descale",
-                            "k_descale",   "v_descale",    "descale_q",    "descale_k",  "descale_v"})) {}
+        stored_(
+            indices_of({"block_table", "block_tables", "page_table", "leftpad_k", "seqused_k", "seqused_q",
+                        "seqlen_k",    "sequed_k",     "sequed_q",   "k_new",     "q_v",       "v_new",
+                        "qv",          "kv_batch_idx", "rotary_cos", "q_descale", "k_descale", "v_descale",
+                        "descale_q",   "descale_k",    "descale_v"})) {}
 
   bool is_of(const c10::FunctionSchema& schema) const { return schema_ == &schema; }
   int arguments() const { return arguments_; }
@@ -116,10 +124,23 @@ class AttentionArguments {
   const at::Tensor& query(const Stack& stack) const {
     return tensor_or_undefined(argument_at(stack, query_));
   }
-  // Whether a backward operation returns the gradients. If not, it writes them into its arguments.
-  bool returns_gradient() const { return grad_query_ < 0; }
+  // Whether a backward operation can return the gradients of query, key and value. If not, it writes them
+  // into its arguments.
+  bool returns_gradients() const { return returns_ >= 3; }
   const at::Tensor& result(const Stack& stack, int index) const {
     return tensor_or_undefined(peek(stack, returns_, index < returns_ ? index : -1));
+  }
+
+  // Whether the helper has already reported to the core that this call of our own operation is about to
+  // happen. Other operations have no such argument.
+  bool is_entered(const Stack& stack) const {
+    const c10::IValue& entered = argument_at(stack, entered_);
+    return entered.isBool() && entered.toBool();
+  }
+  // FORESHOCK_SKIP_... if the caller of our own operation cannot describe the call; else kDescribed.
+  uint32_t reason(const Stack& stack) const {
+    const int64_t reason = integer_or(argument_at(stack, reason_), -1);
+    return reason >= 0 && reason < FORESHOCK_SKIP_REASONS ? static_cast<uint32_t>(reason) : kDescribed;
   }
 
   // Copies references to the arguments from the stack, before the operation removes them.
@@ -148,8 +169,7 @@ class AttentionArguments {
     in.causal = causal_of(argument_at(stack, causal_));
     in.window_left = integer_or(argument_at(stack, window_left_), -1);
     in.window_right = integer_or(argument_at(stack, window_right_), -1);
-    in.positions_first = semantics_.order == Order::kPositionsFirst ||
-                         (positions_first_ >= 0 && argument_at(stack, positions_first_).toBool());
+    in.order = is_tap ? static_cast<Order>(integer_or(argument_at(stack, layout_), 0)) : semantics_.order;
     in.layer = argument_at(stack, layer_);
     for (const int index : masked_) in.masked_otherwise |= is_given(argument_at(stack, index));
     for (const int index : stored_) in.stored_otherwise |= is_given(argument_at(stack, index));
@@ -201,8 +221,8 @@ class AttentionArguments {
   const int arguments_, returns_;
   const int query_, key_, value_, out_, log_sum_exp_, mask_, grad_out_, grad_query_, grad_key_, grad_value_,
       scale_, dropout_, causal_;
-  const int window_left_, window_right_, positions_first_, layer_, offsets_q_, offsets_k_, longest_q_,
-      longest_k_;
+  const int window_left_, window_right_, layout_, entered_, reason_, layer_, offsets_q_, offsets_k_,
+      longest_q_, longest_k_;
   const std::vector<int> masked_, stored_;
 };
 
@@ -228,9 +248,6 @@ class LazyArguments {
 
 // The functions from here to describe_call() describe a call in the form of hook.h, from the arguments and
 // results of its operation. They make views only: no tensor is created, and no values are read.
-
-// Returned by describe_call() on success. Differs from all FORESHOCK_SKIP_ reasons, since it is their count.
-inline constexpr uint32_t kDescribed = FORESHOCK_SKIP_REASONS;
 
 // Expands a mask to all dimensions of the call, with stride 0 where it is broadcast. Returns false if the
 // mask does not fit the call. `is_flat`: a mask of three dimensions is (batch x head, query, key).
@@ -301,10 +318,14 @@ inline bool describe_offsets(const AttentionInputs& in, foreshock_attention_call
 }
 
 // The view with the order of dimensions of hook.h: (batch, head, position, d).
-inline foreshock_tensor heads_first(foreshock_tensor view, bool positions_first) {
-  if (!positions_first || view.dims != FORESHOCK_TENSOR_DIMS) return view;
-  std::swap(view.shape[1], view.shape[2]);
-  std::swap(view.stride[1], view.stride[2]);
+inline foreshock_tensor heads_first(foreshock_tensor view, Order order) {
+  if (order == Order::kHeadsFirst || view.dims != FORESHOCK_TENSOR_DIMS) return view;
+  const auto swap = [&view](int a, int b) {
+    std::swap(view.shape[a], view.shape[b]);
+    std::swap(view.stride[a], view.stride[b]);
+  };
+  if (order == Order::kPositionsBeforeBatch) swap(0, 1);
+  swap(1, 2);
   return view;
 }
 
@@ -365,9 +386,7 @@ inline bool describe_packed(const AttentionInputs& in, bool backward, foreshock_
 inline bool describe_tensors(const AttentionInputs& in, bool backward, foreshock_attention_call* call) {
   if (in.offsets_q.defined()) return describe_packed(in, backward, call);
   if (in.query.dim() != 4 || in.key.dim() != 4 || in.value.dim() != 4) return false;
-  const auto view = [&](const at::Tensor& tensor) {
-    return heads_first(view_of(tensor), in.positions_first);
-  };
+  const auto view = [&](const at::Tensor& tensor) { return heads_first(view_of(tensor), in.order); };
   call->query = view(in.query);
   call->key = view(in.key);
   call->value = view(in.value);
@@ -460,7 +479,13 @@ class AttentionHook final : public c10::OperatorKernel {
     const AttentionDepth depth;
     if (!is_counted) return op.redispatchBoxed(below, stack);
     if (is_tap_) taps.fetch_add(1, std::memory_order_relaxed);
-    if (!enter_attention(number_, backward_, query, in_function_)) return run(op, below, stack, arguments);
+    if (!arguments.is_entered(*stack) && !enter_attention(number_, backward_, query, in_function_))
+      return run(op, below, stack, arguments);
+    const uint32_t reason = arguments.reason(*stack);
+    if (reason != kDescribed) {
+      foreshock_attention_skip(number_, reason);
+      return run(op, below, stack, arguments);
+    }
     AttentionInputs inputs = keep(arguments, *stack);
     try {
       run(op, below, stack, arguments);
@@ -509,8 +534,8 @@ class AttentionHook final : public c10::OperatorKernel {
     } else if (!backward_) {
       inputs->out = arguments.result(stack, 0);
       inputs->log_sum_exp = arguments.result(stack, 1);
-    } else if (arguments.returns_gradient()) {
-      // aten's backward operations all return the gradients in this order.
+    } else if (arguments.returns_gradients() && !inputs->grad_query.defined()) {
+      // aten's backward operations all return the gradients in this order, and so does flash-attn 3.
       inputs->grad_query = arguments.result(stack, 0);
       inputs->grad_key = arguments.result(stack, 1);
       inputs->grad_value = arguments.result(stack, 2);

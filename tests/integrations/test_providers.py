@@ -178,15 +178,67 @@ print(json.dumps(dict(
 
 def test_waiting_kernels_are_not_seen_by_feature_tests(trainer) -> None:
     """A package that is not there stays not there, and what looks like attention and is unknown is named."""
-    names, rows = trainer(f"""{PACKAGES}
+    names, rows, after = trainer(f"""{PACKAGES}
 there = [hasattr(getattr(torch.ops, space), name) for space, name in (
     ("flash_attn", "_flash_attn_forward"), ("xformers_flash", "flash_fwd"), ("flash_attn_3", "_flash_attn_forward"))]
 first = events("unseen")
 packages.define("stranger"); packages.define("flash_attn")
-print(json.dumps([there + [first], events("unseen")]))
+registered = events("unseen"); q = torch.randn(2, 16, 4, 8)
+for _ in range(2): torch.ops.stranger.attend(q, q, q, 0.25)
+torch.ops.stranger.attend(*[q.to("meta")] * 3, 0.25)
+print(json.dumps([there + [first], registered, events("unseen")]))
 """)
     assert names == [False, False, False, []]
-    assert [(row["name"], row["evidence"]) for row in rows] == [("stranger::attend", 3)]
+    assert rows == []  # an operation that is registered and never called is not worth a word
+    assert [(row["name"], row["evidence"]) for row in after] == [("stranger::attend", 1)]
+
+
+def test_a_namespace_of_a_vendor_is_recognised_by_its_schema(trainer) -> None:
+    """As packages of the Hugging Face hub register flash-attn's operations: before and after the hooks, unloaded and
+    loaded again, eager and compiled. What differs by an argument is another operation."""
+    rows, truth, again, other, compiled = trainer(f"""{PACKAGES}
+vendor = packages.Vendor("_flash_attn2_588b404")
+q, k, v = bnhd(m=24, g=2)
+out, lse, *_ = vendor.call(q, k, v)
+grads = [torch.empty_like(t) for t in (q, k, v)]
+vendor.back(out, q, k, v, out, lse, grads)
+rows = [row for row in events() if row["event"] == "leave"]
+truth = heads_first(q, k, v, out, grads[0])
+vendor.unload()
+vendor = packages.Vendor("_flash_attn2_588b404"); events(); vendor.call(q, k, v); again = events("leave")
+other = packages.Vendor("_else_1", more=", int rounds=1"); events(); other.call(q, k, v); other = events()
+step = torch.compile(lambda q: vendor.call(q * 1, k, v)[0] * 2, backend="aot_eager")
+compiled = []
+for _ in range(2): events(); step(q); compiled.append(count(events(), "leave"))
+print(json.dumps([rows, truth, again, other, compiled]))
+""")
+    assert [row["op"] for row in rows] == [
+        f"_flash_attn2_588b404::_flash_attn_{way}" for way in ("forward", "backward")
+    ]
+    assert near(prints(rows[1], "query", "key", "value", "out", "grad_query"), truth)
+    assert [row["causal"] for row in rows] == [2, 2]
+    assert len(again) == 1
+    assert [(row["event"], row["name"]) for row in other] == [("unseen", "_else_1::_flash_attn_forward")]
+    assert compiled == [1, 1]
+
+
+def test_a_thousand_namespaces_and_the_compiled_part_of_flash_attn_3(trainer) -> None:
+    """The core has numbers for 64 operations, so an operation gets one when it is first called."""
+    calls, raw = trainer(f"""{PACKAGES}
+vendors = [packages.Vendor(f"_vendor_{{n}}") for n in range(1000)]
+q, k, v = bnhd(); events()
+for vendor in vendors[::250]: vendor.call(q, k, v)
+calls = [row["op"] for row in events("leave")]
+packages.define("flash_attn_3_raw"); events()
+out, lse, *_ = torch.ops.raw_3.fwd(q, k, v, is_causal=True)
+torch.ops.raw_3.bwd(out, q, k, v, out, lse, is_causal=True)
+print(json.dumps([calls, [row for row in events() if row["event"] == "leave"]]))
+""")
+    assert calls == [f"_vendor_{n}::_flash_attn_forward" for n in range(0, 1000, 250)]
+    assert [row["op"] for row in raw] == ["raw_3::fwd", "raw_3::bwd"]
+    for row in raw:
+        assert 0 <= row["errors"]["out"] <= 2**-23
+    assert 0 <= raw[1]["errors"]["grad_query"] <= 2**-23
 
 
 def test_varlen_of_torch_is_counted_by_its_inner_operation(trainer) -> None:

@@ -201,16 +201,110 @@ def xformers() -> None:
         return backward(grad, query, key, value, softmax_scale, is_causal, cu_seqlens_q, cu_seqlens_k)
 
 
+class Vendor:
+    """flash-attn 2 in a namespace of another package, as the Hugging Face hub has it. `more`: further arguments."""
+
+    def __init__(self, namespace: str, more: str = "") -> None:
+        self.library, self.ops = torch.library.Library(namespace, "FRAGMENT"), getattr(torch.ops, namespace)
+        same = (
+            "float dropout_p, float softmax_scale, bool causal, int window_size_left, int window_size_right, "
+            "float softcap, Tensor? alibi_slopes, "
+        )
+        self.library.define(
+            f"_flash_attn_forward(Tensor q, Tensor k, Tensor v, {same}bool return_softmax{more})"
+            " -> (Tensor, Tensor, Tensor, Tensor)"
+        )
+        self.library.define(
+            "_flash_attn_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
+            "Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv, "
+            + same
+            + "bool deterministic, Tensor? rng_state=None) -> Tensor"
+        )
+        self.library.impl("_flash_attn_forward", self._forward, "CPU")
+        self.library.impl("_flash_attn_backward", self._backward, "CPU")
+        self.library.impl("_flash_attn_forward", self._shapes, "Meta")
+
+    def unload(self) -> None:
+        self.library._destroy()
+
+    @staticmethod
+    def _forward(q: Tensor, k: Tensor, v: Tensor, _: float, scale: float, causal: bool, *more: object) -> tuple:
+        out, lse = forward(q, k, v, scale, causal, None, None)
+        return out, lse, nothing(q), torch.empty(2, dtype=torch.int64)
+
+    @staticmethod
+    def _shapes(q: Tensor, *more: object) -> tuple:
+        return torch.empty_like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1]), q.new_empty(0), q.new_empty(2)
+
+    @staticmethod
+    def _backward(
+        g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+        _: float, scale: float, causal: bool, *more: object,
+    ) -> Tensor:  # fmt: skip
+        for filled, grad in zip((dq, dk, dv), backward(g, q, k, v, scale, causal, None, None), strict=True):
+            filled.copy_(grad)
+        return torch.empty(0)
+
+    def call(self, q: Tensor, k: Tensor, v: Tensor) -> tuple:
+        return self.ops._flash_attn_forward(q, k, v, 0.0, 0.25, True, -1, -1, 0.0, None, False)
+
+    def back(self, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grads: list[Tensor]) -> None:
+        self.ops._flash_attn_backward(
+            g, q, k, v, out, lse, *grads, 0.0, 0.25, True, -1, -1, 0.0, None, False, None
+        )  # fmt: skip
+
+
+def flash_attn_3_raw() -> None:
+    """The compiled part of flash-attn 3, which returns the gradients if it is given no tensors for them."""
+    library = torch.library.Library("raw_3", "FRAGMENT")
+    packed = "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
+    lengths = "Tensor? seqused_q=None, Tensor? seqused_k=None, int? max_seqlen_q=None, int? max_seqlen_k=None, "
+    window = "int window_size_left=-1, int window_size_right=-1, "
+    library.define(
+        "fwd(Tensor q, Tensor k, Tensor v, Tensor(a!)? k_new=None, Tensor(b!)? v_new=None, Tensor? q_v=None, "
+        f"Tensor(c!)? out=None, {packed}Tensor? cu_seqlens_k_new=None, {lengths}Tensor? page_table=None, "
+        "Tensor? kv_batch_idx=None, Tensor? leftpad_k=None, Tensor? rotary_cos=None, Tensor? rotary_sin=None, "
+        "Tensor? seqlens_rotary=None, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, "
+        f"float? softmax_scale=None, bool is_causal=False, {window}int attention_chunk=0, float softcap=0.0, "
+        "bool is_rotary_interleaved=False, Tensor? scheduler_metadata=None, int num_splits=0, bool? pack_gqa=None, "
+        "int sm_margin=0) -> (Tensor, Tensor, Tensor, Tensor)"
+    )
+    library.define(
+        "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, Tensor(a!)? dq=None, "
+        f"Tensor(b!)? dk=None, Tensor(c!)? dv=None, {packed}{lengths}float? softmax_scale=None, bool is_causal=False, "
+        f"{window}float softcap=0.0, bool deterministic=False, int sm_margin=0) -> (Tensor, Tensor, Tensor, Tensor)"
+    )
+
+    # torch passes the arguments in their order, up to the last one that is given: is_causal.
+    def ahead(q: Tensor, k: Tensor, v: Tensor, *more: object) -> tuple:
+        out, lse = forward(q, k, v, q.shape[-1] ** -0.5, more[-1] is True, None, None)
+        return out, lse, nothing(q), nothing(q)
+
+    def back(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *more: object) -> tuple:
+        return *backward(dout, q, k, v, q.shape[-1] ** -0.5, more[-1] is True, None, None), nothing(q)
+
+    library.impl("fwd", ahead, "CPU")
+    library.impl("bwd", back, "CPU")
+    flash_attn_3_raw.library = library
+
+
 def stranger() -> None:
     """Nobody has heard of it."""
     library = torch.library.Library("stranger", "FRAGMENT")
     library.define("attend(Tensor q, Tensor k, Tensor v, float scale) -> Tensor")
     library.define("mix(Tensor q, Tensor k) -> Tensor")
+    library.impl("attend", lambda q, k, v, scale: q.clone(), "CompositeExplicitAutograd")
     stranger.library = library
 
 
 def define(name: str) -> None:
-    {"flash_attn": flash_attn, "flash_attn_3": flash_attn_3, "xformers": xformers, "stranger": stranger}[name]()
+    {
+        "flash_attn": flash_attn,
+        "flash_attn_3": flash_attn_3,
+        "xformers": xformers,
+        "stranger": stranger,
+        "flash_attn_3_raw": flash_attn_3_raw,
+    }[name]()
 
 
 class FlashAttention(torch.autograd.Function):
