@@ -145,6 +145,15 @@ void refuse(const Library& library) {
 // forward call in a backward pass recomputes an activation and does not belong to a new layer.
 std::atomic<int (*)()> g_in_backward{nullptr};
 
+// Function of the adapter that returns whether the same calls are reported by Transformer Engine's Python
+// functions (foreshock_torch/seams.py), so that they must not be counted here too; null without an adapter.
+std::atomic<int (*)(int)> g_has_seam{nullptr};
+
+bool has_seam() {
+  const auto query = g_has_seam.load(std::memory_order_acquire);
+  return query != nullptr && query(0) != 0;
+}
+
 bool is_in_backward() {
   const auto query = g_in_backward.load(std::memory_order_acquire);
   return query != nullptr && query() != 0;
@@ -232,7 +241,7 @@ Word forward_call(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
   const Library& target = library(ours, &temporary);
   const Function real = target.real[pass];
   if (real == nullptr) end_for_missing_function(kFunctions[pass]);
-  if (!target.is_monitored) return real(FORESHOCK_ARGUMENTS);
+  if (!target.is_monitored || has_seam()) return real(FORESHOCK_ARGUMENTS);
   const Word words[] = {FORESHOCK_INTEGERS(FORESHOCK_NAME), FORESHOCK_STACK(FORESHOCK_NAME)};
   static_assert(sizeof words / sizeof *words == kIntegerRegisters + kStackWords);
   static_assert(kIntegerRegisters + kStackWords >= kMostNvteWords);
@@ -263,6 +272,8 @@ void attach_nvte(void* adapter) {
   if (&dlsym == nullptr) return;  // a weak reference: null with an older glibc if libdl is not loaded
   g_in_backward.store(reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_in_backward")),
                       std::memory_order_release);
+  g_has_seam.store(reinterpret_cast<int (*)(int)>(dlsym(adapter, "foreshock_adapter_engine_has_seam")),
+                   std::memory_order_release);
 }
 
 }  // namespace foreshock

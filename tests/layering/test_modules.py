@@ -57,6 +57,7 @@ SMALL = {
 
 OF_THE_ADAPTER = "the adapter is compiled as one file, so that it takes a user's compiler once"
 LONELY = {  # headers that only one module includes, or none
+    "integrations/torch/families.h": OF_THE_ADAPTER,
     "integrations/torch/interpreter.h": OF_THE_ADAPTER,
     "integrations/torch/older_runtime.h": OF_THE_ADAPTER,
     "integrations/torch/quiet_functions.h": OF_THE_ADAPTER,

@@ -120,6 +120,8 @@ class Core:
         self._declare(self.core, "loss_is_of", None, c.c_char_p)
         self._declare(self.core, "name_parameters", None, address, length)
         self._declare(self.core, "note_unseen", None, c.c_char_p, c.c_uint32)
+        self._declare(self.core, "register_op", c.c_int32, c.c_char_p, c.c_uint32)
+        self._declare(self.core, "attention_skip", None, c.c_int32, c.c_uint32)
         self._declare(self.core, "observe_scalars", c.c_int, address, length)
         self._declare(self.core, "describe", None, address)
         self._declare(self.core, "off", None, c.c_char_p)
@@ -127,6 +129,8 @@ class Core:
         self._declare(self.core, "weights_due", length, address, length)
         self._declare(self.adapter, "adapter_backwards", c.c_uint64)
         self._declare(self.adapter, "adapter_taps", c.c_uint64)
+        self._declare(self.adapter, "adapter_enter", c.c_int, address, c.c_int32, c.c_uint32, c.c_uint32)
+        self._declare(self.adapter, "adapter_engine_has_seam", c.c_int, c.c_int)
         self._declare(
             self.adapter, "adapter_step_begins", c.c_uint64, address, length, c.c_double, c.c_uint32, c.c_uint32
         )

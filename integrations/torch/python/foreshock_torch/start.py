@@ -15,7 +15,10 @@ import sys
 from time import perf_counter_ns
 from typing import Any
 
-from . import tap  # foreshock.tap(), with which a training reports attention that no hook sees
+from . import (
+    seams,  # wraps functions that compute attention which no hook sees
+    tap,  # foreshock.tap(), with which a training reports such attention itself
+)
 from .clock import Monitor
 from .compiled import Watch, skip_in_dynamo, step_traced
 from .core import Core
@@ -135,6 +138,13 @@ def _on_submodule(module: Any, name: str, part: Any) -> None:
 
 
 @contextlib.contextmanager
+def _hidden() -> Any:
+    """Hides the calls in this context from the training's torch function and dispatch modes."""
+    with disable_torch_function(), disable_torch_dispatch():
+        yield
+
+
+@contextlib.contextmanager
 def _negative_hook_numbers() -> Any:
     """Gives negative numbers to the hooks that are registered in this context. The training's own hooks must get the
     numbers that they have without the helper, because torch saves hook numbers with a module."""
@@ -236,3 +246,4 @@ def enter() -> None:
     _wrap_setstate(modules)
     monitor = new_monitor
     tap.is_active = True
+    seams.Watch(torch, core, _hidden, new_monitor.add_outside_time)

@@ -21,7 +21,7 @@ def attention_unseen(modules: dict[str, Any] | None = None) -> list[tuple[str, i
         found.append(("flex_attention", USED))
     if "flash_attn.cute" in modules:  # also if only a submodule was imported: Python imports its package first
         found.append(("flash_attn.cute (flash-attn 4)", IMPORTED))
-    # libforeshock.so sees the calls from version 2.0 on (interpose_transformer_engine.cpp). No version: 2 is assumed.
+    # seams.py sees the calls from version 2.0 on. No version: 2 is assumed.
     engine = modules.get("transformer_engine")
     if str(getattr(engine, "__version__", "2.")).startswith(("0.", "1.")):
         found.append(("transformer_engine before 2.0", IMPORTED))

@@ -1,0 +1,225 @@
+"""Describes calls of attention functions of other packages, for seams.py. Reads shapes and strides, never values.
+
+The functions here get the arguments of a call by name, its result, and the function that was called. They return a
+Call, or one of SKIP_... if the call cannot be described. They must not guess: what they do not understand is
+SKIP_UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import re
+import textwrap
+from typing import Any, NamedTuple
+
+from .tap import DESCRIBED, LAYOUTS
+
+SKIP_FP8, SKIP_MASK, SKIP_LAYOUT, SKIP_UNKNOWN = 5, 6, 7, 10  # FORESHOCK_SKIP_... of hook.h
+NO_MASK, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2  # FORESHOCK_CAUSAL_... of hook.h
+
+Given = dict[str, Any]  # the arguments of a call, defaults included
+
+
+class Call(NamedTuple):
+    """One attention call, as foreshock.tap() takes it. `layout`: a number of LAYOUTS, for all tensors."""
+
+    query: Any
+    key: Any
+    value: Any
+    out: Any
+    lse: Any
+    scale: float | None
+    causal: int
+    layout: int
+    mask: Any = None
+    dropout: float = 0.0
+    gradients: tuple[Any, Any, Any, Any] | None = None  # of output, query, key and value
+
+    def arguments(self, is_backward: bool) -> tuple[Any, ...]:
+        """The arguments of the custom operation, in the order of tap.py, for a call that has been counted."""
+        tensors = (self.query, self.key, self.value, self.out, self.lse, self.mask)
+        more = self.gradients if is_backward and self.gradients is not None else ()
+        return *tensors, *more, self.scale, self.causal, self.layout, self.dropout, None, True, DESCRIBED
+
+
+def itself(value: Any) -> Any:
+    return value
+
+
+# -- Transformer Engine: fused_attn_fwd() and fused_attn_bwd() of transformer_engine.pytorch.cpp_extensions --
+
+ENGINE_READ = frozenset({
+    "q", "k", "v", "cu_seqlens_q", "attn_scale", "dropout", "qkv_layout", "attn_bias_type", "attn_mask_type",
+    "window_size",
+})  # fmt: skip
+# With a dense layout the lengths and offsets are those of full sequences. Quantizers are used for fp8 only. The rest
+# concerns types of the quantized tensors, random numbers, and how the kernel is launched.
+ENGINE_IGNORED = frozenset({
+    "is_training", "max_seqlen_q", "max_seqlen_kv", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded",
+    "fake_dtype", "dqkv_dtype", "fused_attention_backend", "attn_bias", "s_quantizer", "o_quantizer", "dp_quantizer",
+    "dqkv_quantizer", "fast_zero_fill", "rng_gen", "deterministic", "cuda_graph", "qkv_scale_inv_format",
+    "do_scale_inv_format", "page_table_k", "page_table_v", "o_format", "do_format", "dqkv_layout", "softmax_type",
+    "softmax_offset", "bottom_right_diagonal", "return_max_logit",
+})  # fmt: skip
+_ENGINE_LAYOUTS = {"bhsd": LAYOUTS["bhnd"], "bshd": LAYOUTS["bnhd"], "sbhd": LAYOUTS["nbhd"]}
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether the tensor has the numbers that it stands for. Quantized tensors are of other classes, or bytes."""
+    return type(tensor).__module__ in ("torch", "torch.nn.parameter") and tensor.dtype.itemsize > 1
+
+
+def engine_formats(layout: str) -> tuple[str, str]:
+    """The formats of query and key in a layout of Transformer Engine: "sbh3d" -> ("sbhd", "sbhd")."""
+    parts = layout.replace("3", "").replace("2", "").split("_")
+    return parts[0], parts[1] if len(parts) > 1 else parts[0]
+
+
+def _reordered(tensor: Any, have: str, want: str) -> Any:
+    return tensor if have == want or tensor is None else tensor.permute(*(have.index(axis) for axis in want))
+
+
+def _engine_causal(given: Given, queries: int, keys: int) -> int:
+    """FORESHOCK_CAUSAL_...; -1 if the mask cannot be described. Without a window both limits are -1; with a causal mask
+    the right limit may also be 0."""
+    mask, (left, right) = given["attn_mask_type"], given["window_size"] or (-1, -1)
+    if given["attn_bias_type"] != "no_bias" or given.get("softmax_type", "vanilla") != "vanilla":
+        return -1
+    if left != -1 or right not in (-1, 0):
+        return -1
+    if mask == "no_mask":
+        return NO_MASK if right == -1 else -1
+    if mask not in ("causal", "causal_bottom_right"):
+        return -1
+    # From 2.12 on, another argument gives the corner too. If the two contradict each other, the mask must be square.
+    corner = given.get("bottom_right_diagonal")
+    if corner is not None and corner != (mask == "causal_bottom_right") and queries != keys:
+        return -1
+    return BOTTOM_RIGHT if mask == "causal_bottom_right" else TOP_LEFT
+
+
+def _engine(given: Given, out: Any, aux: Any, gradients: tuple[Any, ...] | None, dropout: float) -> Call | int:
+    query, key, value = given["q"], given["k"], given["v"]
+    used = (query, key, value, out, *(gradients or ())[:2])
+    if not all(_is_plain(tensor) for tensor in used):
+        return SKIP_FP8
+    query_format, key_format = engine_formats(given["qkv_layout"])
+    if {query_format, key_format} - set(_ENGINE_LAYOUTS) or given.get("page_table_k") is not None:
+        return SKIP_LAYOUT
+    if any(tensor.dim() != 4 for tensor in used):
+        return SKIP_LAYOUT
+    position, head, batch = (query_format.index(axis) for axis in "shb")
+    causal = _engine_causal(given, query.shape[position], key.shape[key_format.index("s")])
+    if causal < 0:
+        return SKIP_MASK
+    # The query itself, and no view of it: only the query leads to the parameters that it was computed from.
+    key, value = (_reordered(tensor, key_format, query_format) for tensor in (key, value))
+    out_format = given.get("o_format", query_format)
+    if gradients is not None:
+        of_query, of_key = engine_formats(given.get("dqkv_layout", given["qkv_layout"]))
+        formats = (given.get("do_format", query_format), of_query, of_key, of_key)
+        if set(formats) - set(_ENGINE_LAYOUTS):
+            return SKIP_LAYOUT
+        optional = (g if g is not None and _is_plain(g) and g.dim() == 4 else None for g in gradients[2:4])
+        given_gradients = (*gradients[:2], *optional)
+        gradients = tuple(_reordered(g, have, query_format) for g, have in zip(given_gradients, formats))
+    if out_format not in _ENGINE_LAYOUTS:
+        return SKIP_LAYOUT
+    # Kernels for short sequences store the probabilities there, which have another shape.
+    shape = (query.shape[batch], query.shape[head], query.shape[position], 1)
+    lse = aux[0] if aux and not given.get("return_max_logit") else None
+    if lse is not None and not (_is_plain(lse) and tuple(lse.shape) == shape and lse.dtype.itemsize == 4):
+        lse = None
+    return Call(
+        query, key, value, _reordered(out, out_format, query_format), lse, given["attn_scale"], causal,
+        _ENGINE_LAYOUTS[query_format], dropout=dropout, gradients=gradients,
+    )  # fmt: skip
+
+
+def engine_forward(given: Given, result: Any, _: Any) -> Call | int:
+    is_training = given["is_training"]
+    return _engine(given, result[0], result[1] if is_training else None, None, given["dropout"] * bool(is_training))
+
+
+def engine_backward(given: Given, result: Any, _: Any) -> Call | int:
+    gradients = (given["d_o"], *result[:3])
+    return _engine(given, given["o"], given["aux_ctx_tensors"], gradients, given["dropout"])
+
+
+# -- transformers: eager_attention_forward() of each model --
+
+EAGER_READ = frozenset({"module", "query", "key", "value", "attention_mask"})
+# The source of a model's function is compared with the only ones that are understood (_EAGER_BODY), which shows all
+# arguments that it reads.
+EAGER_IGNORED = frozenset({"scaling", "dropout", "softcap", "position_bias", "kwargs"})
+# The statements that a function may have, in this order. Without type annotations, docstring and comments.
+_EAGER_BODY = re.compile(
+    r"""
+    (if\ scaling\ is\ None:\n\ {4}scaling\ =\ (query\.size\(-1\)|(?P<head_dim>module\.head_dim))\ \*\*\ \(?-0\.5\)?\n)?
+    (?P<shared>key_states\ =\ repeat_kv\(key,\ module\.num_key_value_groups\)\n
+    value_states\ =\ repeat_kv\(value,\ module\.num_key_value_groups\)\n)?
+    attn_weights\ =\ torch\.matmul\(query,\ (?(shared)key_states|key)\.transpose\((2,\ 3|-1,\ -2)\)\)\ \*\ scaling\n
+    (?P<softcap>if\ softcap\ is\ not\ None:\n
+    \ {4}attn_weights\ =\ attn_weights\ /\ softcap\n
+    \ {4}attn_weights\ =\ torch\.tanh\(attn_weights\)\n
+    \ {4}attn_weights\ =\ attn_weights\ \*\ softcap\n)?
+    (?P<bias>if\ position_bias\ is\ not\ None:\n\ {4}attn_weights\ =\ attn_weights\ \+\ position_bias\n)?
+    if\ attention_mask\ is\ not\ None:\n
+    (\ {4}attn_weights\ =\ attn_weights\ \+\ attention_mask\n
+    |\ {4}causal_mask\ =\ attention_mask\[:,\ :,\ :,\ :(?(shared)key_states|key)\.shape\[-2\]\]\n
+    \ {4}attn_weights\ =\ attn_weights\ \+\ causal_mask\n)
+    attn_weights\ =\ nn\.functional\.softmax\(attn_weights,\ dim=-1(,\ dtype=torch\.float32)?\)
+    (\.to\((query|value)\.dtype\))?\n
+    (attn_weights\ =\ attn_weights\.type\(value\.dtype\)\n)?
+    attn_weights\ =\ nn\.functional\.dropout\(attn_weights,\ p=dropout,\ training=module\.training\)\n
+    attn_output\ =\ torch\.matmul\(attn_weights,\ (?(shared)value_states|value)\)\n
+    attn_output\ =\ attn_output\.transpose\(1,\ 2\)(\.contiguous\(\))?\n
+    return\ \(attn_output,\ attn_weights\)
+    """,
+    re.VERBOSE,
+)
+
+
+@functools.cache
+def _eager_form(function: Any) -> dict[str, bool] | None:
+    """Which optional statements the function has; None: its source is not understood."""
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+        body = definition.body[1:] if ast.get_docstring(definition) is not None else definition.body
+        text = "\n".join(map(ast.unparse, body)).replace("= F.", "= nn.functional.")
+    except (OSError, TypeError, SyntaxError, ValueError, AttributeError):
+        return None
+    found = _EAGER_BODY.fullmatch(text)
+    return None if found is None else {name: part is not None for name, part in found.groupdict().items()}
+
+
+def eager_forward(given: Given, result: Any, function: Any) -> Call | int:
+    form = _eager_form(function)
+    if form is None:
+        return SKIP_UNKNOWN
+    query, key, value, module = (given[name] for name in ("query", "key", "value", "module"))
+    scale = given.get("scaling")
+    if scale is None:
+        scale = module.head_dim**-0.5 if form["head_dim"] else query.shape[-1] ** -0.5
+    if form["softcap"] and given.get("softcap") is not None:
+        return SKIP_MASK
+    mask, bias = given["attention_mask"], given.get("position_bias") if form["bias"] else None
+    if mask is not None:
+        if not mask.dtype.is_floating_point:
+            return SKIP_UNKNOWN  # the function adds it to the scores as it is
+        mask = mask[..., : key.shape[-2]]
+    if bias is not None:
+        mask = bias if mask is None else bias + mask
+    dropout = given.get("dropout", 0.0) if module.training else 0.0
+    out = result[0].transpose(1, 2)
+    return Call(query, key, value, out, None, float(scale), NO_MASK, LAYOUTS["bhnd"], mask, float(dropout))
+
+
+def eager_output(result: Any) -> Any:
+    return result[0]
+
+
+def eager_gradient(gradient: Any) -> Any:
+    return gradient.transpose(1, 2)

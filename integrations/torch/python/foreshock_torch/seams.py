@@ -1,0 +1,318 @@
+"""Wraps Python functions that compute attention which no hook of an operation sees (seams), and reports their calls.
+
+A seam is a row of SEAMS: a function, recognised by the name of its module and by the names of its parameters. It is
+wrapped when its module is imported, so other modules that import the function get the wrapped one. Arguments are read
+by name. providers.py describes the calls. A call is reported by a custom operation as foreshock.tap() reports one.
+
+A wrapped function computes what it did before. A call that is not sampled is only counted. A call whose meaning is not
+known is counted with a reason and never judged. Nothing is wrapped in a process that is not monitored.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from time import perf_counter_ns
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from . import providers, tap
+from .providers import SKIP_UNKNOWN, Call, Given
+from .signals import is_of_trainer
+
+IMPORTED = 2  # FORESHOCK_UNSEEN_IMPORTED of hook.h
+SAMPLED, SAMPLED_STEP = 1, 2  # bits of the result of foreshock_adapter_enter (adapter.cpp)
+
+
+class Seam(NamedTuple):
+    """A function that is wrapped once its module is imported."""
+
+    module: str  # a pattern of fnmatch
+    function: str
+    operation: str  # name in the namespace foreshock; define() of tap.py appends "_backward" for the backward pass
+    is_backward: bool
+    describe: Callable[[Given, Any, Any], Call | int]  # arguments, result, function -> the call, or a SKIP_... reason
+    read: frozenset[str]  # parameters that `describe` needs; a function without one of them is not understood
+    ignored: frozenset[str]  # parameters that change no attention, or that not all releases have
+    query: str = "q"  # the parameter that is the query
+    in_function: bool = False  # called inside an autograd.Function, where gradient mode is off
+    other_tensor: str = ""  # stands for the query, which may be quantized, when the call is counted
+    # For a function without a backward function of its own. Names of the parameters that are key and value:
+    keys_and_values: tuple[str, ...] = ()
+    output: Callable[[Any], Any] = providers.itself  # result -> the tensor whose gradient is that of the output
+    describe_gradient: Callable[[Any], Any] = providers.itself  # that gradient, as `out` of the Call is described
+
+    @property
+    def follows_gradients(self) -> bool:
+        return bool(self.keys_and_values)
+
+
+_ENGINE = "transformer_engine.pytorch.cpp_extensions.fused_attn"
+SEAMS = (
+    Seam(
+        _ENGINE, "fused_attn_fwd", "transformer_engine", False, providers.engine_forward,
+        providers.ENGINE_READ | {"is_training"}, providers.ENGINE_IGNORED, in_function=True,
+        other_tensor="cu_seqlens_q",
+    ),
+    Seam(
+        _ENGINE, "fused_attn_bwd", "transformer_engine", True, providers.engine_backward,
+        providers.ENGINE_READ | {"o", "d_o", "aux_ctx_tensors"}, providers.ENGINE_IGNORED,
+        in_function=True, other_tensor="cu_seqlens_q",
+    ),
+    Seam(
+        "transformers*.modeling_*", "eager_attention_forward", "eager_attention", False, providers.eager_forward,
+        providers.EAGER_READ, providers.EAGER_IGNORED, query="query", keys_and_values=("key", "value"),
+        output=providers.eager_output, describe_gradient=providers.eager_gradient,
+    ),
+)  # fmt: skip
+
+
+class Wrapper:
+    """Counts the calls of one wrapped function, and reports those that are sampled."""
+
+    def __init__(self, watch: Watch, seam: Seam, original: Any) -> None:
+        parameters = inspect.signature(original).parameters
+        self._names = tuple(parameters)
+        self._defaults = {
+            name: parameter.default
+            for name, parameter in parameters.items()
+            if parameter.default is not inspect.Parameter.empty
+        }
+        # A newer release may have parameters that change the attention. A call that uses one is not understood.
+        self._unknown = tuple(set(parameters) - seam.read - seam.ignored)
+        self.is_understood = seam.read <= set(parameters)
+        self._seam, self._watch, self._original = seam, watch, original
+        self._place = self._names.index(seam.query) if self.is_understood else 0
+        self._operations = watch.operations(seam.operation)
+        self._number = watch.number(seam.operation, seam.is_backward)
+        self._enter, self._mode_count = watch.core.adapter.foreshock_adapter_enter, watch.mode_count
+        self._tensor, self._is_compiling = watch.torch.Tensor, watch.torch.compiler.is_compiling
+
+    def count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Counts a call that is about to happen. Returns the sum of SAMPLED and SAMPLED_STEP; 0 also if the call has no
+        real data, or while Dynamo traces."""
+        if self._is_compiling():
+            return 0
+        try:
+            seam = self._seam
+            query = args[self._place] if self._place < len(args) else kwargs.get(seam.query)
+            # Reading an attribute of a tensor calls a torch function mode of the training, if there is one.
+            if type(query) is self._tensor and self._mode_count() == 0:
+                return self._enter(query._cdata, self._number, seam.is_backward, seam.in_function)
+            with self._watch.hidden():
+                shown = query if type(query) is self._tensor else self._given(args, kwargs).get(seam.other_tensor)
+                if type(shown) is not self._tensor:
+                    return 0
+                return self._enter(shown._cdata, self._number, seam.is_backward, seam.in_function)
+        except Exception as error:
+            if is_of_trainer(error):  # raised by a signal handler or another thread of the training
+                raise
+            return 0
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], counted: int) -> Any:
+        """Runs the function in a sampled step, and reports the call. `counted`: the result of count()."""
+        given, backward = self._prepare(args, kwargs, counted)
+        try:
+            if backward is not None:
+                args, kwargs = backward.replace(self._names, args, kwargs)
+            result = self._original(*args, **kwargs)
+        except BaseException:
+            if counted & SAMPLED:
+                self._watch.core.core.foreshock_attention_skip(self._number, SKIP_UNKNOWN)
+            raise
+        self._report(given, result, backward, bool(counted & SAMPLED))
+        return result
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+        return {**self._defaults, **dict(zip(self._names, args)), **kwargs}
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], counted: int) -> tuple[Given, Backward | None]:
+        try:
+            with self._watch.hidden():
+                given = self._given(args, kwargs)
+                is_followed = counted & SAMPLED_STEP and self._seam.follows_gradients
+                return given, Backward.of(self._watch, self._seam, given) if is_followed else None
+        except Exception as error:
+            if is_of_trainer(error):
+                raise
+            return {}, None
+
+    def _report(self, given: Given, result: Any, backward: Backward | None, is_sampled: bool) -> None:
+        """Describes a call by the custom operation, or skips it with a reason."""
+        begin, end, reason = perf_counter_ns(), None, SKIP_UNKNOWN
+        try:
+            with self._watch.hidden():
+                call: Call | int = SKIP_UNKNOWN
+                if all(given.get(name) is self._defaults.get(name, given) for name in self._unknown):
+                    call = self._seam.describe(given, result, self._original)
+                end = perf_counter_ns()  # the operation's hook counts its own time
+                reason = call if isinstance(call, int) else None
+                if isinstance(call, Call):
+                    if is_sampled:
+                        self._operations[self._seam.is_backward](*call.arguments(self._seam.is_backward))
+                    if backward is not None:
+                        backward.follow(call, result)
+        except Exception as error:
+            if is_of_trainer(error):
+                raise
+        finally:
+            if reason is not None and is_sampled:
+                self._watch.core.core.foreshock_attention_skip(self._number, reason)
+            self._watch.add_time((end or perf_counter_ns()) - begin)
+
+
+class Backward:
+    """Follows the backward pass of one call whose function has no backward function of its own: tensor hooks collect
+    the gradients. The call gets views of query, key and value, so that the gradients of the views are those of this
+    call alone, also if the training uses the tensors elsewhere."""
+
+    def __init__(self, watch: Watch, seam: Seam, views: dict[str, Any]) -> None:
+        self._watch, self._seam, self._views = watch, seam, views
+        self._call: Call | None = None
+        self._gradients: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, watch: Watch, seam: Seam, given: Given) -> Backward | None:
+        tensors = {name: given[name] for name in (seam.query, *seam.keys_and_values)}
+        if not watch.torch.is_grad_enabled() or not tensors[seam.query].requires_grad:
+            return None
+        if len({id(tensor) for tensor in tensors.values()}) != len(tensors):
+            return None  # a tensor that is query and key has one gradient of both
+        views = {name: tensor.view_as(tensor) for name, tensor in tensors.items() if tensor.requires_grad}
+        return cls(watch, seam, views)
+
+    def replace(self, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple, dict]:
+        """The arguments with the views in place of the tensors."""
+        placed = tuple(self._views.get(name, value) for name, value in zip(names, args))
+        return placed + args[len(names) :], {name: self._views.get(name, value) for name, value in kwargs.items()}
+
+    def follow(self, call: Call, result: Any) -> None:
+        """`result`: what the function has returned for `call`. The hooks must hold no tensor that is computed from the
+        views: tensor and hook would keep each other in memory."""
+        out = self._seam.output(result)
+        if not out.requires_grad:
+            return
+        # The query leads to its parameter, so it is kept as it is: it was there before the views.
+        detached = {"key": call.key.detach(), "value": call.value.detach(), "out": call.out.detach()}
+        self._call = call._replace(**detached)
+        views, self._views = self._views, {}
+        self._missing = {"out", *views}
+        for name, tensor in {"out": out, **views}.items():
+            tensor.register_hook(functools.partial(self._collect, name))
+
+    def _collect(self, name: str, gradient: Any) -> None:
+        try:
+            if self._call is None:
+                return  # a second backward pass over the same graph
+            self._gradients[name] = gradient
+            self._missing.discard(name)
+            if not self._missing:
+                call, self._call, gradients, self._gradients = self._call, None, self._gradients, {}
+                self._report(call, gradients)
+        except Exception as error:
+            if is_of_trainer(error):
+                raise
+
+    def _report(self, call: Call, gradients: dict[str, Any]) -> None:
+        seam, watch = self._seam, self._watch
+        with watch.hidden():
+            begin = perf_counter_ns()
+            out = seam.describe_gradient(gradients["out"])
+            named = (out, *(gradients.get(name) for name in (seam.query, *seam.keys_and_values)))
+            whole = call._replace(gradients=named)
+            watch.add_time(perf_counter_ns() - begin)
+            if watch.core.adapter.foreshock_adapter_enter(
+                call.query._cdata, watch.number(seam.operation, True), True, True
+            ) & SAMPLED:  # fmt: skip
+                watch.operations(seam.operation)[True](*whole.arguments(True))
+
+
+def _wrapped(wrapper: Wrapper, original: Any) -> Any:
+    count, call = wrapper.count, wrapper.call
+
+    @functools.wraps(original)
+    def seam(*args: Any, **kwargs: Any) -> Any:
+        counted = count(args, kwargs)
+        return call(args, kwargs, counted) if counted else original(*args, **kwargs)
+
+    return seam
+
+
+def _is_watched(module: str) -> bool:
+    return any(fnmatchcase(module, seam.module) for seam in SEAMS)
+
+
+class Watch:
+    """Wraps the functions of SEAMS in modules that are imported already or will be. A finder in sys.meta_path that
+    finds nothing itself: it asks the other finders, and runs after the module's own loader."""
+
+    def __init__(self, torch: Any, core: Any, hidden: Callable[[], Any], add_time: Callable[[int], None]) -> None:
+        """`hidden()`: a context manager that hides calls from torch function and dispatch modes of the training.
+        `add_time(ns)`: called with the time that a sampled call has taken."""
+        self.torch, self.core, self.hidden, self.add_time = torch, core, hidden, add_time
+        self.mode_count = torch._C._len_torch_function_stack
+        self._operations: dict[str, tuple[Any, Any]] = {}
+        for name in [name for name in sys.modules if _is_watched(name)]:
+            self._wrap(sys.modules[name])
+        sys.meta_path.insert(0, self)
+
+    def operations(self, name: str) -> tuple[Any, Any]:
+        """The custom operations `name` for the two passes, defined at the first call."""
+        if name not in self._operations:
+            tap.prepare()
+            self._operations[name] = tap.define(name)
+        return self._operations[name]
+
+    def number(self, operation: str, is_backward: bool) -> int:
+        name = f"foreshock::{operation}" + ("_backward" if is_backward else "")
+        return self.core.core.foreshock_register_op(name.encode(), int(is_backward))
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if not _is_watched(name):
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = None if find is None else find(name, path, target)
+            if spec is not None:
+                self._follow(spec.loader)
+                return spec
+        return None
+
+    def _follow(self, loader: Any) -> None:
+        """Has this object wrap the functions of the module once `loader` has executed it. The loader keeps its class,
+        and has its own exec_module() again when that runs."""
+        if isinstance(loader, type) or not hasattr(loader, "exec_module") or not hasattr(loader, "__dict__"):
+            return
+
+        def exec_module(module: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)
+            loader.exec_module(module)
+            self._wrap(module)
+
+        loader.exec_module = exec_module
+
+    def _wrap(self, module: ModuleType) -> None:
+        try:
+            for seam in SEAMS:
+                if fnmatchcase(vars(module).get("__name__", ""), seam.module):
+                    self._wrap_function(module, seam)
+        except Exception as error:  # the training's import must not fail
+            if is_of_trainer(error):
+                raise
+
+    def _wrap_function(self, module: ModuleType, seam: Seam) -> None:
+        original = vars(module).get(seam.function)
+        # A module may also have the function of another one, which is wrapped there.
+        if not inspect.isfunction(original) or original.__module__ != module.__name__:
+            return
+        wrapper = Wrapper(self, seam, original)
+        if wrapper.is_understood:
+            setattr(module, seam.function, _wrapped(wrapper, original))
+            if seam.module == _ENGINE:
+                self.core.adapter.foreshock_adapter_engine_has_seam(1)
+        else:
+            name = f"{seam.module}.{seam.function}: other arguments"
+            self.core.core.foreshock_note_unseen(name.encode(), IMPORTED)
