@@ -160,6 +160,10 @@ segment::Slot slot_of(const SlicePlan& plan, uint32_t part);
 // offsets that slot_of() has stored in `slot`.
 void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base);
 
+// Whether the payloads of a slot lie between its header and its end at `slot_bytes`. plan_slice() and
+// plan_columns() make only such slots; write_slice() checks it before host or device store into one.
+bool fits(const segment::Slot& header, uint64_t slot_bytes);
+
 // Claims plan.slots slots from `ticket` on, stores them in `slots`, and writes their headers and, if the call
 // is on the host, their payloads. The caller must publish them or give them back. Returns the bytes of all
 // payloads; 0: too few slots are free, and none is claimed.

@@ -248,19 +248,19 @@ uint64_t CudaGraphCounter::calls_in_graphs() const {
 }
 
 void CudaGraphCounter::store(segment::Coverage* coverage) const {
-  // Totals only grow. Several threads may store at once, so a smaller value must not overwrite a larger one.
-  const auto store_if_larger = [](uint64_t& to, const std::atomic<uint64_t>& from) {
-    const std::atomic_ref<uint64_t> word(to);
-    const uint64_t now = from.load(std::memory_order_relaxed);
-    uint64_t stored = word.load(std::memory_order_relaxed);
-    while (stored < now && !word.compare_exchange_weak(stored, now, std::memory_order_relaxed)) {
-    }
+  // Several threads may store at once. None returns before the value that it has stored is the newest.
+  const auto store_total = [](uint64_t& to, const std::atomic<uint64_t>& from) {
+    uint64_t stored = 0;
+    do {
+      stored = from.load();
+      std::atomic_ref<uint64_t>(to).store(stored);
+    } while (from.load() != stored);
   };
-  store_if_larger(coverage->graph_launches, launches_);
-  store_if_larger(coverage->unknown_launches, unknown_launches_);
+  store_total(coverage->graph_launches, launches_);
+  store_total(coverage->unknown_launches, unknown_launches_);
   for (uint32_t pass = 0; pass < kPasses; ++pass) {
-    store_if_larger(coverage->recorded_calls[pass], recorded_[pass]);
-    store_if_larger(coverage->launched_calls[pass], launched_[pass]);
+    store_total(coverage->recorded_calls[pass], recorded_[pass]);
+    store_total(coverage->launched_calls[pass], launched_[pass]);
   }
 }
 

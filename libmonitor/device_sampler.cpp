@@ -171,8 +171,8 @@ bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const Cl
                          cuda::Stream stream) {
   const DriverApi& driver = *setting_.driver;
   cuda::Address part_begin = memory_ + range_.offset;
-  for (uint32_t part = 0; part < claimed.parts; ++part) {
-    const segment::Slot& slot = *claimed.slots[part];
+  for (uint32_t part = 0; part < claimed.parts(); ++part) {
+    const segment::Slot slot = claimed.header(part);
     const uint64_t payloads = part_begin + before_payloads(slot);
     const auto set_times = [&](GatherJob* job) {
       job->times = part_begin;
@@ -203,23 +203,24 @@ bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const Cl
 bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
   const DriverApi& driver = *setting_.driver;
   cuda::Address part_begin = memory_ + range_.offset;
-  for (uint32_t part = 0; part < claimed.parts; ++part) {
+  for (uint32_t part = 0; part < claimed.parts(); ++part) {
     segment::Slot* slot = claimed.slots[part];
-    const PayloadRange range = payloads_of(*slot);
+    const segment::Slot header = claimed.header(part);
+    const PayloadRange range = payloads_of(header);
     if (!ok(driver.memcpy_dtoh_async(reinterpret_cast<char*>(slot) + range.begin,
-                                     part_begin + before_payloads(*slot), range.end - range.begin,
+                                     part_begin + before_payloads(header), range.end - range.begin,
                                      stream_)) ||
         !ok(driver.memcpy_dtoh_async(&slot->device_begin_ns, part_begin, 2 * sizeof(uint64_t), stream_)) ||
-        (slot->packed != segment::kNotPacked &&
+        (header.packed != segment::kNotPacked &&
          !ok(driver.memcpy_dtoh_async(&slot->told, part_begin + kSequenceOffset, sizeof slot->told,
                                       stream_))))
       return false;
-    part_begin += bytes_of_part(*slot);
+    part_begin += bytes_of_part(header);
   }
   static_assert(offsetof(segment::Slot, device_end_ns) == offsetof(segment::Slot, device_begin_ns) + 8);
   // The sequence words are written from the last part to the first: when a reader sees the first part, the
   // others are complete (the order of SegmentWriter::publish).
-  for (uint32_t part = claimed.parts; part-- > 0;) {
+  for (uint32_t part = claimed.parts(); part-- > 0;) {
     const auto offset = reinterpret_cast<char*>(claimed.slots[part]) - setting_.writer->slot_region();
     if (!ok(driver.stream_write_value_64(stream_, slots_ + static_cast<uint64_t>(offset),
                                          2 * (claimed.ticket + part), 0)))
@@ -231,13 +232,14 @@ bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
 int DeviceState::send(const ValidatedCall& call, const Slice& slice, const ClaimedSlice& claimed,
                       cuda::Stream stream) {
   uint64_t bytes = 0;
-  for (uint32_t part = 0; part < claimed.parts; ++part) bytes += bytes_of_part(*claimed.slots[part]);
+  for (uint32_t part = 0; part < claimed.parts(); ++part) bytes += bytes_of_part(claimed.header(part));
   if (!ring_.find(bytes, &range_)) return FORESHOCK_SKIP_RING_FULL;
   if (!gather(call, slice, claimed, stream)) return fail();
+  setting_.writer->leave_to_device(claimed.ticket, claimed.parts());
   // Returns -1 even if this fails. With a reason, the caller would give the slots back, but the device may
   // still write to them.
   if (!copy_and_publish(claimed)) fail();
-  times_.expect(claimed.slots, claimed.ticket, claimed.parts);
+  times_.expect(claimed.slots, claimed.ticket, claimed.parts());
   ring_.commit(&claimed.slots[0]->sequence, 2 * claimed.ticket);  // in use until the word reaches this value
   return -1;
 }

@@ -59,11 +59,15 @@ struct DeviceSetting {
   std::span<const std::byte> code;  // the device kernels (kernels/device_code.h)
 };
 
-// A slice whose slots are claimed and have a header, but no payload yet. Slot n has ticket `ticket` + n.
+// A slice whose slots are claimed and have a header, but no payload yet. Slot n has ticket `ticket` + n. What
+// the slots hold is read from the plan, since other processes may write into the slots.
 struct ClaimedSlice {
   segment::Slot* const* slots;
   uint64_t ticket;
-  uint32_t parts;
+  const SlicePlan* plan;
+
+  uint32_t parts() const { return plan->slots; }
+  segment::Slot header(uint32_t part) const { return slot_of(*plan, part); }
 };
 
 // The resources of sampling on one device in one context: a ring of device memory, a stream, an event, the

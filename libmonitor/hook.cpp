@@ -4,6 +4,7 @@
 // above them the number of its segment (the generation, in units of kHotGeneration).
 #include "foreshock/hook.h"
 
+#include <atomic>
 #include <cstdio>
 
 #include "libmonitor/monitor.h"
@@ -15,14 +16,23 @@ using foreshock::g_process;
 namespace {
 
 // While the hot word equals t_quiet_state, the monitor is armed and on, and the step is not sampled. This
-// thread then only counts its calls, in t_block: the block of the segment that has this thread's counters.
+// thread then only counts its calls, in t_block, the block that has this thread's counters, and in t_copy,
+// its copy in the segment.
 thread_local uint32_t t_quiet_state = ~0u;  // ~0: not set yet
 thread_local foreshock::segment::ThreadBlock* t_block = nullptr;
+thread_local foreshock::segment::ThreadBlock* t_copy = nullptr;
 
 // Whether the struct is present and has the layout of this hook.h. If not, only its first fields may be read.
 template <class T>
 bool is_readable(const T* argument) {
   return argument != nullptr && argument->version == FORESHOCK_ABI_VERSION && argument->size == sizeof(T);
+}
+
+// Does what Counting::add() does for a block that no other thread counts in, without its branches.
+inline void count_quietly(uint64_t& counter, uint64_t& copied) {
+  const uint64_t next = std::atomic_ref<uint64_t>(counter).load(std::memory_order_relaxed) + 1;
+  std::atomic_ref<uint64_t>(counter).store(next, std::memory_order_relaxed);
+  std::atomic_ref<uint64_t>(copied).store(next, std::memory_order_relaxed);
 }
 
 // Returns whether the call is sampled. Prepares the fast path of this thread if the step is not. Not inlined,
@@ -34,8 +44,10 @@ __attribute__((noinline)) int enter_slowly(int32_t op, uint32_t flags) {
   const uint32_t quiet = generation | foreshock::kHotArmed;
   if (g_process.hot() != quiet) return is_sampled;
   const foreshock::Counting counting = g_process.counting();
-  if (counting.shared) return is_sampled;  // other threads use the block too; the fast path is not atomic
+  if (counting.shared || counting.copy == nullptr)
+    return is_sampled;  // other threads use the block too; the fast path is not atomic
   t_block = counting.block;
+  t_copy = counting.copy;
   t_quiet_state = quiet;
   return is_sampled;
 }
@@ -70,12 +82,13 @@ int32_t foreshock_register_op(const char* name, uint32_t pass) { return g_proces
 int foreshock_attention_enter(int32_t op, uint32_t flags) {
   const uint32_t hot = g_process.hot();
   if (hot == t_quiet_state && static_cast<uint32_t>(op) < foreshock::segment::kMaxOps) [[likely]] {
-    const foreshock::Counting counting = {.block = t_block, .shared = false};
+    foreshock::segment::ThreadBlock &block = *t_block, &copy = *t_copy;
     // Every kCallsPerSwitchRead-th call takes the slow path, which reads whether the monitor has been paused.
-    const uint64_t before = counting.block->calls[op];
-    if (before % foreshock::kCallsPerSwitchRead != foreshock::kCallsPerSwitchRead - 1) [[likely]] {
-      counting.add_call(op);
-      counting.add(counting.block->unsampled[g_process.pass_of(op)]);
+    if (block.calls[op] % foreshock::kCallsPerSwitchRead != foreshock::kCallsPerSwitchRead - 1) [[likely]] {
+      const uint32_t pass = g_process.pass_of(op);
+      count_quietly(block.calls[op], copy.calls[op]);
+      count_quietly(block.all_calls, copy.all_calls);
+      count_quietly(block.unsampled[pass], copy.unsampled[pass]);
       return 0;
     }
   }

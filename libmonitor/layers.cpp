@@ -1,6 +1,6 @@
 // Maps parameters to layers with a hash table that other threads read without a lock, and publishes the
-// gradient norm of each layer. A layer has a label ("003") and a name ("blocks.3"). early_layers_ holds the
-// layers that are named before the segment exists.
+// gradient norm of each layer. A layer has a label ("003") and a name ("blocks.3"). The segment gets a copy
+// of each value and is never read, since other processes of the user may write it.
 #include "libmonitor/layers.h"
 
 #include <bit>
@@ -46,30 +46,38 @@ void LayerTable::forget() {
   begin_gradients();
 }
 
-void LayerTable::attach(segment::Layer* records) {
-  if (records_ != early_layers_) forget();  // the layers are those of an earlier segment
-  for (uint32_t n = 0; n < layers_; ++n) {
-    std::memcpy(records[n].label, early_layers_[n].label, sizeof records[n].label);
-    std::memcpy(records[n].name, early_layers_[n].name, sizeof records[n].name);
-    std::atomic_ref<uint32_t>(records[n].ready).store(1, std::memory_order_release);
-  }
-  records_ = records;
+void LayerTable::attach(segment::Layer* published) {
+  if (phase_ != Phase::kEarly) forget();  // the layers are those of an earlier segment
+  phase_ = Phase::kAttached;
+  published_ = published;
+  for (uint32_t n = 0; n < layers_; ++n) publish_names(n);
 }
 
 void LayerTable::use_early_layers() {
-  if (records_ == early_layers_) return;  // this function was called before
+  if (phase_ == Phase::kEarly) return;  // this function was called before
   forget();
-  records_ = early_layers_;
+  phase_ = Phase::kEarly;
+  published_ = nullptr;
+}
+
+void LayerTable::publish_names(uint32_t layer) {
+  if (published_ == nullptr) return;
+  segment::Layer& to = published_[layer];
+  std::memcpy(to.label, records_[layer].label, sizeof to.label);
+  std::memcpy(to.name, records_[layer].name, sizeof to.name);
+  std::atomic_ref<uint32_t>(to.ready).store(1, std::memory_order_release);
 }
 
 // Reduces the layer's name to the leading components ("blocks.3") that it shares with `name`.
-void LayerTable::shorten(segment::Layer* record, const char* name) {
+void LayerTable::shorten(uint32_t layer, const char* name) {
+  char(&kept)[sizeof(segment::Layer::name)] = records_[layer].name;
   size_t common = 0;
-  for (size_t n = 0; record->name[n] != '\0' && record->name[n] == name[n]; ++n) {
-    const char next = record->name[n + 1], next_of_name = name[n + 1];
+  for (size_t n = 0; kept[n] != '\0' && kept[n] == name[n]; ++n) {
+    const char next = kept[n + 1], next_of_name = name[n + 1];
     if ((next == '.' || next == '\0') && (next_of_name == '.' || next_of_name == '\0')) common = n + 1;
   }
-  store(record->name[common], '\0');
+  kept[common] = '\0';
+  if (published_ != nullptr) store(published_[layer].name[common], '\0');
 }
 
 // Compares labels without the last byte of the field, where index_of() puts the terminating 0 of a label that
@@ -86,19 +94,19 @@ int LayerTable::find_label(const char* label) {
 
 int LayerTable::index_of(const char* label, const char* name) {
   if (const int known = find_label(label); known >= 0) {
-    if (name != nullptr) shorten(&records_[known], name);
+    if (name != nullptr) shorten(static_cast<uint32_t>(known), name);
     return known;
   }
   if (layers_ == segment::kMaxLayers) return -1;
-  segment::Layer& record = records_[layers_];
+  segment::Layer& record = records_[layers_] = {};
   std::snprintf(record.label, sizeof record.label, "%s", label);
   std::snprintf(record.name, sizeof record.name, "%s", name != nullptr ? name : label);
-  std::atomic_ref<uint32_t>(record.ready).store(1, std::memory_order_release);
+  publish_names(layers_);
   return static_cast<int>(layers_++);
 }
 
 bool LayerTable::name(const foreshock_parameter& parameter) {
-  if (records_ == nullptr || parameter.identity == nullptr || parameter.layer == nullptr) return false;
+  if (phase_ == Phase::kNone || parameter.identity == nullptr || parameter.layer == nullptr) return false;
   const int layer = index_of(parameter.layer, parameter.name);
   if (layer < 0) return false;
   if (add(parameter.identity, layer)) return true;
@@ -170,11 +178,12 @@ bool LayerTable::publish(const Sums& sums, int64_t step, double* total_norm) {
     if (!sums.is_set[n]) continue;
     total += sums.of_squares[n];
     if (n == segment::kMaxLayers || is_partial_[n].load(std::memory_order_relaxed)) continue;
-    segment::Layer& layer = records_[n];
+    if (published_ == nullptr) continue;
+    segment::Layer& layer = published_[n];
     store(layer.gradient_norm, std::sqrt(sums.of_squares[n]));
     store(layer.gradient_step, static_cast<uint64_t>(step));
     if (!std::isfinite(sums.of_squares[n])) {
-      bump(layer.nonfinite_steps);
+      store(layer.nonfinite_steps, ++records_[n].nonfinite_steps);
       store(layer.last_nonfinite_step, static_cast<uint64_t>(step));
     }
   }

@@ -17,12 +17,11 @@ namespace foreshock {
 // another thread uses the table. Its hash table has a fixed size and is mapped when first needed.
 class LayerTable {
  public:
-  // From now on publishes layers in `records`, the kMaxLayers entries of a new segment (the memory shared
+  // From now on publishes layers in `published`, the kMaxLayers entries of a new segment (the memory shared
   // with the agent). Keeps the layers that were named after use_early_layers(), and forgets all others.
-  void attach(segment::Layer* records);
+  void attach(segment::Layer* published);
   // Called before name() while this process has no segment of its own (also in a forked child). Forgets the
-  // layers of an earlier segment. The layers that are named afterwards are kept in early_layers_ for the next
-  // attach().
+  // layers of an earlier segment. The layers that are named afterwards are kept for the next attach().
   void use_early_layers();
   // Returns the index of the layer `label`, which is added if it is new, or -1 if kMaxLayers layers exist.
   // `name`: name of one of its parameters, or null. The layer's name is the leading components that all these
@@ -58,7 +57,9 @@ class LayerTable {
   void forget();                              // forgets names, layers and gradients
   int find_label(const char* label);          // returns the index of the layer, or -1
   bool add(const void* identity, int layer);  // to the hash table; false: it has no space
-  static void shorten(segment::Layer* record, const char* name);
+  void shorten(uint32_t layer, const char* name);
+  void publish_names(uint32_t layer);
+  enum class Phase { kNone, kEarly, kAttached };  // before, after use_early_layers(), after attach()
 
   // Most parameters; buckets of the hash table, at least half of which stay free.
   static constexpr uint32_t kMostNamed = 1u << 16, kBuckets = 2 * kMostNamed;
@@ -67,10 +68,10 @@ class LayerTable {
     std::atomic<int32_t> layer;
   };
   MmapBuffer table_memory_;
-  std::atomic<Entry*> entries_{nullptr};                   // array of kBuckets in table_memory_
-  segment::Layer early_layers_[segment::kMaxLayers] = {};  // layers named before the segment exists
-  // The present layers: in the segment; early_layers_ after use_early_layers(); null before both.
-  segment::Layer* records_ = nullptr;
+  std::atomic<Entry*> entries_{nullptr};  // array of kBuckets in table_memory_
+  Phase phase_ = Phase::kNone;
+  segment::Layer records_[segment::kMaxLayers] = {};  // the present layers
+  segment::Layer* published_ = nullptr;               // their copies in the segment, which are never read
   std::atomic<bool> is_partial_[segment::kMaxLayers] = {};  // the table had no space for a parameter of it
   uint32_t layers_ = 0;                                     // number of layers
   uint32_t last_found_ = 0;  // the layer found last; find_label() tries it first, as names come by layer

@@ -373,7 +373,7 @@ int Monitor::put_slice(const Slice& slice, const SlicePlan& plan, SampledCall* c
   if (bytes == 0) return FORESHOCK_SKIP_RING_FULL;
   if (!call->turn) {
     writer.publish(slots, ticket, plan.slots);
-  } else if (const int reason = call->turn->state().send(call->checked, slice, {slots, ticket, plan.slots},
+  } else if (const int reason = call->turn->state().send(call->checked, slice, {slots, ticket, &plan},
                                                          static_cast<cuda::Stream>(call->checked.stream));
              reason >= 0) {
     writer.give_back(ticket, plan.slots);

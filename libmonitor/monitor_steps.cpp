@@ -101,7 +101,7 @@ void Monitor::end_step(const foreshock_step& step) {
     record.given |= FORESHOCK_GIVEN_LOSS;
   if (!is_brief_step) [[unlikely]]
     take_logged_and_norm(is_late, &record);
-  const CallTotals totals = call_totals(g_process.writer().threads());
+  const CallTotals totals = call_totals(g_process.blocks());
   record.calls = totals.calls - last_totals_.calls;
   record.sampled = step_was_sampled_;
   record.skipped_steps = skipped_steps_.load(std::memory_order_relaxed);
@@ -251,7 +251,7 @@ void Monitor::store_unnamed_parameters() {
 
 // Counts a step without gradient norms: it had more gradients than the adapter's table can hold.
 void Monitor::count_missing_norms() {
-  if ((g_process.hot() & kHotArmed) != 0) bump_shared(g_process.writer().coverage()->norms_untold);
+  if ((g_process.hot() & kHotArmed) != 0) g_process.writer().count(&segment::Coverage::norms_untold, 1);
 }
 
 // -- weights --
@@ -334,8 +334,8 @@ bool Monitor::fetch(const foreshock_tensor* values, size_t count, void* stream, 
   const uint64_t begin = monotonic_ns();
   note_event();
   const Counting counting = g_process.counting();
-  segment::Coverage& coverage = *g_process.writer().coverage();
-  bump_shared(coverage.numbers_fetched, count);
+  segment::SegmentWriter& writer = g_process.writer();
+  writer.count(&segment::Coverage::numbers_fetched, count);
   const bool has_room = numbers_requested_.load(std::memory_order_relaxed) + count <= kMaxNumbersPerStep;
   const int why = has_room ? devices_.send_scalars({values[0].device_index, stream}, values, count, numbers)
                            : FORESHOCK_SKIP_TOO_LARGE;
@@ -343,7 +343,7 @@ bool Monitor::fetch(const foreshock_tensor* values, size_t count, void* stream, 
   if (is_sent) numbers_requested_.fetch_add(count, std::memory_order_relaxed);
   for (size_t n = 0; n < count && !is_sent && is_loss; ++n)
     numbers[n] = (host_numbers_.fetch_add(1) + 1) * 8 + kNoDevice;
-  if (!is_sent && !is_loss) bump_shared(coverage.numbers_skipped[why], count);
+  if (!is_sent && !is_loss) writer.count_skipped_numbers(static_cast<uint32_t>(why), count);
   counting.add(counting.block->step_ns, monotonic_ns() - begin + (is_sent ? kScalarKernelNs : 0));
   return is_sent || is_loss;
 }
@@ -482,8 +482,8 @@ void Monitor::complete_record(PendingStep* step) {
   }
   record.skipped_steps = skipped_steps_.load(std::memory_order_relaxed);
   if (skips_unseen_.load(std::memory_order_relaxed)) record.given |= segment::kSkipsUnseen;
-  bump_shared(g_process.writer().coverage()->numbers_late,
-              step->count_missing([](uint64_t) { return true; }));
+  g_process.writer().count(&segment::Coverage::numbers_late,
+                           step->count_missing([](uint64_t) { return true; }));
   g_process.writer().complete_step(step->record, record);
 }
 
@@ -641,8 +641,8 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   const double needed =
       static_cast<double>(gradient_cost_.expect_work(wanted.bytes, wanted.further_launches())) * 1e-9;
   if (!budget_.is_unlimited() && budget_.balance_seconds() < needed) return 0;
-  segment::Coverage& coverage = *g_process.writer().coverage();
-  bump_shared(coverage.numbers_fetched, wanted.tensors);
+  segment::SegmentWriter& writer = g_process.writer();
+  writer.count(&segment::Coverage::numbers_fetched, wanted.tensors);
   const size_t numbers = wanted.tensors + GradientReadback::kTimes;
   SentGradients sent;
   int why = -1;  // FORESHOCK_SKIP_ reason why no kernel was launched; negative: kernels were launched
@@ -653,7 +653,7 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   else
     why = devices_.send_gradients(wanted.stream, gradients, count, &sent);
   if (why >= 0) {
-    bump_shared(coverage.numbers_skipped[why], wanted.tensors);
+    writer.count_skipped_numbers(static_cast<uint32_t>(why), wanted.tensors);
     return 0;
   }
   numbers_requested_.fetch_add(numbers, std::memory_order_relaxed);

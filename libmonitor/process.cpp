@@ -151,23 +151,28 @@ uint64_t cgroup_headroom(const CgroupFiles& files) {
 
 }  // namespace
 
-Counting claim_block(segment::ThreadBlock* blocks) {
+Counting claim_block(segment::ThreadBlock* blocks, segment::ThreadBlock* copies) {
+  const auto counting = [&](uint32_t n, bool is_shared) -> Counting {
+    return {.block = &blocks[n], .shared = is_shared, .copy = copies != nullptr ? &copies[n] : nullptr};
+  };
   for (uint32_t n = 0; n < kSharedBlock; ++n) {
     std::atomic_ref<uint64_t> claimed(blocks[n].claimed);
     uint64_t expected = 0;
-    if (claimed.load(std::memory_order_relaxed) == 0 && claimed.compare_exchange_strong(expected, 1))
-      return {.block = &blocks[n], .shared = false};
+    if (claimed.load(std::memory_order_relaxed) != 0 || !claimed.compare_exchange_strong(expected, 1))
+      continue;
+    if (copies != nullptr) std::atomic_ref<uint64_t>(copies[n].claimed).store(1, std::memory_order_relaxed);
+    return counting(n, false);
   }
-  return {.block = &blocks[kSharedBlock], .shared = true};
+  return counting(kSharedBlock, true);
 }
 
-void drain(segment::ThreadBlock* source, segment::ThreadBlock* target) {
+void drain(segment::ThreadBlock* source, const Counting& target) {
   auto* counts = reinterpret_cast<uint64_t*>(source);  // all words of a block but the first are counters
-  auto* totals = reinterpret_cast<uint64_t*>(target);
+  auto* totals = reinterpret_cast<uint64_t*>(target.block);
   for (size_t n = 1; n < sizeof(segment::ThreadBlock) / sizeof(uint64_t); ++n) {
     if (load(counts[n]) == 0) continue;  // most counts are 0, and an exchange is slow
     const uint64_t count = std::atomic_ref<uint64_t>(counts[n]).exchange(0, std::memory_order_relaxed);
-    if (count != 0) std::atomic_ref<uint64_t>(totals[n]).fetch_add(count, std::memory_order_relaxed);
+    if (count != 0) target.add(totals[n], count);
   }
 }
 
@@ -224,6 +229,12 @@ SlotPlan plan_slots(uint64_t bytes, uint64_t need) {
 constinit ProcessState g_process;
 
 namespace {
+segment::ThreadBlock g_blocks[segment::kThreadBlocks];  // those of g_process, not part of it since all are 0
+}  // namespace
+
+segment::ThreadBlock* ProcessState::blocks() const { return g_blocks; }
+
+namespace {
 
 // Assumed size of a slice before any call was seen: 8192 keys and values of 64 bf16 numbers each.
 constexpr uint64_t kUnknownSlotBytes = uint64_t{2} << 20;
@@ -275,7 +286,7 @@ bool ProcessState::is_inherited() const {
 }
 
 void ProcessState::begin_counting(uint32_t generation) {
-  t_counting = claim_block(writer_.threads());
+  t_counting = claim_block(blocks(), writer_.threads());
   t_generation = generation;
 }
 
@@ -287,7 +298,7 @@ void ProcessState::add_calls_to(uint64_t (&calls)[segment::kPasses]) const {
   add(own_page()->local);
   if ((hot() & kHotArmed) == 0) return;
   std::atomic_thread_fence(std::memory_order_acquire);
-  for (uint32_t n = 0; n < segment::kThreadBlocks; ++n) add(writer_.threads()[n]);
+  for (uint32_t n = 0; n < segment::kThreadBlocks; ++n) add(blocks()[n]);
 }
 
 // Replaces initial_page_, once, by a page that the kernel zeroes in a forked child (MADV_WIPEONFORK).
@@ -390,6 +401,7 @@ bool ProcessState::create_segment_once(uint64_t slot_bytes_needed, void (*prepar
     return false;
   }
   segment_pid_.store(self);
+  std::memset(static_cast<void*>(blocks()), 0, sizeof g_blocks);  // a forked child has its parent's counts
   const uint32_t published = publish_ops(0);
   prepare();  // before the flag kHotArmed is stored, after which other threads use the segment
   const uint32_t generation = generation_.fetch_add(1) + 1;  // the upper bits of the hot word count segments

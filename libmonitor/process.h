@@ -27,13 +27,23 @@ inline void bump_shared(uint64_t& counter, uint64_t amount = 1) {
   std::atomic_ref<uint64_t>(counter).fetch_add(amount, std::memory_order_relaxed);
 }
 
-// The block of counters to which a thread adds: its own, or one that it shares with other threads.
+// The block of counters to which a thread adds: its own, or one that it shares with other threads. The block
+// is private memory. Each new value is also stored into `copy`, the same block of the segment, which is never
+// read.
 struct Counting {
   segment::ThreadBlock* block = nullptr;
   bool shared = true;
+  segment::ThreadBlock* copy = nullptr;  // null: there is no segment yet
 
-  void add(uint64_t& counter, uint64_t amount = 1) const {
+  void add(uint64_t& counter, uint64_t amount = 1) const {  // `counter`: a word of *block
     shared ? bump_shared(counter, amount) : bump(counter, amount);
+    if (copy == nullptr) return;
+    auto* words = reinterpret_cast<uint64_t*>(copy);
+    uint64_t& copied = words[&counter - reinterpret_cast<uint64_t*>(block)];
+    if (shared)
+      segment::publish_count(copied, counter);
+    else
+      std::atomic_ref<uint64_t>(copied).store(counter, std::memory_order_relaxed);
   }
   void add_call(int32_t op) const {
     add(block->calls[op]);
@@ -43,13 +53,14 @@ struct Counting {
   void take_back(uint64_t& counter) const { add(counter, ~uint64_t{0}); }
 };
 
-// Claims a free block among the segment's kThreadBlocks blocks. If none is free, returns the last one, which
-// all later threads share. Blocks are never freed, so the counts of a thread stay after its end.
-Counting claim_block(segment::ThreadBlock* blocks);
+// Claims a free block among the kThreadBlocks blocks. If none is free, returns the last one, which all later
+// threads share. Blocks are never freed, so the counts of a thread stay after its end. `copies`: the blocks
+// of the segment; null: none.
+Counting claim_block(segment::ThreadBlock* blocks, segment::ThreadBlock* copies = nullptr);
 
-// Moves every count of `source` (written with bump_shared()) into the shared block `target`. Counts that
+// Moves every count of `source` (written with bump_shared()) into the shared block of `target`. Counts that
 // threads add to `source` meanwhile are not lost: they are moved by this or by the next drain().
-void drain(segment::ThreadBlock* source, segment::ThreadBlock* target);
+void drain(segment::ThreadBlock* source, const Counting& target);
 
 // Sums over all blocks that are in use: attention calls, sampled calls, and the monitor's time.
 struct CallTotals {
@@ -149,7 +160,10 @@ class ProcessState {
 
   // Moves the counts of the local block into the shared block of the segment. Also called at the end of
   // steps, since a thread may add to the local block even while the segment is created.
-  void drain_local() { drain(&own_page()->local, &writer_.threads()[segment::kThreadBlocks - 1]); }
+  void drain_local() { drain(&own_page()->local, shared_block()); }
+
+  // The counters of this process in its present segment, one block for each thread.
+  segment::ThreadBlock* blocks() const;
 
   const Settings& settings() const { return settings_; }
   segment::SegmentWriter& writer() { return writer_; }
@@ -176,6 +190,10 @@ class ProcessState {
 
  private:
   const char* create_segment(uint64_t slot_bytes_needed);
+  Counting shared_block() {
+    constexpr uint32_t kLast = segment::kThreadBlocks - 1;
+    return {.block = &blocks()[kLast], .shared = true, .copy = &writer_.threads()[kLast]};
+  }
   void begin_counting(uint32_t generation);  // claims this thread's block in the segment of this number
   OwnPage* own_page() const { return own_page_.load(std::memory_order_relaxed); }
   bool prepare_own_page();

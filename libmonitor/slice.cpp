@@ -373,12 +373,26 @@ uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice) {
   return static_cast<uint32_t>(std::min<uint64_t>(count, std::numeric_limits<uint32_t>::max()));
 }
 
+bool fits(const segment::Slot& header, uint64_t slot_bytes) {
+  for (const segment::Payload& payload : header.payload) {
+    if (payload.offset == 0 && payload.bytes == 0) continue;  // absent
+    if (payload.offset < sizeof header || payload.offset > slot_bytes ||
+        payload.bytes > slot_bytes - payload.offset)
+      return false;
+  }
+  return true;
+}
+
 uint64_t write_slice(const ValidatedCall& call, const Slice& slice, const SlicePlan& plan,
                      const segment::SegmentWriter& writer, uint64_t ticket, segment::Slot** slots) {
+  for (uint32_t part = 0; part < plan.slots; ++part)
+    if (!fits(slot_of(plan, part), writer.slot_bytes())) return 0;
   if (!writer.claim(ticket, plan.slots, slots, plan.header)) return 0;
   const uint32_t nonfinite_out = slice.counts_nonfinite ? count_nonfinite_out(call, slice) : 0;
   uint64_t bytes = 0;
   for (uint32_t part = 0; part < plan.slots; ++part) {
+    // The shared slot is only written: another process may change it at any time, so that an offset read from
+    // it could lead anywhere. `header` is the truth.
     segment::Slot& slot = *slots[part];
     const segment::Slot header = slot_of(plan, part);
     slot.first_key = header.first_key;
@@ -386,7 +400,7 @@ uint64_t write_slice(const ValidatedCall& call, const Slice& slice, const SliceP
     slot.nonfinite_out = nonfinite_out;
     std::memcpy(slot.payload, header.payload, sizeof slot.payload);
     if (call.device_type == FORESHOCK_DEVICE_CPU)
-      copy_slot(call, slice, slot, reinterpret_cast<char*>(&slot));
+      copy_slot(call, slice, header, reinterpret_cast<char*>(&slot));
     for (const segment::Payload& payload : header.payload) bytes += payload.bytes;
   }
   return bytes;

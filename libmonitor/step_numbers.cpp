@@ -221,7 +221,7 @@ void Scalars::attach(segment::ScalarName* names) {
 
 bool Scalars::is_taken(const char* cut) const {
   for (uint32_t n = 0; n < known_; ++n)
-    if (std::strcmp(names_[n].name, cut) == 0) return true;
+    if (std::strcmp(cut_[n], cut) == 0) return true;
   return false;
 }
 
@@ -242,6 +242,7 @@ int Scalars::index_of(const char* name) {
   }
   hash_[known_] = hash;
   segment::ScalarName& added = names_[known_];
+  std::memcpy(cut_[known_], cut, sizeof cut);
   std::memcpy(added.name, cut, sizeof cut);
   std::atomic_ref<uint32_t>(added.ready).store(1, std::memory_order_release);
   return static_cast<int>(known_++);

@@ -110,25 +110,31 @@ void WeightSampler::attach(segment::TensorRing* ring, uint64_t ring_bytes, const
 // Replaces the list of tensors. A tensor's number is its index in `weights`. Returns how many have a number.
 int WeightSampler::name_tensors(const foreshock_weight* weights, size_t count) {
   if (writer_.ring() == nullptr) return 0;
-  segment::TensorRing& ring = *writer_.ring();
   // Tensors of the former list that are due, or whose results a device still computes, get no record.
   if (count_ > 0) writer_.count_skipped(segment::kTensorUnknown, turns_.forget_due() + pending_.forget());
   writer_.set_awaited(0);
   count_ = rank_tensors_ = 0;
   rank_bytes_ = 0;
-  ring.tensors = ring.elements = 0;
-  std::fill_n(ring.unfollowed, segment::kTensorUnfollowed, uint64_t{0});
+  std::fill_n(unfollowed_, segment::kTensorUnfollowed, uint64_t{0});
+  const int followed = follow(weights, count);
+  // add() counts 4 bytes for each element, whatever its type.
+  writer_.set_named(rank_tensors_, rank_bytes_ / sizeof(float), unfollowed_);
+  return followed;
+}
+
+// Does the work of name_tensors() with an empty list of tensors.
+int WeightSampler::follow(const foreshock_weight* weights, size_t count) {
   if (!writer_.is_attached()) {
-    ring.unfollowed[is_off_ ? segment::kUnfollowedOff : segment::kUnfollowedNoRoom] = count;
+    unfollowed_[is_off_ ? segment::kUnfollowedOff : segment::kUnfollowedNoRoom] = count;
     return 0;
   }
   const auto followed = static_cast<uint32_t>(std::min<size_t>(count, kMostWeights));
   if (followed == 0 || !table_.reserve(followed * sizeof(Weight)) || !turns_.reserve(followed) ||
       !packer_.reserve()) {
-    ring.unfollowed[segment::kUnfollowedNoRoom] = count;
+    unfollowed_[segment::kUnfollowedNoRoom] = count;
     return 0;
   }
-  ring.unfollowed[segment::kUnfollowedTooMany] = count - followed;
+  unfollowed_[segment::kUnfollowedTooMany] = count - followed;
   outputs_ = {};
   // A tensor's turn follows from the sizes of unsharded tensors, so that it is the same on all ranks.
   uint64_t total = 0, before = 0;
@@ -142,9 +148,7 @@ int WeightSampler::name_tensors(const foreshock_weight* weights, size_t count) {
   copies_.forget();
   copy_share_ = copies_.room();  // limit for the copy of one tensor until find_due() divides the memory
   copy_step_ = -1;
-  ring.tensors = rank_tensors_;
-  ring.elements = rank_bytes_ / sizeof(float);  // add() counts 4 bytes for each element, whatever its type
-  ring.interval = cadence_.interval();
+  writer_.set_interval(cadence_.interval());
   return static_cast<int>(count_);
 }
 
@@ -169,7 +173,7 @@ void WeightSampler::add(const foreshock_weight& given, double begins_at) {
   auto why = segment::kUnfollowedPlacement;
   if (given.unfollowed == FORESHOCK_UNFOLLOWED_FLAT) why = segment::kUnfollowedFlat;
   if (given.unfollowed == FORESHOCK_UNFOLLOWED_PACE) why = segment::kUnfollowedPace;
-  ++writer_.ring()->unfollowed[why];
+  ++unfollowed_[why];
 }
 
 // Counts tensors that have become due, and due tensors that the trainer did not pass (kTensorUnknown).
@@ -325,7 +329,7 @@ void WeightSampler::reduce(const Weight& tensor, const foreshock_tensor& values,
 // Adds the rows of some attention heads, at offset `begin` of the record, if the tensor is a projection of
 // queries or keys. Returns the end of the record.
 uint64_t WeightSampler::add_heads(const Weight& tensor, const foreshock_tensor& values, uint64_t begin,
-                                  const Draft& draft) {
+                                  Draft* draft) {
   if (tensor.dims != 2 || projection_kind(tensor.name) == ProjectionKind::kNone) return begin;
   const auto skip = [&](segment::TensorHeadSkip reason) {
     writer_.count_heads_skipped(reason);
@@ -340,10 +344,10 @@ uint64_t WeightSampler::add_heads(const Weight& tensor, const foreshock_tensor& 
   const size_t bytes = head_payload_bytes(projection, heads_, values.dtype);
   if (bytes == 0) return skip(segment::kHeadsShape);
   if (values.data == nullptr) return skip(segment::kHeadsDevice);
-  if (begin + bytes > draft.room)
+  if (begin + bytes > draft->room)
     return skip(begin + bytes > writer_.largest_record() ? segment::kHeadsTooLarge : segment::kHeadsRingFull);
-  copy_heads(projection, heads_, values, reinterpret_cast<char*>(draft.record) + begin);
-  draft.record->payload[segment::kTensorHeadRows] = {begin, bytes};
+  copy_heads(projection, heads_, values, draft->place + begin);
+  draft->record.payload[segment::kTensorHeadRows] = {begin, bytes};
   return begin + bytes;
 }
 
@@ -386,12 +390,12 @@ void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t 
   const auto type = static_cast<DType>(state.parameter.dtype);
   uint64_t room = 0;
   constexpr uint64_t kBytes = round_up(sizeof(TensorRecord), segment::kTensorAlign);
-  TensorRecord* record = writer_.begin(kBytes, &room);
-  if (record == nullptr) return;
-  describe(tensor, state.number, type, step, record);
-  record->bytes = kBytes;
-  record->checksum = checksum(state.parameter.data, tensor.elements * size_of(type));
-  writer_.publish_uncounted(record);  // no snapshot: the caller has counted the tensor as skipped
+  if (writer_.begin(kBytes, &room) == nullptr) return;
+  TensorRecord record;
+  describe(tensor, state.number, type, step, &record);
+  record.bytes = kBytes;
+  record.checksum = checksum(state.parameter.data, tensor.elements * size_of(type));
+  writer_.publish_uncounted(&record);  // no snapshot: the caller has counted the tensor as skipped
 }
 
 // Begins a record in the ring if the ring has room for `least` bytes and for `kept` bytes of checksums. Else
@@ -400,35 +404,27 @@ void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t 
 bool WeightSampler::begin_record(const Weight& tensor, Draft* draft) {
   const uint64_t least = std::min(std::max(tensor.record_bytes, kLeastRoom), writer_.largest_record());
   const uint64_t kept = checksum_room();
-  draft->record = writer_.begin(std::min(least + kept, writer_.largest_record()), &draft->room);
+  draft->place =
+      reinterpret_cast<char*>(writer_.begin(std::min(least + kept, writer_.largest_record()), &draft->room));
   draft->room = std::max(draft->room - std::min(draft->room, kept), std::min(draft->room, least));
-  if (draft->record == nullptr) {
+  if (draft->place == nullptr) {
     writer_.count_skipped(segment::kTensorRingFull);
     return false;
   }
-  constexpr uint64_t kReductions = round_up(sizeof(TensorRecord), 8);
-  constexpr uint64_t kOptimizer = kReductions + segment::kTensorReductionCount * sizeof(double);
-  draft->histogram_offset = kOptimizer + segment::kOptimizerNumbers * sizeof(double);
-  auto* at = reinterpret_cast<char*>(draft->record);
-  draft->reductions = reinterpret_cast<double*>(at + kReductions);
-  draft->optimizer = reinterpret_cast<double*>(at + kOptimizer);
-  draft->histogram = at + draft->histogram_offset;
   return true;
 }
 
 // Completes and publishes a record of length `end`. The tensor's next record reserves as much room.
-void WeightSampler::publish_record(Weight* tensor, const Draft& draft, uint64_t end) {
-  const auto payload = [&](const double* first, uint64_t count) -> segment::Payload {
-    const auto offset = reinterpret_cast<const char*>(first) - reinterpret_cast<const char*>(draft.record);
-    return {static_cast<uint64_t>(offset), count * sizeof(double)};
-  };
-  draft.record->payload[segment::kTensorReductions] =
-      payload(draft.reductions, segment::kTensorReductionCount);
-  draft.record->payload[segment::kTensorOptimizer] = payload(draft.optimizer, segment::kOptimizerNumbers);
-  draft.record->bytes = tensor->record_bytes = round_up(end, segment::kTensorAlign);
+void WeightSampler::publish_record(Weight* tensor, Draft* draft, uint64_t end) {
+  TensorRecord& record = draft->record;
+  record.payload[segment::kTensorReductions] = {kReductionsOffset, sizeof draft->reductions};
+  record.payload[segment::kTensorOptimizer] = {kOptimizerOffset, sizeof draft->optimizer};
+  std::memcpy(draft->place + kReductionsOffset, draft->reductions, sizeof draft->reductions);
+  std::memcpy(draft->place + kOptimizerOffset, draft->optimizer, sizeof draft->optimizer);
+  record.bytes = tensor->record_bytes = round_up(end, segment::kTensorAlign);
   tensor->last_skip = 0;
   ++tensor->snapshots;
-  writer_.publish_snapshot(draft.record);
+  writer_.publish_snapshot(&record);
 }
 
 void WeightSampler::measure_on_host(const foreshock_weight_state& state, int64_t step) {
@@ -438,22 +434,21 @@ void WeightSampler::measure_on_host(const foreshock_weight_state& state, int64_t
   const uint64_t bytes = tensor.elements * size_of(type);
   Draft draft;
   if (!begin_record(tensor, &draft)) return write_checksum(state, step);
-  TensorRecord* record = draft.record;
+  TensorRecord* record = &draft.record;
   describe(tensor, state.number, type, step, record);
   bytes_measured_ += bytes;
   // Packing comes first, because it may fail.
-  const size_t packed = packer_.pack(values.data, type, tensor.elements, draft.histogram,
-                                     draft.room - draft.histogram_offset, &record->form);
+  const size_t packed = packer_.pack(values.data, type, tensor.elements, draft.histogram(),
+                                     draft.histogram_room(), &record->form);
   if (packed == kPackFailed) {
     skip_next_turns(&tensor, draft.room);
     return write_checksum(state, step);
   }
-  record->payload[segment::kTensorHistogram] = {draft.histogram_offset, packed};
+  record->payload[segment::kTensorHistogram] = {kHistogramOffset, packed};
   record->checksum = checksum(values.data, bytes);
   reduce(tensor, values, type, step, draft.reductions);
   optimizer_numbers(optimizer_of(state), draft.optimizer);
-  publish_record(&tensor, draft,
-                 add_heads(tensor, values, round_up(draft.histogram_offset + packed, 8), draft));
+  publish_record(&tensor, &draft, add_heads(tensor, values, round_up(kHistogramOffset + packed, 8), &draft));
   ++host_records_;
   host_step_ = step;
 }
@@ -465,9 +460,8 @@ void WeightSampler::end_step(double step_seconds, double cost_seconds, double un
   cadence_.set_budget_overdrawn(is_overdrawn);
   ++ended_steps_;
   if (count_ == 0) return;
-  segment::TensorRing& ring = *writer_.ring();
   cadence_.choose_interval(static_cast<double>(rank_bytes_));
-  std::atomic_ref<uint64_t>(ring.interval).store(cadence_.interval(), std::memory_order_relaxed);
+  writer_.set_interval(cadence_.interval());
 }
 
 // Sends the measurement of a tensor to its device. Its record is written when the results have arrived. It
@@ -497,7 +491,7 @@ void WeightSampler::send(const foreshock_weight_state& state, int64_t step) {
   pending->host_records = host_records_;
   pending->is_forgotten = false;
   pending_.push();
-  writer_.set_awaited(writer_.ring()->awaited + 1);
+  writer_.set_awaited(writer_.counts().awaited + 1);
   pending->launch_ns = monotonic_ns() - begin;
   deferred_ns_ += pending->launch_ns;  // not charged to the budget until collect() returns it as before_ns
 }
@@ -508,7 +502,7 @@ WeightSampler::Spent WeightSampler::collect() {
   const uint64_t begin = monotonic_ns();
   while (PendingWeight* pending = pending_.oldest()) {
     if (!settle(pending, &spent)) break;
-    if (!pending->is_forgotten) writer_.set_awaited(writer_.ring()->awaited - 1);
+    if (!pending->is_forgotten) writer_.set_awaited(writer_.counts().awaited - 1);
     pending_.pop();
   }
   spent.host_ns = monotonic_ns() - begin;
@@ -540,13 +534,13 @@ bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
 }
 
 // Packs the histogram from `payload`: the device's counters (is_counted), or the values that it has copied.
-size_t WeightSampler::pack(const PendingWeight& pending, char* payload, const Draft& draft) {
-  const uint64_t room = draft.room - draft.histogram_offset;
+size_t WeightSampler::pack(const PendingWeight& pending, char* payload, Draft* draft) {
+  const uint64_t room = draft->histogram_room();
   if (pending.work.is_counted)
-    return HistogramPacker::pack_counted(payload, pending.work.type, draft.histogram, room,
-                                         &draft.record->form);
-  return packer_.pack(payload, pending.work.type, pending.work.count, draft.histogram, room,
-                      &draft.record->form);
+    return HistogramPacker::pack_counted(payload, pending.work.type, draft->histogram(), room,
+                                         &draft->record.form);
+  return packer_.pack(payload, pending.work.type, pending.work.count, draft->histogram(), room,
+                      &draft->record.form);
 }
 
 void WeightSampler::write_device_record(const PendingWeight& pending, char* results) {
@@ -560,13 +554,13 @@ void WeightSampler::write_device_record(const PendingWeight& pending, char* resu
   Weight& tensor = *weight(pending.number);
   Draft draft;
   if (!begin_record(tensor, &draft)) return;
-  segment::TensorRecord* record = draft.record;
+  segment::TensorRecord* record = &draft.record;
   describe(tensor, pending.number, work.type, pending.step, record);
   record->time_ns = pending.time_ns;
   record->interval = pending.interval;
-  const size_t packed = pack(pending, payload, draft);
+  const size_t packed = pack(pending, payload, &draft);
   if (packed == kPackFailed) return skip_next_turns(&tensor, draft.room);
-  record->payload[segment::kTensorHistogram] = {draft.histogram_offset, packed};
+  record->payload[segment::kTensorHistogram] = {kHistogramOffset, packed};
   record->checksum = work.is_counted ? measured.checksum : checksum(payload, work.count * size_of(work.type));
   constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
   std::fill_n(draft.reductions, segment::kTensorReductionCount, kUnknown);
@@ -581,8 +575,7 @@ void WeightSampler::write_device_record(const PendingWeight& pending, char* resu
                           has_moment ? &moment : nullptr, draft.optimizer);
   foreshock_tensor values = pending.values;
   values.data = work.is_counted ? nullptr : payload;
-  publish_record(&tensor, draft,
-                 add_heads(tensor, values, round_up(draft.histogram_offset + packed, 8), draft));
+  publish_record(&tensor, &draft, add_heads(tensor, values, round_up(kHistogramOffset + packed, 8), &draft));
 }
 
 }  // namespace foreshock

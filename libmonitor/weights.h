@@ -222,17 +222,27 @@ class WeightSampler {
     CopiesBeforeStep::Copy copy;
   };
 
-  // A record under construction in the ring: first the parts of fixed size, then the histogram.
+  // A record under construction: the parts of fixed size, which are copied into the ring at the end, and the
+  // place in the ring, which gets the histogram and the rows of heads. The ring is never read.
   struct Draft {
-    segment::TensorRecord* record;
-    double *reductions, *optimizer;
-    char* histogram;
-    uint64_t histogram_offset, room;  // offset of the histogram; bytes available to the record
+    segment::TensorRecord record;
+    double reductions[segment::kTensorReductionCount], optimizer[segment::kOptimizerNumbers];
+    char* place;
+    uint64_t room;  // bytes available to the record
+
+    char* histogram() const { return place + kHistogramOffset; }
+    uint64_t histogram_room() const { return room - kHistogramOffset; }
   };
+  // Offsets in a record.
+  static constexpr uint64_t kReductionsOffset = (sizeof(segment::TensorRecord) + 7) / 8 * 8;
+  static constexpr uint64_t kOptimizerOffset =
+      kReductionsOffset + segment::kTensorReductionCount * sizeof(double);
+  static constexpr uint64_t kHistogramOffset = kOptimizerOffset + segment::kOptimizerNumbers * sizeof(double);
+
   // Adds the rows of some attention heads, at offset `begin` of the record. Returns the end of the record.
-  uint64_t add_heads(const Weight& weight, const foreshock_tensor& values, uint64_t begin,
-                     const Draft& draft);
+  uint64_t add_heads(const Weight& weight, const foreshock_tensor& values, uint64_t begin, Draft* draft);
   Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
+  int follow(const foreshock_weight* weights, size_t count);
   // `begins_at`: the share of the model's elements that belong to the tensors before this one.
   void add(const foreshock_weight& given, double begins_at);
   // Counts tensors that have become due, and due tensors that the trainer did not pass.
@@ -247,12 +257,12 @@ class WeightSampler {
   bool begin_record(const Weight& weight, Draft* draft);
   void write_checksum(const foreshock_weight_state& state, int64_t step);
   uint64_t checksum_room() const;
-  void publish_record(Weight* weight, const Draft& draft, uint64_t end);
+  void publish_record(Weight* weight, Draft* draft, uint64_t end);
 
   // For device tensors. settle() ends a measurement that was sent; false: its results may still arrive.
   void send(const foreshock_weight_state& state, int64_t step);
   void write_device_record(const PendingWeight& pending, char* results);
-  size_t pack(const PendingWeight& pending, char* payload, const Draft& draft);
+  size_t pack(const PendingWeight& pending, char* payload, Draft* draft);
   bool settle(PendingWeight* pending, Spent* spent);
   void describe(const Weight& weight, uint32_t number, DType type, int64_t step,
                 segment::TensorRecord* record) const;
@@ -271,14 +281,15 @@ class WeightSampler {
   WeightSchedule turns_;
   CopiesBeforeStep copies_;
   HistogramPacker packer_;
-  HeadGeometry heads_;            // numbers of heads of the model
-  bool knows_heads_ = false;      // an attention call was sampled
-  ProjectionOutputs outputs_;     // from the shapes of whole tensors
-  MmapBuffer table_;              // of Weight
-  uint64_t most_copy_bytes_ = 0;  // limit for copies of tensors
-  uint32_t count_ = 0;            // tensors in table_
-  uint32_t rank_tensors_ = 0;     // tensors with a part on this rank
-  uint64_t rank_bytes_ = 0;       // size of these parts, at 4 bytes an element
+  HeadGeometry heads_;                                    // numbers of heads of the model
+  bool knows_heads_ = false;                              // an attention call was sampled
+  ProjectionOutputs outputs_;                             // from the shapes of whole tensors
+  MmapBuffer table_;                                      // of Weight
+  uint64_t most_copy_bytes_ = 0;                          // limit for copies of tensors
+  uint32_t count_ = 0;                                    // tensors in table_
+  uint32_t rank_tensors_ = 0;                             // tensors with a part on this rank
+  uint64_t rank_bytes_ = 0;                               // size of these parts, at 4 bytes an element
+  uint64_t unfollowed_[segment::kTensorUnfollowed] = {};  // tensors that are not followed, by reason
   bool is_off_ = false;
   bool has_replicas_ = false;    // there are other ranks, which may hold replicas
   uint64_t copy_share_ = 0;      // memory for the copy of one tensor in this step, in bytes

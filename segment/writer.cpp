@@ -317,6 +317,10 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
   close(control_fd);  // the lock is on the segment; its descriptor stays open for the life of the process
   base_ = static_cast<char*>(segment_map);
   control_ = static_cast<Control*>(control_map);
+  std::copy_n(header.regions, kRegions, regions_);
+  for (std::atomic<uint64_t>& sequence : sequences_) sequence.store(0, std::memory_order_relaxed);
+  published_ = 0;
+  counts_ = {};
   threads_ = at<ThreadBlock>(kThreads);
   steps_ = at<StepRecord>(kSteps);
   steps_written_.store(0, std::memory_order_relaxed);
@@ -326,9 +330,14 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
 Slot* SegmentWriter::claim(uint64_t ticket) const {
   const uint32_t index = static_cast<uint32_t>(ticket % slots());
   Slot* slot = this->slot(index);
-  uint64_t expected = 2 * consumed(index);  // the sequence if the slot is free; 0 if it was never used
-  if (!word(slot->sequence).compare_exchange_strong(expected, 2 * ticket - 1, std::memory_order_acq_rel))
+  // The sequence if the slot is free; 0 if it was never used. A consumed ticket that this slot never had,
+  // which only a faulty agent reports, equals no sequence.
+  const uint64_t free = 2 * consumed(index);
+  uint64_t expected = free;
+  if (!sequences_[index].compare_exchange_strong(expected, 2 * ticket - 1, std::memory_order_acq_rel))
     return nullptr;
+  before_claim_[index] = free;
+  word(slot->sequence).store(2 * ticket - 1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);  // the sequence is odd before any header byte changes
   char* begin = reinterpret_cast<char*>(slot);
   // The header is zeroed except the sequence. The two device times in the middle are stored atomically,
@@ -342,11 +351,12 @@ Slot* SegmentWriter::claim(uint64_t ticket) const {
   return slot;
 }
 
-// Restores the sequence that the slot had before claim(): 2 * consumed(), which has not changed meanwhile,
-// since the agent skips slots with an odd sequence.
+// Restores the sequence that the slot had before claim().
 void SegmentWriter::release(uint64_t ticket) const {
   const uint32_t index = static_cast<uint32_t>(ticket % slots());
-  word(slot(index)->sequence).store(2 * consumed(index), std::memory_order_release);
+  const uint64_t before = before_claim_[index];
+  word(slot(index)->sequence).store(before, std::memory_order_release);
+  sequences_[index].store(before, std::memory_order_release);  // last: another thread may now claim the slot
 }
 
 namespace {
@@ -387,11 +397,28 @@ void SegmentWriter::give_back(uint64_t ticket, uint32_t count) const {
   for (uint32_t part = count; part-- > 0;) release(ticket + part);
 }
 
+void SegmentWriter::leave_to_device(uint64_t ticket, uint32_t count) const {
+  for (uint64_t of_part = ticket; of_part < ticket + count; ++of_part)
+    sequences_[of_part % slots()].store(2 * of_part, std::memory_order_release);
+}
+
 void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count) const {
+  leave_to_device(ticket, count);  // first, since the agent may consume the slots at once
   // The first part is published last: if its sequence is even, all other parts are complete too.
   for (uint32_t part = count; part-- > 0;)
     word(slots[part]->sequence).store(2 * (ticket + part), std::memory_order_release);
-  word(at<Progress>(kProgress)->published).fetch_add(1, std::memory_order_release);
+  word(published_).fetch_add(1);
+  publish_count(progress()->published, published_);
+}
+
+void SegmentWriter::count(uint64_t Coverage::*counter, uint64_t amount) {
+  word(counts_.*counter).fetch_add(amount);
+  publish_count(coverage()->*counter, counts_.*counter);
+}
+
+void SegmentWriter::count_skipped_numbers(uint32_t reason, uint64_t amount) {
+  word(counts_.numbers_skipped[reason]).fetch_add(amount);
+  publish_count(coverage()->numbers_skipped[reason], counts_.numbers_skipped[reason]);
 }
 
 uint64_t SegmentWriter::steps_ahead() const {
@@ -417,8 +444,9 @@ uint64_t SegmentWriter::append_step(const StepRecord& record) {
 // (bits of the known numbers) is stored last. So a reader that finds the bit kNumbersPending cleared in it
 // also reads the new numbers.
 void SegmentWriter::complete_step(uint64_t number, const StepRecord& record) {
+  const uint64_t written = steps_written_.load(std::memory_order_relaxed);
+  if (number == 0 || number > written || written - number >= kStepRecords) return;  // overwritten
   StepRecord* to = step(number);
-  if (word(to->sequence).load(std::memory_order_relaxed) != 2 * number) return;
   word(to->loss).store(record.loss, std::memory_order_relaxed);
   word(to->gradient_norm).store(record.gradient_norm, std::memory_order_relaxed);
   word(to->loss_source).store(record.loss_source, std::memory_order_relaxed);
@@ -438,10 +466,11 @@ void store(uint64_t& word, uint64_t value, std::memory_order order = std::memory
 void TensorWriter::attach(TensorRing* ring, uint64_t bytes, const Control* control) {
   const bool is_usable = ring != nullptr && bytes > kLeastTensorsBytes;  // else no ring, or only counters
   ring_ = ring;
+  counts_ = {};
   data_ = reinterpret_cast<char*>(ring) + sizeof(TensorRing);
   room_ = is_usable ? (bytes - sizeof(TensorRing)) / kTensorAlign * kTensorAlign : 0;
   control_ = control;
-  filler_ = 0;
+  filler_ = granted_ = 0;
 }
 
 uint64_t TensorWriter::consumed() const {
@@ -450,8 +479,9 @@ uint64_t TensorWriter::consumed() const {
 }
 
 TensorRecord* TensorWriter::begin(uint64_t least, uint64_t* bytes) {
-  const uint64_t written = ring_->written, used = written - consumed();
-  if (used > room_) return nullptr;  // the agent's cursor is invalid
+  granted_ = 0;
+  const uint64_t written = counts_.written, cursor = consumed(), used = written - cursor;
+  if (cursor > written || used > room_) return nullptr;  // the agent's cursor is invalid
   const uint64_t free = room_ - used, to_end = room_ - written % room_;
   filler_ = 0;
   *bytes = std::min(free, to_end);
@@ -462,35 +492,55 @@ TensorRecord* TensorWriter::begin(uint64_t least, uint64_t* bytes) {
     filler_ = to_end;
     *bytes = free - to_end;
   }
-  return *bytes < least ? nullptr : reinterpret_cast<TensorRecord*>(at(written + filler_));
+  if (*bytes < least) return nullptr;
+  granted_ = *bytes;
+  return reinterpret_cast<TensorRecord*>(at(written + filler_));
 }
 
 void TensorWriter::publish_snapshot(const TensorRecord* record) {
-  store(ring_->snapshots_taken, ring_->snapshots_taken + 1);
+  if (fits(*record)) add(&TensorRing::snapshots_taken, 1);
   publish_uncounted(record);
 }
 
 void TensorWriter::publish_uncounted(const TensorRecord* record) {
-  const uint64_t written = ring_->written;
+  if (!fits(*record)) return;
+  const uint64_t written = counts_.written, bytes = record->bytes;
+  granted_ = 0;
+  if (char* to = at(written + filler_); to != reinterpret_cast<const char*>(record))
+    std::memcpy(to, record, sizeof *record);
   if (filler_ > 0) {
     // Only the first 16 bytes of this record are stored, since no more may fit.
     auto* filler = reinterpret_cast<TensorRecord*>(at(written));
     filler->bytes = filler_;
     filler->kind = TensorKind::kFiller;
   }
-  store(ring_->written, written + filler_ + record->bytes, std::memory_order_release);
+  counts_.written = written + filler_ + bytes;
+  store(ring_->written, counts_.written, std::memory_order_release);
 }
 
-void TensorWriter::count_due(uint64_t tensors) { store(ring_->due, ring_->due + tensors); }
+void TensorWriter::add(uint64_t TensorRing::*counter, uint64_t amount) {
+  store(ring_->*counter, counts_.*counter += amount);
+}
+
+void TensorWriter::count_due(uint64_t tensors) { add(&TensorRing::due, tensors); }
 
 void TensorWriter::count_skipped(TensorSkip reason, uint64_t tensors) {
-  store(ring_->skipped[reason], ring_->skipped[reason] + tensors);
+  store(ring_->skipped[reason], counts_.skipped[reason] += tensors);
 }
 
 void TensorWriter::count_heads_skipped(TensorHeadSkip reason) {
-  store(ring_->heads_skipped[reason], ring_->heads_skipped[reason] + 1);
+  store(ring_->heads_skipped[reason], ++counts_.heads_skipped[reason]);
 }
 
-void TensorWriter::set_awaited(uint64_t tensors) { store(ring_->awaited, tensors); }
+void TensorWriter::set_awaited(uint64_t tensors) { store(ring_->awaited, counts_.awaited = tensors); }
+
+void TensorWriter::set_interval(uint64_t steps) { store(ring_->interval, counts_.interval = steps); }
+
+void TensorWriter::set_named(uint64_t tensors, uint64_t elements, const uint64_t* unfollowed) {
+  store(ring_->tensors, tensors);
+  store(ring_->elements, elements);
+  for (uint32_t reason = 0; reason < kTensorUnfollowed; ++reason)
+    store(ring_->unfollowed[reason], unfollowed[reason]);
+}
 
 }  // namespace foreshock::segment

@@ -2,6 +2,10 @@
 // .seg and .ctl files, writes into .seg, and reads .ctl, which the agent writes. Runs inside the trainer, so
 // after create() nothing here allocates, blocks or makes a system call. Every use of a slot has a number, its
 // ticket (from 1); ticket t uses the slot t mod slots(). Protocol: segment/SEGMENT.md.
+//
+// Other processes of the user may write any byte of .seg at any time. So .seg is only written: layout,
+// sequences of slots, positions in rings and counters are kept in private memory, and their copies in the
+// segment are never read. What is read from .ctl is bounded where it is read.
 #ifndef FORESHOCK_SEGMENT_WRITER_H_
 #define FORESHOCK_SEGMENT_WRITER_H_
 
@@ -29,6 +33,17 @@ std::atomic_ref<T> word(T& value) {
   return std::atomic_ref<T>(value);
 }
 
+// Stores the private counter `truth` into its shared copy `to`. Several threads may do so at once. None
+// returns before the value that it has stored is the newest, so the last value that is stored is the newest
+// too.
+inline void publish_count(uint64_t& to, uint64_t& truth) {
+  uint64_t stored = 0;
+  do {
+    stored = word(truth).load();
+    word(to).store(stored);
+  } while (word(truth).load() != stored);
+}
+
 class SegmentWriter {
  public:
   // Creates both files. Returns null on success. On failure leaves no file and returns a static word:
@@ -36,6 +51,7 @@ class SegmentWriter {
   // The .seg file stays open and locked until the process ends; the lock shows that the process lives.
   const char* create(const SegmentRequest& request);
 
+  // These are addresses in the segment, to be written only.
   Identity* identity() const { return at<Identity>(kIdentity); }
   Op* ops() const { return at<Op>(kOps); }
   ThreadBlock* threads() const { return threads_; }
@@ -43,21 +59,26 @@ class SegmentWriter {
   ScalarName* scalar_names() const { return at<ScalarName>(kScalarNames); }
   UnseenName* unseen_names() const { return at<UnseenName>(kUnseenNames); }
   Coverage* coverage() const { return at<Coverage>(kCoverage); }
-  uint32_t slots() const { return static_cast<uint32_t>(header()->regions[kSlots].count); }
-  uint64_t slot_bytes() const { return header()->regions[kSlots].record_size; }
+  uint32_t slots() const { return static_cast<uint32_t>(regions_[kSlots].count); }
+  uint64_t slot_bytes() const { return regions_[kSlots].record_size; }
   // The slots and the Progress are memory that devices write to. Each begins at a page boundary.
-  char* slot_region() const { return base_ + header()->regions[kSlots].offset; }
+  char* slot_region() const { return base_ + regions_[kSlots].offset; }
   uint64_t slot_region_bytes() const { return slots() * slot_bytes(); }
   Progress* progress() const { return at<Progress>(kProgress); }
   const Control* control() const { return control_; }
   TensorRing* tensors() const { return tensor_bytes() > 0 ? at<TensorRing>(kTensors) : nullptr; }
-  uint64_t tensor_bytes() const { return header()->regions[kTensors].record_size; }
+  uint64_t tensor_bytes() const { return regions_[kTensors].record_size; }
+
+  // Adds to a counter of Coverage that several threads may change: count(&Coverage::numbers_late, 1). The
+  // second function adds to numbers_skipped. Any thread.
+  void count(uint64_t Coverage::*counter, uint64_t amount);
+  void count_skipped_numbers(uint32_t reason, uint64_t amount);
 
   // Returns the number of slots that are unused or whose last slice was consumed.
   uint32_t free_slots() const {
     uint32_t free = 0;
     for (uint32_t n = 0; n < slots(); ++n)
-      free += word(slot(n)->sequence).load(std::memory_order_relaxed) == 2 * consumed(n);
+      free += sequences_[n].load(std::memory_order_relaxed) == 2 * consumed(n);
     return free;
   }
   // Claims the slot of `ticket` for a slice that fits into one slot. Returns null if the agent has not
@@ -70,6 +91,9 @@ class SegmentWriter {
   bool claim(uint64_t ticket, uint32_t count, Slot** slots, const Slot& header = {}) const;
   // Undoes a claim of `count` slots from `ticket` on that were not published.
   void give_back(uint64_t ticket, uint32_t count) const;
+  // Leaves `count` claimed slots from `ticket` on to a device, which will set their sequences. They are free
+  // again when the agent has consumed them.
+  void leave_to_device(uint64_t ticket, uint32_t count) const;
   // Makes claimed slots visible to the agent as one slice: sets their sequences to 2 * their ticket.
   void publish(Slot* slot, uint64_t ticket) const { publish(&slot, ticket, 1); }
   void publish(Slot* const* slots, uint64_t ticket, uint32_t count) const;
@@ -83,14 +107,13 @@ class SegmentWriter {
   void complete_step(uint64_t number, const StepRecord& record);
 
  private:
-  const Header* header() const { return reinterpret_cast<const Header*>(base_); }
   template <class T>
   T* at(RegionId region) const {
-    return reinterpret_cast<T*>(base_ + header()->regions[region].offset);
+    return reinterpret_cast<T*>(base_ + regions_[region].offset);
   }
   StepRecord* step(uint64_t number) const { return steps_ + number % kStepRecords; }
   Slot* slot(uint32_t index) const {
-    const Region& region = header()->regions[kSlots];
+    const Region& region = regions_[kSlots];
     return reinterpret_cast<Slot*>(base_ + region.offset + region.record_size * index);
   }
   void release(uint64_t ticket) const;
@@ -103,10 +126,16 @@ class SegmentWriter {
 
   char* base_ = nullptr;
   Control* control_ = nullptr;
-  // Two regions of the segment. The end of a step finds them here without a read of the segment's header.
+  // Two regions of the segment, which the end of a step finds here.
   ThreadBlock* threads_ = nullptr;
   StepRecord* steps_ = nullptr;
   std::atomic<uint64_t> steps_written_{0};
+  Region regions_[kRegions] = {};  // the layout
+  // Of each slot: its sequence, as in Slot but never set by a device, and its sequence before the last claim.
+  mutable std::atomic<uint64_t> sequences_[kMaxSlots] = {};
+  mutable uint64_t before_claim_[kMaxSlots] = {};
+  mutable uint64_t published_ = 0;  // slices published by threads
+  Coverage counts_ = {};            // those that count() changes
 };
 
 // The trainer's side of the ring of tensor records (snapshots of weights). One caller at a time.
@@ -116,7 +145,8 @@ class TensorWriter {
   void attach(TensorRing* ring, uint64_t bytes, const Control* control);
 
   bool is_attached() const { return room_ > 0; }  // whether the ring has space for records
-  TensorRing* ring() const { return ring_; }
+  TensorRing* ring() const { return ring_; }      // in the segment, to be written only; null: no ring
+  const TensorRing& counts() const { return counts_; }
   // Bytes of the largest record that fits into an empty ring from any position: records do not wrap around.
   uint64_t largest_record() const { return room_ / 2; }
 
@@ -124,8 +154,9 @@ class TensorWriter {
   // *bytes to its length. Returns null if the agent must consume records first.
   TensorRecord* begin(uint64_t least, uint64_t* bytes);
 
-  // Makes the record visible that was built in the range of begin(), and counts a snapshot. record->bytes
-  // must be set.
+  // Copies `record` to the start of the range of begin(), makes it visible with the payloads that the caller
+  // has stored after it, and counts a snapshot. record->bytes must be set. Does nothing if it is larger than
+  // the range.
   void publish_snapshot(const TensorRecord* record);
   // Does the same without counting a snapshot. For a record without a histogram, whose tensor the caller has
   // counted as skipped.
@@ -136,17 +167,26 @@ class TensorWriter {
   void count_skipped(TensorSkip reason, uint64_t tensors = 1);
   void count_heads_skipped(TensorHeadSkip reason);
   void set_awaited(uint64_t tensors);
+  void set_interval(uint64_t steps);
+  // Sets tensors and elements, and the numbers of tensors that are not followed (kTensorUnfollowed of them).
+  void set_named(uint64_t tensors, uint64_t elements, const uint64_t* unfollowed);
 
  private:
   uint64_t consumed() const;
+  void add(uint64_t TensorRing::*counter, uint64_t amount);
+  bool fits(const TensorRecord& record) const {  // into the range of begin()
+    return record.bytes >= sizeof record && record.bytes <= granted_;
+  }
   // Positions are numbers of bytes since the first record, as in TensorRing::written.
   char* at(uint64_t position) const { return data_ + position % room_; }
 
   TensorRing* ring_ = nullptr;
-  char* data_ = nullptr;  // the records
-  uint64_t room_ = 0;     // bytes at data_
+  TensorRing counts_ = {};  // the truth, whose copy *ring_ is never read
+  char* data_ = nullptr;    // the records
+  uint64_t room_ = 0;       // bytes at data_
   const Control* control_ = nullptr;
-  uint64_t filler_ = 0;  // bytes left unused at the ring's end, before the record that is being built
+  uint64_t filler_ = 0;   // bytes left unused at the ring's end, before the record that is being built
+  uint64_t granted_ = 0;  // bytes of the range of begin()
 };
 
 }  // namespace foreshock::segment

@@ -1,0 +1,126 @@
+"""Another process of the user writes into the files of a live run, replaces or removes them: the training is the same.
+
+The segment is write-only for the trainer (segment/writer.h). Truncation is left out: it ends the trainer with SIGBUS
+(docs/security.md).
+"""
+
+import contextlib
+import os
+import pathlib
+import random
+import shutil
+import struct
+import time
+from collections.abc import Callable
+
+import pytest
+from fault_scene import RUN_ID, Scene, assert_same_result
+from segment_file import SLOTS
+
+PAGE = 4096
+HEADER_REGIONS, REGION = 32, struct.Struct("<QQQ")
+SLOT_HEADER, SLOT_PAYLOADS = 648, 320  # of struct Slot: its size, and where the offsets of payloads begin
+STEPS = 6000  # of a round: about a second on a machine that does nothing else
+
+
+class Scribbler:
+    """Writes into every segment and control file that it has seen, also after these have lost their names."""
+
+    def __init__(self, directory: pathlib.Path, seed: int) -> None:
+        self.directory, self.random, self.files = directory, random.Random(seed), {}
+
+    def look(self) -> None:
+        for path in self.directory.glob("*.[sc][et][gl]"):
+            if path.name not in self.files:
+                with contextlib.suppress(OSError):
+                    file = os.open(path, os.O_RDWR)
+                    self.files[path.name] = (file, os.fstat(file).st_size, os.pread(file, PAGE, 0))
+
+    def content(self, size: int) -> bytes:
+        """Zeros, ones, random bytes, or addresses: small ones, and such as a trainer has."""
+        kind = self.random.randrange(4)
+        if kind < 2:
+            return (b"\0", b"\xff")[kind] * size
+        if kind == 2:
+            return self.random.randbytes(size)
+        return struct.pack("<Q", self.random.choice([64, 1 << 20, 1 << 46, 2**64 - 4096])) * (size // 8)
+
+    def write_pages(self) -> None:
+        for file, size, _ in self.files.values():
+            for page in range(0, size, PAGE):
+                if self.random.random() < 0.5:
+                    os.pwrite(file, self.content(PAGE), page)
+
+    def redirect_regions(self) -> None:
+        for name, (file, _, header) in self.files.items():
+            if name.endswith(".seg"):
+                os.pwrite(file, header, 0)
+                for region in self.random.sample(range(11), 4):
+                    wrong = REGION.pack(self.random.getrandbits(self.random.choice([20, 47, 64])), 1 << 12, 1 << 20)
+                    os.pwrite(file, wrong, HEADER_REGIONS + region * REGION.size)
+
+    def race_for_slots(self) -> None:
+        for name, (file, _, header) in self.files.items():
+            if not name.endswith(".seg"):
+                continue
+            offset, size, count = REGION.unpack_from(header, HEADER_REGIONS + SLOTS * REGION.size)
+            for slot in range(offset, offset + size * count, max(size, 1)):
+                os.pwrite(file, self.content(SLOT_HEADER - SLOT_PAYLOADS), slot + SLOT_PAYLOADS)
+
+    def replace_files(self) -> None:
+        for name in self.files:
+            with contextlib.suppress(OSError):
+                path = self.directory / name
+                path.unlink()
+                path.write_bytes(self.content(PAGE))
+
+    def remove_directory(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def close(self) -> None:
+        for file, _, _ in self.files.values():
+            os.close(file)
+
+
+def end_under(scene: Scene, attack: Callable[[Scribbler], None], seed: int, rounds: int | None = None) -> int:
+    """A training under run, attacked from its first step to its end; its result must be `plain`'s. Returns the number
+    of attacks. `rounds`: at most so many."""
+    plain = scene.end(scene.start(scene.trainer_line(str(STEPS), "exit")))
+    process = scene.start([*scene.run_line(), *scene.trainer_line(str(STEPS), "exit")])
+    scribbler = Scribbler(scene.base / RUN_ID, seed)
+    done = 0
+    while process.poll() is None and (rounds is None or done < rounds):
+        scribbler.look()
+        if any(name.endswith(".seg") for name in scribbler.files):
+            attack(scribbler)
+            done += 1
+        time.sleep(0.001)
+    watched = scene.end(process)
+    scribbler.close()
+    assert_same_result(plain, watched)
+    assert done > 0, "the training was over before the first attack"
+    return done
+
+
+CONTENT = [Scribbler.write_pages, Scribbler.redirect_regions, Scribbler.race_for_slots]
+NAMES = [Scribbler.replace_files, Scribbler.remove_directory]
+
+
+@pytest.mark.parametrize("attack", CONTENT)
+def test_what_is_written_into_a_segment_does_not_reach_the_training(scene, attack):
+    assert end_under(scene, attack, seed=1) > 10
+
+
+@pytest.mark.parametrize("attack", NAMES)
+def test_files_that_are_replaced_or_removed_do_not_reach_the_training(scene, attack):
+    end_under(scene, attack, seed=2, rounds=1)
+
+
+@pytest.mark.long
+def test_a_minute_of_everything(scene):
+    end = time.monotonic() + 60
+    for seed in range(1000):
+        if time.monotonic() > end:
+            break
+        end_under(scene, lambda scribbler: scribbler.random.choice(CONTENT)(scribbler), seed)
+        end_under(scene, random.Random(seed).choice(NAMES), seed, rounds=1)
