@@ -11,7 +11,7 @@
 namespace foreshock {
 namespace {
 
-constexpr char kMagic[] = "foreshock detectors 3\n";  // begins a saved state; 3: version of the format
+constexpr char kMagic[] = "foreshock detectors 4\n";  // begins a saved state; 4: version of the format
 constexpr uint64_t kMostRanks = 4096;                 // ranks with detectors, over all runs
 
 // Returns a hash of the table of detectors. A state saved with another table cannot be restored.
@@ -107,7 +107,8 @@ const std::vector<EventLine>& Watches::observe(const StepLine& line) {
   begin();
   RankWatch* watch = line.rank && line.step ? watch_for(line.run, *line.rank) : nullptr;
   if (watch == nullptr) return lines_found_;
-  watch->observe_step(*line.step, line.loss, line.gradient_norm, &found_);
+  watch->observe_step(*line.step, line.loss, line.gradient_norm, &found_, line.learning_rate,
+                      line.skipped_steps);
   return end(line.run, *line.rank);
 }
 

@@ -63,8 +63,11 @@ const char* name_of(WatchEventKind kind) {
 }
 
 void RankWatch::observe_step(int64_t step, const std::optional<double>& loss,
-                             const std::optional<double>& gradient_norm, std::vector<WatchEvent>* out) {
+                             const std::optional<double>& gradient_norm, std::vector<WatchEvent>* out,
+                             const std::optional<double>& learning_rate,
+                             const std::optional<uint64_t>& skipped_steps) {
   if (has_step_ && step < last_step_) resume(step, out);
+  trail_.add(step, {gradient_norm, learning_rate, skipped_steps});
   has_step_ = true;
   last_step_ = step;
   loss_verdict_ = {};
@@ -89,6 +92,7 @@ void RankWatch::resume(int64_t step, std::vector<WatchEvent>* out) {
                   .value = static_cast<double>(last_step_),
                   .place = {},
                   .layer = {}});
+  trail_.go_back(last_step_, step);
   series_.clear();
   std::fill(std::begin(count_), std::end(count_), size_t{0});
   for (auto& names : refused_) names.clear();
@@ -117,7 +121,7 @@ void RankWatch::note_loss_event(WatchEventKind kind, int64_t onset, int64_t decl
   LossCount& count = losses_[static_cast<size_t>(kind)];
   if (count.count++ == 0) count.first_step = onset;
   count.last_step = onset;
-  loss_events_.push_back({kind, onset, declared, precursors_.before(onset)});
+  loss_events_.push_back({kind, onset, declared, precursors_.before(onset), trail_.before(onset)});
   if (loss_events_.size() > kMostLossEvents) loss_events_.pop_front();
   out->push_back({.kind = kind, .step = onset, .value = loss, .place = {}, .layer = {}});
 }

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "detect/circumstances.h"
 #include "detect/detector.h"
 #include "detect/loss_rules.h"
 
@@ -132,6 +133,7 @@ struct LossEventSeen {
   WatchEventKind kind = WatchEventKind::kLossSpike;
   int64_t onset_step = 0, declared_step = 0;
   std::vector<Episode> preceded_by;
+  std::vector<Circumstance> circumstances;  // the earliest first
 };
 
 // Number, first onset and last onset of the loss events of one kind, over all restarts; -1: no event.
@@ -176,8 +178,11 @@ class RankWatch {
 
   // Takes the numbers of an ended optimizer step; unknown numbers are absent. Appends events to `*out`. A
   // step below the last one means that the training has gone back: all detectors and rules then start again.
+  // `learning_rate` and `skipped_steps` are only used for the circumstances of loss events.
   void observe_step(int64_t step, const std::optional<double>& loss,
-                    const std::optional<double>& gradient_norm, std::vector<WatchEvent>* out);
+                    const std::optional<double>& gradient_norm, std::vector<WatchEvent>* out,
+                    const std::optional<double>& learning_rate = {},
+                    const std::optional<uint64_t>& skipped_steps = {});
 
   // Takes a value of a series of one detector. `place` names the series: a layer's label or a tensor's name.
   // `layer`: the label of the layer, "" if unknown. `control`: the same quantity, computed from the exact
@@ -245,6 +250,8 @@ class RankWatch {
   bool has_step_ = false, gradient_is_nonfinite_ = false;  // the second is about the last norm observed
   int64_t last_step_ = 0;
   std::vector<WatchReading>* readings_ = nullptr;
+  // Not part of the saved state: an event soon after a restart of the agent has fewer circumstances.
+  StepTrail trail_;
 };
 
 template <class State>
@@ -294,6 +301,15 @@ void RankWatch::fields(State& state) {
     to(seen.onset_step);
     to(seen.declared_step);
     list_fields(to, seen.preceded_by, Precursors::kMostNamed, episode_fields<State>);
+    list_fields(to, seen.circumstances, kCircumstanceKinds, [](State& each, Circumstance& circumstance) {
+      int which = static_cast<int>(circumstance.kind);
+      each(which);
+      each.require(which >= 0 && which < kCircumstanceKinds);
+      circumstance.kind = static_cast<CircumstanceKind>(which >= 0 && which < kCircumstanceKinds ? which : 0);
+      each(circumstance.step);
+      each(circumstance.from);
+      each(circumstance.to);
+    });
   });
   for (DetectorState& each : counts_) {
     state(each.last_warn_step);
