@@ -1,5 +1,6 @@
-// AlertCommand runs the command of --on-alert for each alert. Adviser finds, among the ranks of a node, the
-// detector with the highest level. A detector's level (quiet, watch or warn) is the highest of its layers.
+// AlertCommand runs the command of --on-alert for each alert: a finding, or a warning of a detector. Adviser
+// finds, among the ranks of a node, the detector with the highest level. A detector's level (quiet, watch or
+// warn) is the highest of its layers.
 #include "agent/alerts.h"
 
 #include <dirent.h>
@@ -18,20 +19,21 @@
 #include <optional>
 #include <utility>
 
+#include "agent/detection.h"
 #include "detect/detector.h"
 #include "detect/watch.h"
 
 namespace foreshock {
 namespace {
 
-// Whether an event of the record runs the command: a detector that changed to warn, a loss event, or a
-// gradient norm that is not finite.
+// Whether an event of the record runs the command: a default detector that changed to warn, or a gradient
+// norm that is not finite.
 bool is_alert(const EventLine& event) {
-  if (event.event == name_of(WatchEventKind::kPrecursor)) return event.level == name_of(Level::kWarn);
-  for (WatchEventKind kind : {WatchEventKind::kLossSpike, WatchEventKind::kDivergence,
-                              WatchEventKind::kLossRise, WatchEventKind::kNonfiniteGradientNorm})
-    if (event.event == name_of(kind)) return true;
-  return false;
+  if (event.event == name_of(WatchEventKind::kNonfiniteGradientNorm)) return true;
+  if (event.event != name_of(WatchEventKind::kPrecursor) || event.level != name_of(Level::kWarn))
+    return false;
+  const Measured* measured = measured_of(event.detector);
+  return measured != nullptr && measured->is_proven();
 }
 
 std::string text_of(const std::optional<int64_t>& number) { return number ? std::to_string(*number) : ""; }
@@ -90,16 +92,42 @@ std::vector<std::string> AlertCommand::environment_of(const EventLine& event, ui
           variable("EVENT", event.event),
           variable("DETECTOR", event.detector),
           variable("LAYER", event.layer),
+          variable("TENSOR", ""),
+          variable("ACTION", ""),
           variable("VALUE", text_of(event.value)),
           variable("SCORE", text_of(event.score)),
           variable("LEFT_OUT", std::to_string(left_out))};
 }
 
-// Queues an alert. Only counts it if its kind (run, event and detector) had an alert within kMinPause, or if
-// waiting_ or last_alerts_ is full.
+std::vector<std::string> AlertCommand::environment_of(const FindingLine& finding, uint64_t left_out,
+                                                      const std::string& url) {
+  const std::optional<double>& value = finding.largest ? finding.largest : finding.now;
+  return {variable("TEXT", finding.run + ": " + finding.text + ". Do: " + finding.action + "."),
+          variable("URL", url),
+          variable("RUN", finding.run),
+          variable("RANK", text_of(finding.rank)),
+          variable("STEP", text_of(finding.since_step)),
+          variable("EVENT", finding.finding),
+          variable("DETECTOR", ""),
+          variable("LAYER", finding.layer),
+          variable("TENSOR", finding.tensor),
+          variable("ACTION", finding.action),
+          variable("VALUE", text_of(value)),
+          variable("SCORE", ""),
+          variable("LEFT_OUT", std::to_string(left_out))};
+}
+
 void AlertCommand::add(const EventLine& event, Clock::time_point now) {
-  if (command_.empty() || !is_alert(event)) return;
-  const std::string kind = event.run + '\n' + event.event + '\n' + event.detector;
+  if (is_alert(event)) queue(event.run + '\n' + event.event + '\n' + event.detector, event, now);
+}
+
+void AlertCommand::add(const FindingLine& finding, Clock::time_point now) {
+  queue(finding.run + '\n' + finding.finding, finding, now);
+}
+
+template <class Line>
+void AlertCommand::queue(const std::string& kind, const Line& line, Clock::time_point now) {
+  if (command_.empty()) return;
   if (last_alerts_.size() >= kMostKinds)
     std::erase_if(last_alerts_, [&](const auto& each) { return now - each.second.queued_at >= kMinPause; });
   const auto found = last_alerts_.find(kind);  // must come after erase_if(), which invalidates iterators
@@ -110,7 +138,7 @@ void AlertCommand::add(const EventLine& event, Clock::time_point now) {
     if (found != last_alerts_.end()) ++found->second.left_out;
     return;
   }
-  waiting_.push_back(environment_of(event, found != last_alerts_.end() ? found->second.left_out : 0, url_));
+  waiting_.push_back(environment_of(line, found != last_alerts_.end() ? found->second.left_out : 0, url_));
   last_alerts_[kind] = {now, 0};
 }
 

@@ -37,10 +37,13 @@ class AlertCommand {
   AlertCommand(const AlertCommand&) = delete;
   AlertCommand& operator=(const AlertCommand&) = delete;
 
-  // Queues the command for an event of the loss or the gradients, or for a detector that starts to warn.
-  // Other events are ignored. An event is only counted if the last alert of its kind is younger than
-  // kMinPause, if the queue is full, or if the kind is new and the table of kinds is full. If the kind is in
-  // the table, its next alert reports the count to its command.
+  // Queues the command for a finding that has begun.
+  void add(const FindingLine& finding, Clock::time_point now);
+  // Queues the command for a gradient norm that is not finite, or for a default detector that starts to warn.
+  // Other events are ignored: experimental detectors warn in sound trainings too, and an event of the loss is
+  // a finding. An event or finding is only counted if the last alert of its kind is younger than kMinPause,
+  // if the queue is full, or if the kind is new and the table of kinds is full. If the kind is in the table,
+  // its next alert reports the count to its command.
   void add(const EventLine& event, Clock::time_point now);
   // Reaps a command that has ended, kills one that takes too long, starts the next.
   void poll(Clock::time_point now);
@@ -56,8 +59,13 @@ class AlertCommand {
   // Returns the variables of the command as "NAME=value" (docs/alerts.md). `left_out`: LastAlert::left_out.
   static std::vector<std::string> environment_of(const EventLine& event, uint64_t left_out,
                                                  const std::string& url);
+  static std::vector<std::string> environment_of(const FindingLine& finding, uint64_t left_out,
+                                                 const std::string& url);
 
  private:
+  // Queues the command for an event or a finding, unless `kind` had one within kMinPause or there is no room.
+  template <class Line>
+  void queue(const std::string& kind, const Line& line, Clock::time_point now);
   struct LastAlert {
     Clock::time_point queued_at;  // when the last alert of this kind was queued
     uint64_t left_out = 0;        // alerts of this kind that were only counted since `queued_at`

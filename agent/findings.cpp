@@ -4,7 +4,9 @@
 #include <cmath>
 #include <set>
 #include <string_view>
+#include <tuple>
 
+#include "agent/detection.h"
 #include "agent/text.h"
 #include "detect/detector.h"
 #include "segment/layout.h"
@@ -15,13 +17,15 @@ namespace {
 // An alarm whose last bad slice is more than this many sampling intervals old is printed with that step.
 constexpr int64_t kRecentIntervals = 8;
 
-constexpr const char* kAttentionFault = "ATTENTION FAULT";
+// `tensor` is a JudgedTensor.
+const char* name_of_tensor(uint32_t tensor) {
+  constexpr const char* kNames[kJudgedTensors] = {"the output", "dQ", "dK", "dV"};
+  return kNames[tensor];
+}
 
-// `tensor` is a JudgedTensor: the output in the forward pass; dQ, dK or dV in the backward pass.
-std::string place_of(const std::string& layer, uint32_t tensor) {
-  constexpr const char* kNames[kJudgedTensors] = {"forward", "backward", "dK (grad_key)", "dV (grad_value)"};
-  return (layer.empty() ? std::string("calls without a layer") : "layer " + printable(layer)) + ", " +
-         kNames[tensor];
+// Returns "layer 001 on rank 3", for example.
+std::string place_of(const std::string& layer, const std::string& rank) {
+  return (layer.empty() ? std::string("calls without a layer") : "layer " + printable(layer)) + rank;
 }
 
 // `alarm`: LayerAlarm::kind.
@@ -33,68 +37,91 @@ FindingKind kind_of(const std::string& alarm) {
   return FindingKind::kAttentionError;
 }
 
-// Describes an alarm. `kind`: LayerAlarm::kind, the exceeded limit. `value`: a ratio, or a bias in ulp.
-std::string fault_text(const std::string& kind, std::optional<double> value) {
-  if (kind == "bias") return "biased by " + formatted("%+.2f ulp", value);
-  if (kind == "nonfinite") return "NaN or Inf where the fp64 reference has none";
-  const std::string times = formatted("%.3gx", value);
-  if (kind == "fused_ratio") return "error up to " + times + " of fused attention";
-  if (kind == "conservation") return "sum over all keys off by " + times + " of its rounding";
-  if (kind == "log_sum_exp") return "log-sum-exp error " + times + " of its rounding";
-  return "error up to " + times + " of plain attention";
+// Relative measures have no meaning where the reference is nearly 0, so no size is printed beyond a bound.
+constexpr double kMostTimes = 1000;
+std::string times_text(double times) { return formatted("%.3g times", times); }
+std::string largest_text(double times) {
+  return times > kMostTimes ? "more than 1000 times" : "up to " + times_text(times);
+}
+std::string percent_text(double ratio) {
+  return ratio > 1 ? "more than 100 %" : "up to " + formatted("%.2g %%", 100 * ratio);
 }
 
-// Returns " (last seen at step N)" if the alarm's last bad slice is long ago. An alarm holds until 64 later
+// Describes what is wrong with a tensor: "dQ is wrong by up to 5 % (up to 20 times the error of plain
+// attention, 12 times in the last samples)". `alarm`: LayerAlarm::kind. The largest size and that of the last
+// samples are both named where they differ.
+std::string fault_text(const Finding& finding, const std::string& alarm) {
+  const std::string tensor = name_of_tensor(static_cast<uint32_t>(finding.tensor));
+  if (alarm == "nonfinite") return tensor + " has NaN or Inf where the fp64 reference has none";
+  if (alarm == "bias")
+    return tensor + " is biased by " +
+           formatted("%+.2f ulp", finding.largest ? finding.largest : finding.now);
+  const std::optional<double> largest = finding.largest ? finding.largest : finding.now;
+  std::string size = largest ? largest_text(*largest) : "an unknown multiple of";
+  const std::string now =
+      finding.now && largest && *finding.now < 0.9 * *largest && *finding.now <= kMostTimes
+          ? ", " + times_text(*finding.now) + " in the last samples"
+          : "";
+  if (alarm == "conservation")
+    return "the sum of " + tensor + " over all keys is wrong by " + size + " its rounding error" + now;
+  if (alarm == "log_sum_exp") return "the log-sum-exp is wrong by " + size + " its rounding error" + now;
+  size += std::string(" the error of ") + (alarm == "fused_ratio" ? "fused" : "plain") + " attention" + now;
+  if (!finding.relative_error) return tensor + " is wrong by " + size;
+  return tensor + " is wrong by " + percent_text(*finding.relative_error) + " (" + size + ")";
+}
+
+// Returns ", last seen at step N" if the alarm's last bad slice is long ago. An alarm holds until 64 later
 // slices have replaced that slice, which may never happen after a divergence: NaN slices do not replace it.
 std::string last_seen_text(const LayerAlarm& alarm, const RankStatistics& rank) {
   const auto interval = static_cast<int64_t>(std::max<uint64_t>(rank.last_step.interval, 1));
   if (alarm.last_step < 0 || rank.last_step.step - alarm.last_step <= kRecentIntervals * interval) return "";
-  return " (last seen at step " + std::to_string(alarm.last_step) + ")";
+  return ", last seen at step " + std::to_string(alarm.last_step);
 }
 
 // Returns the finding of one kind of alarm (LayerAlarm::kind) without its text. `past`: null if none is
 // stored.
 Finding attention_finding(const RankStatistics& rank, const LayerStatistics& layer, uint32_t tensor,
                           const std::string& alarm, const PastAlarm* past, Severity severity) {
-  Finding finding = {kind_of(alarm), alarm == "nonfinite" ? Severity::kNonfinite : severity, kAttentionFault,
-                     ""};
+  Finding finding = {kind_of(alarm), alarm == "nonfinite" ? Severity::kNonfinite : severity};
   finding.layer = layer.label;
   finding.tensor = static_cast<int>(tensor);
   finding.rank = rank.identity.rank;
-  finding.unit = alarm == "bias" ? "ulp" : "times";
+  finding.unit = alarm == "nonfinite" ? "" : alarm == "bias" ? "ulp" : "times";
   if (past == nullptr) return finding;
   finding.since_step = past->first_step;
   finding.last_step = past->last_step;
-  finding.most = past->most;
+  finding.largest = past->most;
+  finding.relative_error = past->relative_error;
   return finding;
 }
 
 // Adds the active alarms of layers, then ended ones (`past` has both), once per rank, layer, tensor and kind.
 void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
-  std::set<std::string> seen;
+  std::set<std::tuple<const LayerStatistics*, uint32_t, std::string>> seen;
   for (const RankStatistics* rank : ranks) {
     for (const LayerAlarm& alarm : rank->alarms()) {
-      const std::string place = place_of(alarm.layer->label, alarm.tensor) + on_rank(ranks, *rank);
-      seen.insert(place + alarm.kind);
+      seen.insert({alarm.layer, alarm.tensor, alarm.kind});
       const PassStatistics& statistics = *statistics_of(*alarm.layer, alarm.tensor);
       const auto past = statistics.past.find(alarm.kind);
       const bool is_stored = past != statistics.past.end();
       Finding finding = attention_finding(*rank, *alarm.layer, alarm.tensor, alarm.kind,
                                           is_stored ? &past->second : nullptr, Severity::kAlarm);
       finding.now = alarm.value;
-      finding.text = place + (is_stored ? ", since step " + std::to_string(past->second.first_step) : "") +
-                     ": " + fault_text(alarm.kind, alarm.value) + last_seen_text(alarm, *rank);
+      finding.text = place_of(alarm.layer->label, on_rank(ranks, *rank)) + ": " +
+                     fault_text(finding, alarm.kind) +
+                     (is_stored ? " since step " + std::to_string(finding.since_step) : "") +
+                     last_seen_text(alarm, *rank);
       findings->push_back(std::move(finding));
     }
   }
   for (const RankStatistics* rank : ranks) {
     rank->each_tensor([&](const LayerStatistics& layer, uint32_t tensor, const PassStatistics& statistics) {
       for (const auto& [kind, past] : statistics.past) {
-        const std::string place = place_of(layer.label, tensor) + on_rank(ranks, *rank);
-        if (!seen.insert(place + kind).second) continue;
+        if (!seen.insert({&layer, tensor, kind}).second) continue;
         Finding finding = attention_finding(*rank, layer, tensor, kind, &past, Severity::kPastAlarm);
-        finding.text = place + ", steps " + std::to_string(past.first_step) + " to " +
-                       std::to_string(past.last_step) + ", not since: " + fault_text(kind, past.most);
+        finding.text = place_of(layer.label, on_rank(ranks, *rank)) + ": " + fault_text(finding, kind) +
+                       " in steps " + std::to_string(past.first_step) + " to " +
+                       std::to_string(past.last_step) + ", not since";
         findings->push_back(std::move(finding));
       }
     });
@@ -117,83 +144,158 @@ void add_overall(const Ranks& ranks, const PassTotals (&passes)[2], std::vector<
   if (!findings->empty()) return;  // add_attention() has found alarms of single layers
   constexpr double kLimits[] = {kDeviationRatioForward, kDeviationRatioBackward};
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
-    const std::string name = segment::kPassNames[pass];
-    const auto add = [&](FindingKind kind, Severity severity, const std::string& text) {
-      findings->push_back({kind, severity, kAttentionFault, text});
+    const std::string begin = "all layers: ";
+    const auto add = [&](FindingKind kind, Severity severity) {
+      findings->push_back({kind, severity});
       findings->back().tensor = static_cast<int>(pass);
+      return &findings->back();
     };
     if (passes[pass].nonfinite > 0)
-      add(FindingKind::kNonfiniteAttention, Severity::kNonfinite,
-          name + ": NaN or Inf in " + grouped(passes[pass].nonfinite) + " of " +
-              counted(passes[pass].judged, "checked call", "checked calls"));
+      add(FindingKind::kNonfiniteAttention, Severity::kNonfinite)->text =
+          begin + name_of_tensor(pass) + " has NaN or Inf where the fp64 reference has none, in " +
+          grouped(passes[pass].nonfinite) + " of " +
+          counted(passes[pass].judged, "checked call", "checked calls");
     if (passes[pass].ratio.value_or(0) > kLimits[pass]) {
-      add(FindingKind::kAttentionError, Severity::kWholePass,
-          name + " of all layers: " + fault_text("deviation_ratio", passes[pass].ratio));
-      findings->back().now = passes[pass].ratio;
-      findings->back().unit = "times";
+      Finding* finding = add(FindingKind::kAttentionError, Severity::kWholePass);
+      finding->now = passes[pass].ratio;
+      finding->unit = "times";
+      finding->text = begin + name_of_tensor(pass) + " is wrong by " +
+                      (*finding->now > kMostTimes ? "more than 1000 times" : times_text(*finding->now)) +
+                      " the error of plain attention in the mean of the last samples";
     } else if (const RankStatistics* biased = biased_rank(ranks, pass)) {
-      const double ulp = biased->pass[pass].bias.bias()->ulp;
-      add(FindingKind::kAttentionBias, Severity::kWholePass,
-          name + " of all layers" + on_rank(ranks, *biased) + ": " + fault_text("bias", ulp));
-      findings->back().now = ulp;
-      findings->back().unit = "ulp";
-      findings->back().rank = biased->identity.rank;
+      Finding* finding = add(FindingKind::kAttentionBias, Severity::kWholePass);
+      finding->now = biased->pass[pass].bias.bias()->ulp;
+      finding->unit = "ulp";
+      finding->rank = biased->identity.rank;
+      finding->text = "all layers" + on_rank(ranks, *biased) + ": " + fault_text(*finding, "bias");
     }
   }
+}
+
+// Returns the first step of an event of this name on any rank; -1: there was none.
+int64_t first_step_of(const Ranks& ranks, std::string_view event) {
+  int64_t first = -1;
+  for (const RankStatistics* rank : ranks)
+    for (const RankEvent& each : rank->events)
+      if (each.what == event && (first < 0 || each.first_step < first)) first = each.first_step;
+  return first;
 }
 
 void add_replicas(const Ranks& ranks, const Weights* weights, std::vector<Finding>* findings) {
   if (weights == nullptr) return;
+  const size_t before = findings->size();
   for (const RankStatistics* rank : ranks)
     if (const uint64_t times = weights->replicas().mismatches(rank->identity.rank); times > 0) {
-      findings->push_back({FindingKind::kReplicas, Severity::kReplicas, "REPLICAS DIFFER",
-                           "weights of rank " + std::to_string(rank->identity.rank) +
-                               " differ from its replicas' (" + counted(times, "time)", "times)")});
+      findings->push_back({FindingKind::kReplicas, Severity::kReplicas,
+                           "rank " + std::to_string(rank->identity.rank) +
+                               ": weights differ from those of its replicas (" +
+                               counted(times, "time)", "times)")});
       findings->back().rank = rank->identity.rank;
     }
+  // The events do not name the rank, so the first step is known only if one rank differs.
+  if (findings->size() != before + 1) return;
+  if (const int64_t first = first_step_of(ranks, "weight_mismatch"); first >= 0) {
+    findings->back().since_step = first;
+    findings->back().text += " since step " + std::to_string(first);
+  }
 }
 
-// Returns "; before it gradient_norm in layer 3 (12 steps)": the first detector whose level rose before the
-// loss event, and how many steps before.
-std::string preceding_text(const LossEventSeen& event) {
-  if (event.preceded_by.empty()) return "";
-  const Episode& first = event.preceded_by.front();
-  return "; before it " + std::string(info_of(first.detector).name) +
-         (first.layer.empty() ? "" : " in layer " + printable(first.layer)) + " (" +
-         std::to_string(event.onset_step - first.since_step) + " steps)";
+// Returns what changed before a loss event: ", one step after the learning rate went from 0.003 to 0.3";
+// else, if a detector warned that the benchmark has found reliable, that detector; else "".
+std::string cause_text(const LossEventSeen& event) {
+  if (!event.circumstances.empty()) return ", " + text_of(event.circumstances.front(), event.onset_step);
+  for (const Episode& each : event.preceded_by) {
+    const Measured* measured = measured_of(info_of(each.detector).name);
+    if (each.warn_step < 0 || each.warn_step >= event.onset_step || measured == nullptr || !measured->proven)
+      continue;
+    return ", " + counted(static_cast<uint64_t>(event.onset_step - each.warn_step), "step", "steps") +
+           " after detector " + info_of(each.detector).name + " warned" +
+           (each.layer.empty() ? "" : " in layer " + printable(each.layer));
+  }
+  return "";
 }
 
-// A spike that becomes a divergence has the same onset and is listed only as the divergence.
-void add_loss_events(const RankWatch& watch, std::vector<Finding>* findings) {
+// A spike that becomes a divergence has the same onset and is listed only as the divergence. A divergence to
+// NaN with onset `nonfinite_since` is listed as a loss that is not finite.
+void add_loss_events(const RankStatistics& rank, int64_t nonfinite_since, std::vector<Finding>* findings) {
   std::set<int64_t> diverged;
-  for (const LossEventSeen& event : watch.loss_events())
+  for (const LossEventSeen& event : rank.watch->loss_events())
     if (event.kind == WatchEventKind::kDivergence) diverged.insert(event.onset_step);
-  for (const LossEventSeen& event : watch.loss_events()) {
-    const std::string when = " at step " + std::to_string(event.onset_step) + preceding_text(event);
+  for (const LossEventSeen& event : rank.watch->loss_events()) {
+    const std::string when = " at step " + std::to_string(event.onset_step) + cause_text(event);
+    if (event.onset_step == nonfinite_since) continue;
     if (event.kind == WatchEventKind::kDivergence)
-      findings->push_back(
-          {FindingKind::kLossDiverged, Severity::kDiverged, "LOSS DIVERGED", "loss diverged" + when});
-    else if (event.kind == WatchEventKind::kLossSpike && !diverged.contains(event.onset_step))
-      findings->push_back({FindingKind::kLossSpike, Severity::kSpike, "LOSS SPIKE", "loss spike" + when});
+      findings->push_back({FindingKind::kLossDiverged, Severity::kDiverged, "loss diverged" + when});
+    else if (event.kind == WatchEventKind::kLossRise)
+      findings->push_back({FindingKind::kLossRise, Severity::kRise, "loss began to rise slowly" + when});
+    else if (!diverged.contains(event.onset_step))
+      findings->push_back({FindingKind::kLossSpike, Severity::kSpike, "loss spike" + when});
     else
       continue;
     findings->back().since_step = event.onset_step;
+    findings->back().rank = rank.identity.rank;
   }
+}
+
+// Names what was NaN or Inf first, in the order of steps: "; first NaN or Inf: loss at step 12, gradient norm
+// at step 12, attention of layer 003 at step 13". In one step, the forward pass of attention comes first,
+// then the loss, then the gradients. Attention is seen in sampled steps only.
+std::string first_nonfinite_text(const RankStatistics& rank) {
+  std::vector<std::tuple<int64_t, int, std::string>> seen;  // step, order in the step, what
+  if (rank.nonfinite_loss_since >= 0) seen.emplace_back(rank.nonfinite_loss_since, 1, "loss");
+  for (const RankEvent& event : rank.events) {
+    if (event.what == "nonfinite")
+      seen.emplace_back(event.first_step, 0,
+                        "attention" + (event.layer.empty() ? "" : " of layer " + printable(event.layer)));
+    if (event.what == name_of(WatchEventKind::kNonfiniteGradientNorm))
+      seen.emplace_back(event.first_step, 2, "gradient norm");
+  }
+  if (seen.size() < 2) return "";
+  std::sort(seen.begin(), seen.end());
+  constexpr size_t kMost = 3;
+  std::string text = "; first NaN or Inf: ";
+  for (size_t n = 0; n < std::min(seen.size(), kMost); ++n)
+    text += (n == 0 ? "" : ", ") + std::get<2>(seen[n]) + " at step " + std::to_string(std::get<0>(seen[n]));
+  return text;
+}
+
+// Returns the first step of the last losses if none of them is finite. -1: unknown, since an agent that has
+// replaced another one has not seen the losses before its first step.
+int64_t nonfinite_loss_since(const RankStatistics& rank) {
+  const bool is_known = rank.taken_up_step < 0 || rank.nonfinite_loss_since > rank.taken_up_step + 1;
+  return is_known ? rank.nonfinite_loss_since : -1;
+}
+
+Finding nonfinite_loss_finding(const RankStatistics& rank) {
+  Finding finding = {FindingKind::kNonfiniteLoss, Severity::kLossNonfinite, "loss is not finite"};
+  finding.rank = rank.identity.rank;
+  finding.since_step = nonfinite_loss_since(rank);
+  if (finding.since_step < 0) {
+    finding.text += " in " + counted(rank.nonfinite_loss, "step", "steps") + ", the last one included";
+    return finding;
+  }
+  finding.text += " since step " + std::to_string(finding.since_step);
+  if (rank.watch != nullptr)
+    for (const LossEventSeen& event : rank.watch->loss_events())
+      if (event.kind == WatchEventKind::kDivergence && event.onset_step == finding.since_step)
+        finding.text += cause_text(event);
+  finding.text += first_nonfinite_text(rank);
+  return finding;
 }
 
 // All ranks have the same loss, so only the first rank with a loss that is not finite and the first rank with
 // loss events are listed. rank->watch has the results of the rank's detectors.
 void add_loss(const Ranks& ranks, std::vector<Finding>* findings) {
+  int64_t nonfinite_since = -1;
   for (const RankStatistics* rank : ranks) {
     if (!rank->last_loss || std::isfinite(*rank->last_loss)) continue;
-    findings->push_back({FindingKind::kNonfiniteLoss, Severity::kLossNonfinite, "LOSS NOT FINITE",
-                         "loss is not finite in " + counted(rank->nonfinite_loss, "step", "steps") +
-                             ", the last one included"});
+    findings->push_back(nonfinite_loss_finding(*rank));
+    nonfinite_since = findings->back().since_step;
     break;
   }
   for (const RankStatistics* rank : ranks) {
     if (rank->watch == nullptr || rank->watch->loss_events().empty()) continue;
-    return add_loss_events(*rank->watch, findings);
+    return add_loss_events(*rank, nonfinite_since, findings);
   }
 }
 
@@ -205,13 +307,30 @@ std::vector<Finding> findings_of(const Ranks& ranks, const Weights* weights, con
   add_overall(ranks, passes, &findings);
   add_replicas(ranks, weights, &findings);
   add_loss(ranks, &findings);
+  // An unknown onset (-1) comes last among equals.
+  const auto order = [](const Finding& finding) {
+    return std::pair(finding.severity, static_cast<uint64_t>(finding.since_step));
+  };
   std::stable_sort(findings.begin(), findings.end(),
-                   [](const Finding& a, const Finding& b) { return a.severity < b.severity; });
+                   [&](const Finding& a, const Finding& b) { return order(a) < order(b); });
   return findings;
 }
 
+std::string sentence_of(const Finding& finding) {
+  return finding.text + ". Do: " + info_of(finding.kind).action + ".";
+}
+
+// Several loss events of one kind differ by their onset; which rank shows them may change. The other kinds
+// occur once in a place.
+std::string key_of(const Finding& finding) {
+  const bool is_loss = finding.kind >= FindingKind::kNonfiniteLoss;
+  return std::string(info_of(finding.kind).name) + '\n' + finding.layer + '\n' +
+         std::to_string(finding.tensor) + '\n' + std::to_string(is_loss ? -1 : finding.rank) + '\n' +
+         std::to_string(is_loss ? finding.since_step : -1);
+}
+
 Verdict verdict_of(const std::vector<Finding>& findings, const PassTotals (&passes)[2]) {
-  if (!findings.empty()) return {findings.front().headline, true, false};
+  if (!findings.empty()) return {info_of(findings.front().kind).headline, true, false};
   if (passes[0].judged + passes[1].judged == 0) return {"attention not checked"};
   if (!passes[0].is_compared && !passes[1].is_compared) return {"attention output not checked"};
   if (std::max(passes[0].judged, passes[1].judged) < kLeastJudged) return {"too few samples for a verdict"};

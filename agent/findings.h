@@ -1,5 +1,5 @@
-// Finds what is wrong in a run: one list of findings, from which every view of the run takes its text and its
-// verdict.
+// Finds what is wrong in a run: one list of findings. Every view of the run (summary, status, page, record,
+// report, --on-alert) takes its text and its verdict from it.
 #ifndef FORESHOCK_AGENT_FINDINGS_H_
 #define FORESHOCK_AGENT_FINDINGS_H_
 
@@ -17,17 +17,51 @@ namespace foreshock {
 // error of 5 % in one layer is found within 8 sampled calls of the layer (docs/verdicts.md).
 inline constexpr uint64_t kLeastJudged = 8;
 
+// The order is that of the table below.
 enum class FindingKind : int {
-  kNonfiniteAttention,  // NaN or Inf in attention where the fp64 reference has none
-  kAttentionBias,       // the error of attention has a direction
-  kAttentionError,      // the error is several times that of unfused or fused attention
-  kConservation,        // the sum of dK or dV over all keys is wrong
+  kNonfiniteAttention,
+  kAttentionError,
+  kConservation,
   kLogSumExp,
-  kReplicas,  // data-parallel replicas hold different weights
+  kAttentionBias,
+  kReplicas,
   kNonfiniteLoss,
   kLossDiverged,
   kLossSpike,
+  kLossRise,
+  kCount
 };
+
+struct FindingInfo {
+  FindingKind kind;
+  const char* name;      // in JSON and in the record; docs/runbook.md has a section with this name
+  const char* headline;  // the verdict of a run whose most severe finding this is
+  const char* action;    // what to do first; the section in docs/runbook.md begins with it
+};
+inline constexpr FindingInfo kFindingTable[] = {
+    {FindingKind::kNonfiniteAttention, "attention_nonfinite", "ATTENTION FAULT",
+     "go back to a checkpoint before this step and use another attention kernel"},
+    {FindingKind::kAttentionError, "attention_error", "ATTENTION FAULT",
+     "use another attention kernel or version; if one rank alone has it, test its device"},
+    {FindingKind::kConservation, "attention_conservation", "ATTENTION FAULT",
+     "use another attention kernel or version; if one rank alone has it, test its device"},
+    {FindingKind::kLogSumExp, "attention_log_sum_exp", "ATTENTION FAULT",
+     "use another attention kernel or version; if one rank alone has it, test its device"},
+    {FindingKind::kAttentionBias, "attention_bias", "ATTENTION FAULT",
+     "test the kernel with foreshock judge --function MODULE:NAME"},
+    {FindingKind::kReplicas, "replicas_differ", "REPLICAS DIFFER",
+     "stop, and go back to a checkpoint before the first mismatch, without this rank's device"},
+    {FindingKind::kNonfiniteLoss, "loss_nonfinite", "LOSS NOT FINITE",
+     "stop, and go back to a checkpoint before this step"},
+    {FindingKind::kLossDiverged, "divergence", "LOSS DIVERGED",
+     "stop, go back to a checkpoint before this step, and undo what changed just before it"},
+    {FindingKind::kLossSpike, "loss_spike", "LOSS SPIKE",
+     "keep a checkpoint from before this step; go back to it if the loss does not recover"},
+    {FindingKind::kLossRise, "loss_rise", "LOSS RISES",
+     "evaluate checkpoints from before and after this step on the same data"},
+};
+constexpr const FindingInfo& info_of(FindingKind kind) { return kFindingTable[static_cast<size_t>(kind)]; }
+
 // From the most severe on. kAlarm, kPastAlarm: an active or ended alarm of a layer. kWholePass: a limit that
 // all layers together exceed in one pass.
 enum class Severity : int {
@@ -38,25 +72,33 @@ enum class Severity : int {
   kDiverged,
   kWholePass,
   kPastAlarm,
-  kSpike
+  kSpike,
+  kRise
 };
 
 struct Finding {
   FindingKind kind;
   Severity severity;
-  const char* headline;    // the verdict, in the first line, if this is the most severe finding
-  std::string text;        // one sentence
+  std::string text = {};   // what, where, since when and how large, without a period at the end
   std::string layer = {};  // label; "": no layer, or calls whose layer is unknown
   int tensor = -1;         // JudgedTensor; -1: the finding is not about attention
   int64_t rank = -1;       // -1: all ranks
   int64_t since_step = -1, last_step = -1;  // first and last step that showed it; -1: unknown
-  // Size in the last slices, and the largest of the run since since_step; absent if the kind has no size.
-  std::optional<double> now = {}, most = {};
-  const char* unit = "";  // of both: "ulp", "times"
+  // Size in the last slices, and the largest since since_step; absent if the kind has no size. `unit` of
+  // both: "times" (multiples of what rounding explains) or "ulp".
+  std::optional<double> now = {}, largest = {};
+  const char* unit = "";
+  std::optional<double> relative_error = {};  // largest mean relative error of a slice that showed it
 };
 
-// Returns the findings from the most severe on. `passes`: totals_of() both passes. `weights` may be null.
+// Returns the findings from the most severe on; among equals the one that began first comes first. `passes`:
+// totals_of() both passes. `weights` may be null.
 std::vector<Finding> findings_of(const Ranks& ranks, const Weights* weights, const PassTotals (&passes)[2]);
+
+// Returns "<text>. Do: <action>."
+std::string sentence_of(const Finding& finding);
+// Equal for two findings that are the same one at different times.
+std::string key_of(const Finding& finding);
 
 struct Verdict {
   std::string headline;     // that of the first finding, "healthy", or why there is no verdict

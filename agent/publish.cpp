@@ -314,6 +314,28 @@ void publish_logged(const RankStatistics& rank, RankWriter& series) {
 
 }  // namespace
 
+json findings_json(const std::vector<Finding>& findings) {
+  json list = json::array();
+  for (const Finding& finding : findings) {
+    const FindingInfo& info = info_of(finding.kind);
+    list.push_back(
+        {{"finding", info.name},
+         {"headline", info.headline},
+         {"text", finding.text},
+         {"action", info.action},
+         {"layer", text_or_null(finding.layer)},
+         {"tensor", finding.tensor >= 0 ? json(kJudgedTensorNames[finding.tensor]) : json(nullptr)},
+         {"rank", count_or_null(finding.rank)},
+         {"since_step", count_or_null(finding.since_step)},
+         {"last_step", count_or_null(finding.last_step)},
+         {"now", number_or_null(finding.now)},
+         {"largest", number_or_null(finding.largest)},
+         {"unit", text_or_null(finding.unit)},
+         {"relative_error", number_or_null(finding.relative_error)}});
+  }
+  return list;
+}
+
 void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* registry,
                   const LayerOwners* owners) {
   RankWriter series(rank, registry);

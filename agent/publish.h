@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/findings.h"
 #include "agent/flagged.h"
 #include "agent/rank_state.h"
 #include "agent/weights.h"
@@ -47,6 +48,9 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
 
 // Returns one entry of "ranks" in the summary (docs/summary.md). Unknown values are null.
 nlohmann::json summary_of(const RankStatistics& rank, int cores_per_rank);
+
+// Returns the findings of a run, the most severe first (docs/summary.md).
+nlohmann::json findings_json(const std::vector<Finding>& findings);
 
 // Returns summary_of(), and for page and `foreshock status` also layers, events and the cost of foreshock.
 nlohmann::json state_of(const RankStatistics& rank, int cores_per_rank);

@@ -206,6 +206,8 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor,
     // Negated, so that a stored NaN is replaced.
     if (alarm.value && !(std::fabs(past.most.value_or(0)) >= std::fabs(*alarm.value)))
       past.most = alarm.value;
+    if (const std::optional<double>& error = deviation.relative_error_mean; error && std::isfinite(*error))
+      past.relative_error = std::max(past.relative_error.value_or(0), *error);
   }
 }
 
@@ -381,6 +383,10 @@ std::optional<double> standard_score(const Window<kLossWindow>& window, double x
 
 void observe_loss(const segment::StepRecord& step, RankStatistics* rank) {
   if (!std::isfinite(step.loss)) ++rank->nonfinite_loss;
+  if (std::isfinite(step.loss))
+    rank->nonfinite_loss_since = -1;
+  else if (rank->nonfinite_loss_since < 0)
+    rank->nonfinite_loss_since = static_cast<int64_t>(step.step);
   // An agent that has replaced another one has not seen the first loss.
   if (!rank->first_loss && rank->taken_up_step < 0) rank->first_loss = step.loss;
   rank->last_loss = step.loss;

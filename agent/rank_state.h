@@ -89,6 +89,8 @@ double median_of(const auto& window) {
 struct PastAlarm {
   int64_t first_step, last_step;
   std::optional<double> most;  // the LayerAlarm::value furthest from 0; absent for nonfinite
+  // The largest relative_error_mean of the slices that showed it; absent if none had one.
+  std::optional<double> relative_error = {};
 };
 
 // Statistics of one checked tensor of a rank or a layer: the output in the forward pass; dQ, dK or dV in the
@@ -361,7 +363,9 @@ struct RankStatistics {
   double judging_seconds = 0;       // the part of agent_seconds spent on checking slices after the first look
   double tensor_seconds = 0;        // the part of agent_seconds spent on tensors
   uint64_t row_slices_handled = 0;  // slices of query rows that the agent checked or refused
-  uint64_t nonfinite_loss = 0, nonfinite_gradient = 0;              // steps with a loss or norm of NaN or Inf
+  uint64_t nonfinite_loss = 0, nonfinite_gradient = 0;  // steps with a loss or norm of NaN or Inf
+  int64_t nonfinite_loss_since =
+      -1;  // first of the last steps, all with such a loss; -1: the last one is finite
   uint64_t nonfinite_output = 0, nonfinite_attention_gradient = 0;  // values of NaN or Inf in slices
   // NaN and Inf in attention gradients of a step that has not ended. nonfinite_attention_gradient counts them
   // when StepRecord::skipped_steps of this step is read, so that an alert can ignore those of skipped steps.

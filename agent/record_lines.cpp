@@ -222,6 +222,30 @@ EventLine event_line(const RankStatistics& rank, const char* event, int64_t step
   return line;
 }
 
+FindingLine finding_line(const std::string& run, const Finding& finding, const char* state, int64_t step) {
+  const auto known = [](int64_t number) { return number >= 0 ? RecordInteger(number) : std::nullopt; };
+  const FindingInfo& info = info_of(finding.kind);
+  FindingLine line;
+  line.run = run;
+  line.state = state;
+  line.time = seconds_since_1970();
+  line.step = known(step);
+  line.finding = info.name;
+  line.headline = info.headline;
+  line.text = finding.text;
+  line.action = info.action;
+  line.layer = finding.layer;
+  if (finding.tensor >= 0) line.tensor = kJudgedTensorNames[finding.tensor];
+  line.rank = known(finding.rank);
+  line.since_step = known(finding.since_step);
+  line.last_step = known(finding.last_step);
+  line.now = finding.now;
+  line.largest = finding.largest;
+  line.unit = finding.unit;
+  line.relative_error = finding.relative_error;
+  return line;
+}
+
 TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, bool with_histogram) {
   TensorLine line;
   line.run = run;

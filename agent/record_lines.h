@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "agent/findings.h"
 #include "agent/rank_state.h"
 #include "agent/tensor.h"
 #include "exporters/record.h"
@@ -28,6 +29,9 @@ SpectrumLine spectrum_line(const RankStatistics& rank, const segment::TensorReco
 // `event`: its name in the record; `layer` "": the event belongs to no layer.
 EventLine event_line(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
                      std::optional<double> value);
+
+// `state`: "began" or "final". `step`: the last step of any rank; -1: none has ended.
+FindingLine finding_line(const std::string& run, const Finding& finding, const char* state, int64_t step);
 
 // A snapshot is one measurement of a weight tensor. Lines of tensors and of the model have scope "node": they
 // cover the parts on this node. Lines of optimizers have no scope.

@@ -68,7 +68,8 @@ void restore_alarm(const json& alarm, RankStatistics* rank) {
   LayerStatistics* layer = label->empty() ? &rank->unnamed : rank->layer_of(*label);
   if (layer == nullptr) return;
   layer->label = *label;
-  statistics_of(*tensor, layer).past[*kind] = {*first, *last, number_in(alarm, "most")};
+  statistics_of(*tensor, layer).past[*kind] = {*first, *last, number_in(alarm, "most"),
+                                               number_in(alarm, "relative_error")};
 }
 
 void restore_event(const json& event, RankStatistics* rank) {
@@ -132,7 +133,8 @@ json past_alarms_json(const RankStatistics& rank) {
                         {"of", kind},
                         {"first_step", past.first_step},
                         {"last_step", past.last_step},
-                        {"most", number_or_null(past.most)}});
+                        {"most", number_or_null(past.most)},
+                        {"relative_error", number_or_null(past.relative_error)}});
   });
   return alarms;
 }

@@ -266,6 +266,10 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
   if (interval_ != 0) followed->segment().set_interval(interval_, /*from_step=*/0);
   followed->segment().set_advice(advice_);
   followed_.push_back(std::move(followed));
+  has_verdict_ = false;
+  // An earlier agent has reported the findings that facts_ and the detectors have brought back.
+  if (followed_.back()->rank.taken_up_step >= 0)
+    for (const Finding& finding : findings_of(0).list) known_findings_.insert(key_of(finding));
   if (state_ != RunState::kRunning) state_ = worst_ = RunState::kRunning;  // the run continues
 }
 
@@ -283,6 +287,8 @@ void Run::finish_dead_ranks(Clock::time_point now) {
     else if (has_later_process)
       retire(*followed);
   }
+  // Without a launcher, no summary is written.
+  if (state_ != RunState::kRunning && !has_verdict_ && !has_launcher(*directory_)) record_verdict(0, state_);
   advise();  // without the detectors of ranks that have ended
 }
 
@@ -445,6 +451,49 @@ void Run::record_run(const RankStatistics& rank, const char* state) {
   if (record_ != nullptr) record_->write(run_line(rank, state));
 }
 
+int64_t Run::last_step() const {
+  int64_t step = -1;
+  for (const auto& followed : followed_)
+    if (followed->rank.last_step.sequence != 0)  // 0: the rank has ended no step yet
+      step = std::max<int64_t>(step, followed->rank.last_step.step);
+  return step;
+}
+
+Run::Findings Run::findings_of(uint64_t launcher_id) const {
+  Ranks ranks;
+  for (const FollowedProcess* followed : processes_of(launcher_id)) ranks.push_back(&followed->rank);
+  const PassTotals passes[2] = {totals_of(ranks, 0), totals_of(ranks, 1)};
+  std::vector<Finding> list = foreshock::findings_of(ranks, &pipeline_->weights(), passes);
+  const Verdict verdict = verdict_of(list, passes);
+  return {std::move(list), verdict};
+}
+
+void Run::note_findings() {
+  for (const Finding& finding : findings_of(0).list) {
+    if (!known_findings_.insert(key_of(finding)).second) continue;
+    const FindingLine line = finding_line(options_.label, finding, "began", last_step());
+    if (record_ != nullptr) record_->write(line);
+    if (options_.alerts != nullptr) options_.alerts->add(line, Clock::now());
+  }
+}
+
+void Run::record_verdict(uint64_t launcher_id, RunState state) {
+  has_verdict_ = true;
+  if (record_ == nullptr) return;
+  const Findings findings = findings_of(launcher_id);
+  for (const Finding& finding : findings.list)
+    record_->write(finding_line(options_.label, finding, "final", last_step()));
+  VerdictLine line;
+  line.run = options_.label;
+  line.state = name_of(state);
+  line.time = seconds_since_1970();
+  line.verdict = findings.verdict.headline;
+  if (last_step() >= 0) line.step = last_step();
+  line.findings = findings.list.size();
+  line.replicas_compared = pipeline_->weights().replicas().comparisons();
+  record_->write(line);
+}
+
 // The part of Run that publishes: metrics, the document for the status page, the summaries for launchers.
 
 namespace {
@@ -482,6 +531,8 @@ void Run::write_summary(const LauncherExit& exit) {
     input.flagged = flagged_->writer().counts();
     input.flagged_directory = flagged_->writer().path();
   }
+  note_findings();
+  record_verdict(exit.launcher_id, exit.state);
   if (record_ != nullptr)
     summary["record_complete"] = record_->flush() && record_->lines_lost() == 0 && !record_was_incomplete_;
   summary["text"] = summary_text(input);
@@ -535,8 +586,14 @@ nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
     ranks.back()["optimizer"] = optimizer;
     ranks.back()["update_spectra"] = spectra_json(followed->rank, pipeline_->spectra());
   }
-  nlohmann::json all = {
-      {"schema", 1}, {"run", options_.label}, {"state", name_of(state())}, {"ranks", ranks}};
+  const Findings findings = findings_of(launcher_id);
+  nlohmann::json all = {{"schema", 1},
+                        {"run", options_.label},
+                        {"state", name_of(state())},
+                        {"verdict", findings.verdict.headline},
+                        {"healthy", findings.verdict.is_healthy},
+                        {"findings", findings_json(findings.list)},
+                        {"ranks", ranks}};
   if (for_page) {
     const SummaryInput input = summary_input(launcher_id);
     all["text"] = summary_text(input);
@@ -554,6 +611,7 @@ void Run::add_history(std::vector<HistoryTable>* tables) const {
 }
 
 void Run::publish(Registry* registry) {
+  note_findings();
   publish_ranks(registry);
   publish_weights(options_.label, pipeline_->weights(), position_of(followed_), registry);
   publish_optimizer(options_.label, pipeline_->weights().optimizer(), registry);

@@ -16,6 +16,7 @@
 
 #include "agent/directory.h"
 #include "agent/discovery.h"
+#include "agent/findings.h"
 #include "agent/flagged.h"
 #include "agent/pipeline.h"
 #include "agent/rank_state.h"
@@ -186,6 +187,17 @@ class Run {
   void set_final_state(RunState state);
   void publish_ranks(Registry* registry);
   void record_run(const RankStatistics& rank, const char* state);
+  // Returns the findings of a launcher's ranks, or of all (0), and the verdict on them.
+  struct Findings {
+    std::vector<Finding> list;
+    Verdict verdict;
+  };
+  Findings findings_of(uint64_t launcher_id) const;
+  // Writes the findings that are new to the record, and passes them to --on-alert.
+  void note_findings();
+  // Writes the final findings and the verdict to the record.
+  void record_verdict(uint64_t launcher_id, RunState state);
+  int64_t last_step() const;  // of any rank; -1: none has ended
   void save_watches(bool is_last = false);
   void flush_record();
   // Returns the input of the summary for the ranks of one launcher, or of all (0).
@@ -217,14 +229,16 @@ class Run {
   std::string refusal_;                  // reason of the last refusal
   bool may_have_descriptors_ = false;    // segments were closed since the last discover()
   bool has_warned_of_limit_ = false;
-  Clock::time_point refreshed_at_ = {};  // time of the last finish_dead_ranks()
-  uint64_t processes_left_out_ = 0;      // replaced processes that were dropped to make room
-  uint64_t interval_ = 0;                // interval sent to the ranks; 0: none yet
-  AgentWork work_at_last_choice_;        // the work at the last update_interval() that had enough samples
-  std::optional<AgentCost> agent_cost_;  // measured by that update_interval()
-  std::optional<Burst> burst_;           // the last burst
-  Signal advised_signal_;                // the strongest detector signal when advice_ was written
-  segment::Advice advice_ = {};          // advice sent to all ranks
+  std::set<std::string> known_findings_;  // key_of() those that were written to the record and passed on
+  bool has_verdict_ = false;              // the record has the verdict on all processes so far
+  Clock::time_point refreshed_at_ = {};   // time of the last finish_dead_ranks()
+  uint64_t processes_left_out_ = 0;       // replaced processes that were dropped to make room
+  uint64_t interval_ = 0;                 // interval sent to the ranks; 0: none yet
+  AgentWork work_at_last_choice_;         // the work at the last update_interval() that had enough samples
+  std::optional<AgentCost> agent_cost_;   // measured by that update_interval()
+  std::optional<Burst> burst_;            // the last burst
+  Signal advised_signal_;                 // the strongest detector signal when advice_ was written
+  segment::Advice advice_ = {};           // advice sent to all ranks
   // When the exit file of a launcher without a summary was first seen, by launcher id.
   std::map<uint64_t, Clock::time_point> exits_seen_;
 };

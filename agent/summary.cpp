@@ -769,8 +769,11 @@ std::string summary_text(const SummaryInput& input) {
   const PassTotals passes[2] = {totals_of(input.ranks, 0), totals_of(input.ranks, 1)};
   const std::vector<Finding> findings = findings_of(input.ranks, input.weights, passes);
   std::string out = headline(input, verdict_of(findings, passes).headline);
-  for (size_t n = 0; n < std::min(findings.size(), kMostFindings); ++n)
-    out += entry(n == 0 ? "suspect" : "", findings[n].text);
+  for (size_t n = 0; n < std::min(findings.size(), kMostFindings); ++n) {
+    // The action of a kind is printed once.
+    const bool is_known = n > 0 && findings[n].kind == findings[n - 1].kind;
+    out += entry(n == 0 ? "finding" : "", is_known ? findings[n].text + "." : sentence_of(findings[n]));
+  }
   if (findings.size() > kMostFindings)
     out += entry("", "and " + std::to_string(findings.size() - kMostFindings) + " more");
   if (!refused.empty()) out += entry("refused", refused);

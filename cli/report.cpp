@@ -258,7 +258,7 @@ std::string escape_for_script(const std::string& json) {
 }
 
 // Limits of the Markdown: loss events, signs of each event, lines of each list. More signs are not mentioned.
-constexpr size_t kMostShownEvents = 3, kMostSigns = 5, kMostLines = 6;
+constexpr size_t kMostShownFindings = 6, kMostShownEvents = 3, kMostSigns = 5, kMostLines = 6;
 
 void append_lines(std::string* text, const std::string& title, const std::vector<std::string>& lines) {
   if (lines.empty()) return;
@@ -382,6 +382,26 @@ std::string add_record(const std::string& path, ReportBuilder* builder, std::vec
   return "";
 }
 
+Json findings_json(const std::vector<FindingLine>& findings) {
+  Json list = Json::array();
+  for (const FindingLine& line : findings) {
+    const auto or_null = [](const auto& value) { return value ? Json(*value) : Json(nullptr); };
+    list.push_back({{"finding", line.finding},
+                    {"headline", line.headline},
+                    {"text", line.text},
+                    {"action", line.action},
+                    {"layer", name_or_null(line.layer)},
+                    {"tensor", name_or_null(line.tensor)},
+                    {"rank", or_null(line.rank)},
+                    {"since_step", or_null(line.since_step)},
+                    {"last_step", or_null(line.last_step)},
+                    {"largest", short_number(line.largest)},
+                    {"unit", name_or_null(line.unit)},
+                    {"relative_error", short_number(line.relative_error)}});
+  }
+  return list;
+}
+
 }  // namespace
 
 std::string report_json(const Report& report) {
@@ -395,6 +415,8 @@ std::string report_json(const Report& report) {
                          {"version", name_or_null(report.version)},
                          {"headline", cut(report.headline)},
                          {"verdict", report.verdict},
+                         {"verdict_from", is_from_agent(report) ? "agent" : "report"},
+                         {"findings", findings_json(report.findings)},
                          {"facts", facts_json(report.facts)},
                          {"events_from", report.from_record ? "record" : "detectors"},
                          {"events_note", report.events_note},
@@ -433,6 +455,10 @@ std::string report_markdown(const Report& report, const std::vector<std::string>
   std::vector<std::string> facts;
   for (const ReportFact& fact : report.facts) facts.push_back(fact.name + ": " + fact.text);
   append_lines(&text, "", facts);
+  std::vector<std::string> findings;
+  for (const FindingLine& line : report.findings)
+    if (findings.size() < kMostShownFindings) findings.push_back(line.headline + ": " + line.text);
+  if (findings.size() > 1) append_lines(&text, "Findings:", findings);
   if (!report.attention_faults.empty()) text += "\n## Attention\n\n" + report.attention_text + "\n";
   for (size_t n = 0; n < std::min(report.events.size(), kMostShownEvents); ++n)
     text += markdown_of(report.events[n], n + 1);

@@ -376,9 +376,11 @@ bool is_loss_event(WatchEventKind kind) {
          kind == WatchEventKind::kLossRise;
 }
 
-constexpr size_t kMostFaultEvents = 4096;  // further ones are ignored
-constexpr size_t kMostRanks = 4096;        // records with more ranks are an error
-constexpr size_t kTimelinePoints = 1024;   // of the loss curve; History merges neighbours beyond this
+constexpr size_t kMostFaultEvents = 4096;    // further ones are ignored
+constexpr size_t kMostFindings = 1000;       // further ones are ignored
+constexpr size_t kLongestFindingText = 400;  // bytes; an agent writes less
+constexpr size_t kMostRanks = 4096;          // records with more ranks are an error
+constexpr size_t kTimelinePoints = 1024;     // of the loss curve; History merges neighbours beyond this
 constexpr History::Column kTimeline[] = {{"loss", History::Keep::kMean}, {"loss_max", History::Keep::kMax}};
 
 // Returns the layer of a line; "" for kinds of lines without a layer, such as steps.
@@ -683,6 +685,34 @@ void ReportBuilder::observe(const EventLine& line) {
       {line.event, line.layer, line.rank.value_or(-1), *line.step, std::max<size_t>(attempts, 1) - 1});
 }
 
+// A finding has a line when it begins, and a line at the end of each command, which replaces it. A finding
+// that was not final in the end, such as a spike that became a divergence, is dropped if the record has a
+// verdict.
+void ReportBuilder::observe(const FindingLine& written) {
+  FindingLine line = written;
+  for (std::string* text : {&line.headline, &line.text, &line.action, &line.layer})
+    *text = text->substr(0, kLongestFindingText);
+  const bool is_loss_event = line.finding == name_of(WatchEventKind::kLossSpike) ||
+                             line.finding == name_of(WatchEventKind::kDivergence) ||
+                             line.finding == name_of(WatchEventKind::kLossRise) ||
+                             line.finding == "loss_nonfinite";
+  const std::string key = line.finding + '\n' + line.layer + '\n' + line.tensor + '\n' +
+                          std::to_string(is_loss_event ? -1 : line.rank.value_or(-1)) + '\n' +
+                          std::to_string(is_loss_event ? line.since_step.value_or(-1) : -1);
+  const auto known = findings_.find(key);
+  if (known != findings_.end()) {
+    if (line.state == "final") known->second = line;
+  } else if (findings_.size() < kMostFindings) {
+    findings_[key] = line;
+    finding_order_.push_back(key);
+  }
+}
+
+void ReportBuilder::observe(const VerdictLine& line) {
+  if (verdicts_.size() < kMostFindings && !line.verdict.empty()) verdicts_.insert(line.verdict);
+  run_.replicas_compared = std::max(run_.replicas_compared, line.replicas_compared.value_or(0));
+}
+
 template <class Line>
 void ReportBuilder::detect(const Line& line) {
   readings_.clear();
@@ -731,8 +761,18 @@ Report ReportBuilder::finish() {
   }
   report.attention = attention_.curve();
   report.attention_layers = attention_.layers();
-  report.attention_faults = attention_.faults();
-  report.attention_text = attention_text(report.attention_faults, attention_.largest());
+  report.agent_verdicts = verdicts_;
+  for (const std::string& key : finding_order_)
+    if (verdicts_.empty() || findings_[key].state == "final") report.findings.push_back(findings_[key]);
+  sort_findings(&report.findings);
+  if (verdicts_.empty() && report.findings.empty()) {
+    report.attention_faults = attention_.faults();
+    report.notes.push_back(
+        "The record has no verdict of its agent: the agent was stopped, or is older. The verdict of this "
+        "report "
+        "is derived from the other lines.");
+  }
+  report.attention_text = attention_text(report, attention_.largest());
   RunCounts counts = {0, losses_, chosen.warnings()};
   for (const auto& [rank, trail] : run_.trails) counts.steps = std::max(counts.steps, trail.steps());
   report.headline = "Run " + run_id_;

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -115,6 +116,8 @@ class ReportBuilder {
   void observe(const SampleLine& line);
   void observe(const TensorLine& line);
   void observe(const EventLine& line);
+  void observe(const FindingLine& line);
+  void observe(const VerdictLine& line);
   template <class Line>
   void observe(const Line&) {}
 
@@ -130,6 +133,9 @@ class ReportBuilder {
   std::string events_note(const EventCollector& chosen) const;
 
   RunSeen run_;
+  std::map<std::string, FindingLine> findings_;  // by what identifies a finding over time
+  std::vector<std::string> finding_order_;       // their keys, in the order of the record
+  std::set<std::string> verdicts_;
   EventCollector recorded_, found_;      // events that the agent wrote; events of the detectors in watches_
   std::unique_ptr<Watches> watches_;     // the detectors that are run over the present record
   std::vector<WatchReading> readings_;   // the results of these detectors for the present line

@@ -212,6 +212,10 @@ struct ReportDetector {  // totals of one detector over the whole run and all ra
 struct Report {
   std::string run, version;       // run id and version of foreshock in the record
   std::string headline, verdict;  // "Run <id>"; a few sentences
+  // The findings and the verdicts of the agents that wrote the records; empty if the records have none.
+  // Several nodes, or several commands of one run, have a verdict each.
+  std::vector<FindingLine> findings;
+  std::set<std::string> agent_verdicts;
   std::vector<ReportFact> facts;  // facts of the whole run
   bool from_record = false;  // true: the agent wrote the events; false: the report's detectors found them
   std::string events_note;   // one or two sentences on the source of the events

@@ -431,6 +431,25 @@ std::string loss_verdict_of(const Report& report, const RunCounts& counts) {
                             " of them; most often: " + most_frequent_sign(report) + ".");
 }
 
+// Returns the first finding with its action, and the number of the others.
+std::string verdict_of_findings(const std::vector<FindingLine>& findings) {
+  const FindingLine& first = findings.front();
+  const size_t more = findings.size() - 1;
+  return first.headline + ": " + first.text + "." +
+         (first.action.empty() ? "" : " Do: " + first.action + ".") +
+         (more == 0   ? ""
+          : more == 1 ? " There is one more finding."
+                      : " There are " + std::to_string(more) + " more findings.");
+}
+
+std::string verdict_without_findings(const Report& report, const RunCounts& counts) {
+  std::string verdicts;
+  for (const std::string& verdict : report.agent_verdicts)
+    verdicts += (verdicts.empty() ? "" : "; on another node: ") + verdict;
+  verdicts[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(verdicts[0])));
+  return verdicts + ". " + verdict_without_events(report, counts);
+}
+
 }  // namespace
 
 const ReportText& text_of(DetectorId detector) { return kDetectorTexts[static_cast<size_t>(detector)].text; }
@@ -525,10 +544,12 @@ std::string first_sign_of(const ReportEvent& event) {
          (is_proven(sign.detector) ? "" : " (an experimental detector)");
 }
 
-std::string attention_text(const std::vector<AttentionFault>& faults, const AttentionFault& largest) {
+std::string attention_text(const Report& report, const AttentionFault& largest) {
+  const std::vector<AttentionFault>& faults = report.attention_faults;
   if (largest.slices == 0) return "No error of attention is known: no slice was compared.";
   const std::string error = formatted("%.2g", largest.largest_error) + " of the alarm limit, of " +
                             tensor_of(largest) + " at step " + step_text(largest.at_step) + ".";
+  if (is_from_agent(report)) return "The largest error was " + error;
   if (faults.empty()) return "The largest error was " + error + " No layer exceeded its limit repeatedly.";
   std::string text;
   constexpr size_t kNamed = 3;
@@ -545,9 +566,29 @@ std::string attention_text(const std::vector<AttentionFault>& faults, const Atte
   return text;
 }
 
+bool is_from_agent(const Report& report) {
+  return !report.agent_verdicts.empty() || !report.findings.empty();
+}
+
+void sort_findings(std::vector<FindingLine>* findings) {
+  // The headlines from the most severe on (Severity in agent/findings.h). Unknown ones, of a newer agent,
+  // come first: they may be severe.
+  constexpr std::string_view kHeadlines[] = {"REPLICAS DIFFER", "ATTENTION FAULT", "LOSS NOT FINITE",
+                                             "LOSS DIVERGED",   "LOSS SPIKE",      "LOSS RISES"};
+  const auto order = [&](const FindingLine& line) {
+    const auto found = std::find(std::begin(kHeadlines), std::end(kHeadlines), line.headline);
+    return found != std::end(kHeadlines) ? found - std::begin(kHeadlines) : -1;
+  };
+  // Stable, since each agent has written its findings in the order of their severity.
+  std::stable_sort(findings->begin(), findings->end(),
+                   [&](const FindingLine& a, const FindingLine& b) { return order(a) < order(b); });
+}
+
 // Mentions loss events before an attention fault, since an event may not be due to the fault. The text about
 // the fault ends with a blank, which is dropped if nothing follows.
 std::string verdict_of(const Report& report, const RunCounts& counts) {
+  if (!report.findings.empty()) return verdict_of_findings(report.findings);
+  if (!report.agent_verdicts.empty()) return verdict_without_findings(report, counts);
   const std::string loss = loss_verdict_of(report, counts), attention = attention_fault_of(report);
   if (attention.empty()) return loss;
   return report.events.empty() ? attention + loss : loss + " " + attention.substr(0, attention.size() - 1);

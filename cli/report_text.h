@@ -73,11 +73,20 @@ struct RunCounts {
   uint64_t losses = 0, warnings = 0;  // over all ranks: steps with a known loss; warnings of detectors
 };
 
-// Returns a few sentences on the attention errors. `largest`: the largest error, perhaps not a fault.
-std::string attention_text(const std::vector<AttentionFault>& faults, const AttentionFault& largest);
+// Returns a few sentences on the attention errors. `largest`: the largest error, perhaps not a fault. Without
+// the findings of an agent, `report.attention_faults` must have been set.
+std::string attention_text(const Report& report, const AttentionFault& largest);
 
-// Returns the verdict on the run in a few sentences: its loss events and attention faults. `events`,
-// `episodes` and `attention_faults` of `report` must have been set.
+// Whether an agent has written its verdict or findings into the records.
+bool is_from_agent(const Report& report);
+
+// Sorts findings of several agents: the headline of each agent's first finding comes first, in the order of
+// severity; among equal headlines the one that began first.
+void sort_findings(std::vector<FindingLine>* findings);
+
+// Returns the verdict on the run in a few sentences: the first finding of the agents. Without an agent's
+// verdict: the run's loss events and attention faults. `findings`, `agent_verdicts`, `events`, `episodes` and
+// `attention_faults` of `report` must have been set.
 std::string verdict_of(const Report& report, const RunCounts& counts);
 
 // Returns the report as JSON in one line of valid UTF-8. So that the page stays below 2 MB, long curves are

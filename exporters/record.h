@@ -1,8 +1,9 @@
 // The record of a run, the file in which the agent keeps what it measured: its lines, and the writer of the
 // file. Each line is a JSON object with "schema": 1 and "type": run | step | sample | tensor | model |
-// optimizer | spectrum | event. Field names, units and meanings are in one list per type; docs/record.md is
-// generated from them. A separate thread writes the file, so that a hung disk does not delay the agent. Lines
-// that are not in the file yet are also in a spool in shared memory, so that they survive a killed agent.
+// optimizer | spectrum | event | finding | verdict. Field names, units and meanings are in one list per type;
+// docs/record.md is generated from them. A separate thread writes the file, so that a hung disk does not
+// delay the agent. Lines that are not in the file yet are also in a spool in shared memory, so that they
+// survive a killed agent.
 #ifndef FORESHOCK_EXPORTERS_RECORD_H_
 #define FORESHOCK_EXPORTERS_RECORD_H_
 
@@ -382,6 +383,40 @@ FORESHOCK_RECORD_LINE(SpectrumLine, "spectrum", FORESHOCK_SPECTRUM_FIELDS);
   X(RecordText, level, "", "Of a precursor: quiet, watch or warn, to which the level has changed.")          \
   X(RecordNumber, score, "1", "Of a precursor: 1 is where the detector warns.")
 FORESHOCK_RECORD_LINE(EventLine, "event", FORESHOCK_EVENT_FIELDS);
+
+// A finding: something that is wrong in the run (agent/findings.h). The summary, the page and the report show
+// the same findings.
+#define FORESHOCK_FINDING_FIELDS(X)                                                                          \
+  X(RecordText, run, "", "Run id.")                                                                          \
+  X(RecordText, state, "", "began: the agent has just found it. final: as it stood at the end of the run.")  \
+  X(RecordNumber, time, "s since 1970", "When the line was written.")                                        \
+  X(RecordInteger, step, "steps", "Last step of any rank when the line was written.")                        \
+  X(RecordText, finding, "", "Kind of finding, as in the section of the runbook on findings.")               \
+  X(RecordText, headline, "", "The verdict of a run whose most severe finding this is.")                     \
+  X(RecordText, text, "", "The finding as a sentence.")                                                      \
+  X(RecordText, action, "", "What to do first.")                                                             \
+  X(RecordText, layer, "", "Label of the layer; null if it is unknown, or the finding is not of one layer.") \
+  X(RecordText, tensor, "", "What is wrong: out, grad_query, grad_key or grad_value. Null: not attention.")  \
+  X(RecordInteger, rank, "", "Rank in the job; null: all ranks.")                                            \
+  X(RecordInteger, since_step, "steps", "First step that showed it.")                                        \
+  X(RecordInteger, last_step, "steps", "Last step that showed it.")                                          \
+  X(RecordNumber, now, "", "Size in the last samples, in `unit`.")                                           \
+  X(RecordNumber, largest, "", "Largest size since `since_step`, in `unit`.")                                \
+  X(RecordText, unit, "", "times: multiples of what rounding explains. ulp: spacings of the format.")        \
+  X(RecordNumber, relative_error, "ratio", "Largest relative_error_mean of a sample that showed it.")
+FORESHOCK_RECORD_LINE(FindingLine, "finding", FORESHOCK_FINDING_FIELDS);
+
+// The verdict on a run on one node, written when a command has ended. The final findings come directly
+// before.
+#define FORESHOCK_VERDICT_FIELDS(X)                                                                   \
+  X(RecordText, run, "", "Run id.")                                                                   \
+  X(RecordText, state, "", "How the command ended: finished, failed, preempted or interrupted.")      \
+  X(RecordNumber, time, "s since 1970", "When the line was written.")                                 \
+  X(RecordText, verdict, "", "The verdict in the first line of the summary: `healthy`, for example.") \
+  X(RecordInteger, step, "steps", "Last step of any rank.")                                           \
+  X(RecordCount, findings, "findings", "Number of findings.")                                         \
+  X(RecordCount, replicas_compared, "", "Comparisons of weights between data-parallel replicas.")
+FORESHOCK_RECORD_LINE(VerdictLine, "verdict", FORESHOCK_VERDICT_FIELDS);
 
 // Returns the path of the older part of the record at `path`, which exists if a size limit split the record.
 inline std::string older_part(const std::string& path) { return path + ".1"; }

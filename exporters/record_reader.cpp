@@ -132,6 +132,8 @@ std::optional<RecordLine> parse_record_line(std::string_view text, std::string* 
   if (name == "optimizer") return read_fields<OptimizerLine>(object, why);
   if (name == "spectrum") return read_fields<SpectrumLine>(object, why);
   if (name == "event") return read_fields<EventLine>(object, why);
+  if (name == "finding") return read_fields<FindingLine>(object, why);
+  if (name == "verdict") return read_fields<VerdictLine>(object, why);
   return complain("a type that this foreshock does not know; use a newer one");
 }
 

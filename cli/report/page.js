@@ -2,11 +2,19 @@
 // four scripts, in this order: words.js (reads `report`, has helpers), charts.js, events.js and page.js (this file).
 const LABEL_WIDTH = Math.min(190, Math.round(innerWidth / 3.5)); // pixels, beside the charts of loss, detectors and attention
 
+const MOST_FINDINGS = 5; // below the first one, which is in the verdict
+
+function isBad() {
+  if (report.verdict_from === 'agent') return report.findings.length > 0;
+  return report.loss_events.length || report.attention.faults.length || report.episodes.some((e) => known(e.warn_step));
+}
+
 function fillHead() {
   document.title = `${report.headline} – foreshock report`;
   byId('headline').textContent = report.headline;
   byId('verdict').textContent = report.verdict;
-  byId('verdict').className = report.loss_events.length || report.attention.faults.length || report.episodes.some((e) => known(e.warn_step)) ? 'bad' : 'good';
+  byId('verdict').className = isBad() ? 'bad' : 'good';
+  byId('findings').append(...report.findings.slice(1, 1 + MOST_FINDINGS).map((f) => element('li', { textContent: `${f.headline}: ${f.text}.` })));
   byId('made').textContent = known(report.version) ? `from a record of foreshock ${report.version}` : '';
   byId('facts').append(...facts(report.facts));
   byId('whole-note').textContent = report.events_note;

@@ -20,95 +20,26 @@ function layerText(rank, label) {
   return label + (layer && known(layer.name) ? ` (${layer.name})` : "");
 }
 
-// A sentence on the alarm of a layer. alarm.of: the limit that is exceeded. `hasSeveralRanks`: of the run.
-function alarmText({ rank, alarm }, hasSeveralRanks) {
-  const layer = known(alarm.layer) ? `layer ${layerText(rank, alarm.layer)}` : "calls without a layer";
-  const what = { grad_key: "dK", grad_value: "dV" }[alarm.tensor] || alarm.pass;
-  const where = `${hasSeveralRanks ? `rank ${rank.rank} ` : ""}${layer} ${what}`;
-  if (alarm.of === "bias") return `${where} is biased by ${signed(alarm.value, 2)} ulp`;
-  if (alarm.of === "nonfinite") return `${where} gives NaN or Inf where the reference does not`;
-  return `${where} has an error up to ${fixed(alarm.value, 1)} times what its precision explains`;
-}
-
-// A sentence on a fault over all layers of a rank, else on an ended alarm, else null. `limits`: the thresholds of the
-// state. A z is a bias divided by its standard error.
-function faultOf(rank, limits) {
-  const isBiased = (ulp, z) => known(ulp) && known(z) && Math.abs(ulp) > limits?.bias_ulp && Math.abs(z) > limits?.bias_z;
-  for (const pass of ["forward", "backward"]) {
-    const attention = passOf(rank, pass);
-    if (attention.nonfinite > 0) return `attention ${pass} gave NaN or Inf where the reference does not, in ${count(attention.nonfinite)} of ${count(attention.judged)} slices`;
-    if (attention.deviation_ratio?.mean > limits?.[`deviation_ratio_${pass}`]) return `the error of attention ${pass} exceeds what its precision explains`;
-    // The reference rounded once is the control: if it is biased too, the kernel is not the cause.
-    if (isBiased(attention.bias_ulp, attention.bias_z) && !isBiased(attention.rounded_reference_bias_ulp, attention.rounded_reference_bias_z)) return `attention ${pass} is biased`;
-  }
-  const [past] = rank.past_alarms || [];
-  return past ? `attention exceeded a limit at steps ${count(past.first_step)} to ${count(past.last_step)}: ${past.of.replace("_", " ")}` : null;
-}
-
-const SPIKE_HEADLINE_STEPS = 128; // for so many steps after its onset, a spike is the headline
-
-// The last loss event: a divergence or a slow rise, or a spike within the last SPIKE_HEADLINE_STEPS steps; else null.
-function currentIncident(ranks) {
-  const last = lossIncidents(ranks).at(-1), step = largest(ranks.map(by("step")));
-  return last && (last.what === "divergence" || last.what === "slow rise" || step - last.step <= SPIKE_HEADLINE_STEPS) ? last : null;
-}
-
-// " (3 -> 9)": the last loss before an incident's onset and the loss at the onset. "" if the history lacks one of them.
-function lossChange({ step, ranks }) {
-  const table = (ui.history?.tables || []).find((t) => !known(t.layer) && t.rank === ranks[0].rank.rank);
-  const losses = table ? points(table, "loss") : [];
-  const before = losses.filter((p) => p.x < step).at(-1), onset = losses.find((p) => p.x >= step);
-  return before && onset ? ` (${number(before.y, 3)} \u2192 ${number(onset.y, 3)})` : "";
-}
-
-// The headline on a fault of the training itself: loss, weights, exit status. null without a fault.
-function trainingFault(ranks) {
-  const incident = currentIncident(ranks);
-  if (incident) {
-    const where = ranks.length > 1 ? " on rank " + span(incident.ranks.map(({ rank }) => rank.rank)) : "";
-    return `LOSS ${incident.what.toUpperCase()} at step ${count(incident.step)}${lossChange(incident)}${where}`;
-  }
-  const differing = ranks.filter((rank) => rank.weights?.mismatches > 0).map((rank) => rank.rank);
-  if (differing.length) return `WEIGHTS DIFFER from their replicas on rank ${span(differing)}`;
+// Returns [kind, sentences]: the first finding of the run with what to do, else the agent's verdict. `kind` is good,
+// waiting or bad, the class of the verdict's element. `state`: the state of the run, as the agent serves it.
+function verdict(ranks, state) {
+  const [first] = state?.findings || [], more = (state?.findings || []).length - 1;
   const failed = ranks.filter((rank) => rank.state === "failed").map((rank) => rank.rank);
-  return failed.length ? `RUN FAILED on rank ${span(failed)}` : null;
-}
-
-// Returns [kind, sentences]: first a fault of the training, then attention. `kind` is good, waiting or bad, the class
-// of the verdict's element. "good" requires measurements of attention; the sentence says if the loss is not seen.
-function verdict(ranks, limits) {
-  const fault = trainingFault(ranks), [kind, attention] = attentionVerdict(ranks, limits);
-  const sentence = attention[0].toUpperCase() + attention.slice(1);
-  if (fault) return ["bad", `${fault}. ${sentence}`];
-  if (kind !== "good") return [kind, attention];
-  return [kind, ranks.some((rank) => finite(rank.loss?.last)) ? `no loss event; ${attention}` : `${attention}; the loss is not seen`];
-}
-
-// Returns [kind, phrase] as verdict() does. An alarm of a layer comes first, since the mean over all layers hides the
-// fault of one layer; then faults of a rank, then warnings of detectors that the benchmark has found useful (proven).
-function attentionVerdict(ranks, limits) {
-  const alarms = ranks.flatMap((rank) => (rank.alarms || []).map((alarm) => ({ rank, alarm })));
-  if (alarms.length) {
-    const more = alarms.length > 1 ? ` (and ${alarms.length - 1} more)` : "";
-    return ["bad", "attention of " + alarmText(alarms[0], ranks.length > 1) + more];
-  }
-  const faulty = ranks.find((rank) => faultOf(rank, limits));
-  if (faulty) return ["bad", faultOf(faulty, limits) + (ranks.length > 1 ? ` on rank ${faulty.rank}` : "")];
-  const warning = ranks.flatMap((rank) => rank.precursors?.detectors || []).filter((d) => d.level === "warn" && d.measured?.proven);
-  const names = [...new Set(warning.map(by("detector")))];
-  const isJudged = ranks.some((rank) => passOf(rank, "forward").judged + passOf(rank, "backward").judged > 0);
-  const isCompared = ranks.some((rank) => ["forward", "backward"].some((pass) => known(passOf(rank, pass).relative_error?.mean)));
-  let text = "no attention was judged yet";
-  if (isJudged) text = "only the scores of attention were judged: its output cannot be judged with dropout or non-finite inputs";
-  if (isCompared) text = "the error of the sampled attention is within its precision";
-  if (names.length) return ["bad", `${names.join(", ")} ${names.length > 1 ? "warn" : "warns"}; ${text}`];
-  return [isCompared ? "good" : "waiting", text];
+  const failure = failed.length ? `RUN FAILED on rank ${span(failed)}. ` : "";
+  if (first) return ["bad", `${failure}${first.headline}: ${first.text}. Do: ${first.action}.${more > 0 ? ` (and ${more} more)` : ""}`];
+  const text = known(state?.verdict) ? state.verdict : "no verdict yet";
+  return [failed.length ? "bad" : state?.healthy ? "good" : "waiting", failure + text];
 }
 
 // Remarks below the headline, one sentence each: [{text, alarm}].
 function notes(ranks) {
   const onRank = (rank) => (ranks.length > 1 ? ` on rank ${rank.rank}` : ""), lines = [];
   const warn = (text) => lines.push({ text, alarm: true });
+  for (const finding of (ui.state?.findings || []).slice(1, 4)) warn(`${finding.text}.`);
+  // Detectors that the benchmark has found useful (proven).
+  const warning = ranks.flatMap((rank) => rank.precursors?.detectors || []).filter((d) => d.level === "warn" && d.measured?.proven);
+  const names = [...new Set(warning.map(by("detector")))];
+  if (names.length) warn(`${names.join(", ")} ${names.length > 1 ? "warn" : "warns"}.`);
   for (const incident of lossIncidents(ranks).slice(-3).reverse()) warn(incidentSentence(incident, ranks.length > 1));
   for (const rank of ranks) {
     const broken = rank.gradient?.nonfinite_layers || [];
@@ -122,7 +53,7 @@ function notes(ranks) {
 }
 
 function showVerdict(ranks) {
-  const [kind, text] = ranks.length ? verdict(ranks, ui.state?.thresholds) : ["waiting", "waiting for the first rank"];
+  const [kind, text] = ranks.length ? verdict(ranks, ui.state) : ["waiting", "waiting for the first rank"];
   byId("verdict").className = kind;
   setText(byId("verdict-text"), text);
   byId("notes").replaceChildren(...notes(ranks).map((line) => element("li", line.alarm ? "alarm" : "quiet", line.text)));

@@ -32,12 +32,18 @@ EventLine warning(const std::string& detector = "bias", const std::string& level
   return line;
 }
 
-EventLine spike() {
-  EventLine line;
+FindingLine fault() {
+  FindingLine line;
   line.run = "me";
-  line.rank = 0;
-  line.step = 130;
-  line.event = "loss_spike";
+  line.rank = 3;
+  line.finding = "attention_error";
+  line.text = "layer 007: dK is wrong by up to 20 times the error of fused attention since step 130";
+  line.action = "use another kernel";
+  line.layer = "007";
+  line.tensor = "grad_key";
+  line.since_step = 130;
+  line.now = 12;
+  line.largest = 20;
   return line;
 }
 
@@ -89,14 +95,33 @@ TEST_F(AlertCommandTest, ANameIsNeverRun) {
 
 TEST_F(AlertCommandTest, OnlyWhatIsLoudIsTold) {
   AlertCommand commands("echo $FORESHOCK_ALERT_EVENT >> " + path("told"));
-  EventLine resumed = spike();
+  EventLine resumed, spike, gradient;
   resumed.event = "resumed";
-  for (const EventLine& line : {warning("bias", "watch"), warning("bias", "quiet"), resumed})
+  spike.event = "loss_spike";  // a finding, which comes as such
+  for (const EventLine& line : {warning("bias", "watch"), warning("bias", "quiet"), resumed, spike})
     commands.add(line, now_);
+  for (const char* experimental : {"rms_staleness", "logit_growth", "update_spectrum"})
+    commands.add(warning(experimental), now_);
   EXPECT_FALSE(commands.is_busy());
-  commands.add(spike(), now_);
+  gradient.event = "nonfinite_gradient_norm";
+  commands.add(gradient, now_);
   drain(&commands);
-  EXPECT_EQ(read("told"), "loss_spike\n");
+  EXPECT_EQ(read("told"), "nonfinite_gradient_norm\n");
+}
+
+TEST_F(AlertCommandTest, AFindingHasItsSentenceAndItsAction) {
+  AlertCommand commands("env > " + path("variables"));
+  commands.add(fault(), now_);
+  commands.add(fault(), now_ + 59s);
+  drain(&commands);
+  const std::string variables = "\n" + read("variables");
+  for (const char* line :
+       {"TEXT=me: layer 007: dK is wrong by up to 20 times the error of fused attention since step 130. Do: "
+        "use another kernel.",
+        "RANK=3", "STEP=130", "EVENT=attention_error", "DETECTOR=", "LAYER=007", "TENSOR=grad_key",
+        "ACTION=use another kernel", "VALUE=20", "SCORE=", "LEFT_OUT=0"})
+    EXPECT_THAT(variables, HasSubstr("\nFORESHOCK_ALERT_" + std::string(line) + "\n"));
+  EXPECT_EQ(commands.left_out(), 1u);
 }
 
 TEST_F(AlertCommandTest, TheSameIsToldOnceAMinuteAndTheOthersAreCounted) {
@@ -113,7 +138,7 @@ TEST_F(AlertCommandTest, TheSameIsToldOnceAMinuteAndTheOthersAreCounted) {
 TEST_F(AlertCommandTest, ACommandThatHangsIsKilledWithAllItStarted) {
   AlertCommand commands("sleep 600 & echo $! > " + path("child") + "; sleep 600");
   commands.add(warning(), now_);
-  commands.add(spike(), now_);
+  commands.add(fault(), now_);
   commands.poll(now_);
   while (read("child").empty()) std::this_thread::sleep_for(1ms);
   const pid_t child = std::stoi(read("child"));
@@ -172,7 +197,11 @@ TEST_F(AlertCommandTest, AFailingCommandIsCounted) {
 
 TEST_F(AlertCommandTest, WhatWaitsIsBounded) {
   AlertCommand commands("true");
-  for (int n = 0; n < 100; ++n) commands.add(warning("detector" + std::to_string(n)), now_);
+  for (int n = 0; n < 100; ++n) {
+    FindingLine line = fault();
+    line.finding += std::to_string(n);
+    commands.add(line, now_);
+  }
   EXPECT_EQ(commands.left_out(), 100 - AlertCommand::kMostWaiting);
   drain(&commands);
   EXPECT_EQ(commands.started(), AlertCommand::kMostWaiting);

@@ -163,7 +163,9 @@ TEST(Summary, NamesTheGradientThatIsWrong) {
   keys.past["fused_ratio"] = {40, 172, 20};
   const std::string text = unwrapped(text_of(rank));
   EXPECT_THAT(text, HasSubstr("ATTENTION FAULT"));
-  EXPECT_THAT(text, HasSubstr("layer 001, dK (grad_key), since step 40: error up to 20x of fused attention"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("layer 001: dK is wrong by up to 20 times the error of fused attention since step 40. Do: "));
 }
 
 TEST(Summary, FaultNamesLayerPassAndFirstStepBeforeAllElse) {
@@ -171,15 +173,16 @@ TEST(Summary, FaultNamesLayerPassAndFirstStepBeforeAllElse) {
   set_fault(&rank, "deviation_ratio", 18, false);
   const std::string text = text_of(rank);
   EXPECT_THAT(text.substr(0, text.find('\n')), testing::EndsWith("ATTENTION FAULT"));
-  EXPECT_THAT(text, HasSubstr("\n  suspect     layer 001, forward, since step 40: error up to 18x of plain\n "
-                              "             attention\n"));
+  EXPECT_THAT(text,
+              HasSubstr("\n  finding     layer 001: the output is wrong by up to 18 times the error of\n"
+                        "              plain attention since step 40. Do: "));
 }
 
 TEST(Summary, PastFaultIsToldWithItsSteps) {
   RankStatistics rank = healthy_rank();
   set_fault(&rank, "bias", -0.31, true);
   EXPECT_THAT(unwrapped(text_of(rank)),
-              HasSubstr("layer 001, forward, steps 40 to 60, not since: biased by -0.31 ulp"));
+              HasSubstr("layer 001: the output is biased by -0.31 ulp in steps 40 to 60, not since. Do: "));
   EXPECT_THAT(text_of(rank), HasSubstr("ATTENTION FAULT"));
 }
 
@@ -188,7 +191,10 @@ TEST(Summary, NonfiniteOutputComesBeforeALargerError) {
   set_fault(&rank, "deviation_ratio", 18, false);
   rank.layer_of("000")->pass[1].past["nonfinite"] = {7, 9, std::nullopt};
   const std::string text = text_of(rank);
-  EXPECT_THAT(unwrapped(text), HasSubstr("suspect layer 000, backward, steps 7 to 9")) << text;
+  EXPECT_THAT(
+      unwrapped(text),
+      HasSubstr("finding layer 000: dQ has NaN or Inf where the fp64 reference has none in steps 7 to 9"))
+      << text;
   EXPECT_LT(text.find("layer 000"), text.find("layer 001"));
 }
 
@@ -229,7 +235,7 @@ TEST(Summary, SpikeIsAVerdictWithItsStep) {
   rank.watch = &watch;
   const std::string text = text_of(rank);
   EXPECT_THAT(text, HasSubstr("LOSS SPIKE\n"));
-  EXPECT_THAT(text, HasSubstr("suspect     loss spike at step 301"));
+  EXPECT_THAT(text, HasSubstr("finding     loss spike at step 301"));
   EXPECT_THAT(text, HasSubstr(", 1 spike at step 301\n"));
 }
 
@@ -243,7 +249,7 @@ TEST(Summary, DivergenceAndItsSpikeAreOneEvent) {
   rank.watch = &watch;
   const std::string text = text_of(rank);
   EXPECT_THAT(text, HasSubstr("LOSS DIVERGED\n"));
-  EXPECT_THAT(text, HasSubstr("suspect     loss diverged at step 301"));
+  EXPECT_THAT(text, HasSubstr("finding     loss diverged at step 301"));
   EXPECT_THAT(unwrapped(text), HasSubstr("(nll), diverged at step 301"));
   EXPECT_THAT(text, Not(HasSubstr("spike")));
 }

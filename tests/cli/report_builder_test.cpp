@@ -106,6 +106,60 @@ TEST_F(ReportBuilding, ASpikeThatNothingForetoldIsFoundByTheDetectors) {
   EXPECT_EQ(report.events[0].steps.back().step, 301 + ReportEvent::kAfter);
 }
 
+FindingLine finding_line(const std::string& name, const std::string& headline, int64_t since,
+                         const std::string& text, const std::string& state = "final") {
+  FindingLine line;
+  line.run = "me";
+  line.state = state;
+  line.finding = name;
+  line.headline = headline;
+  line.text = text;
+  line.action = "look";
+  line.since_step = since;
+  return line;
+}
+
+VerdictLine verdict_line(const std::string& verdict) {
+  VerdictLine line;
+  line.run = "me";
+  line.verdict = verdict;
+  line.replicas_compared = 34;
+  return line;
+}
+
+TEST_F(ReportBuilding, TheVerdictIsThatOfTheAgent) {
+  steps(1, 300);
+  spike(301);
+  TensorLine tensor;
+  tensor.run = "me";
+  tensor.step = 5;
+  take(tensor);
+  take(finding_line("loss_spike", "LOSS SPIKE", 301, "loss spike at step 301", "began"));
+  take(finding_line("replicas_differ", "REPLICAS DIFFER", 5, "rank 1: weights differ (1 time)", "began"));
+  take(finding_line("replicas_differ", "REPLICAS DIFFER", 5, "rank 1: weights differ (2 times)"));
+  take(finding_line("divergence", "LOSS DIVERGED", 301, "loss diverged at step 301"));
+  take(verdict_line("REPLICAS DIFFER"));
+  const Report report = builder_.finish();
+  EXPECT_EQ(report.verdict,
+            "REPLICAS DIFFER: rank 1: weights differ (2 times). Do: look. There is one more finding.");
+  ASSERT_THAT(report.findings, SizeIs(2)) << "the spike became the divergence";
+  EXPECT_EQ(report.findings[1].text, "loss diverged at step 301");
+  EXPECT_THAT(report.attention_faults, IsEmpty());
+  for (const ReportFact& fact : report.coverage) {
+    if (fact.name == "weights") {
+      EXPECT_THAT(fact.text, HasSubstr("34 compared between replicas"));
+    }
+  }
+}
+
+TEST_F(ReportBuilding, AVerdictWithoutAFindingIsRepeated) {
+  steps(1, 10);
+  take(verdict_line("healthy"));
+  const Report report = builder_.finish();
+  EXPECT_EQ(report.verdict, "Healthy. No loss event in 10 steps, and no detector warned.");
+  EXPECT_THAT(report.notes, IsEmpty());
+}
+
 SampleLine slice(int64_t step, const std::string& layer, double ratio) {
   SampleLine line = sample_line(step, layer);
   line.tensor = "out";

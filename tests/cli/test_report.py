@@ -199,7 +199,7 @@ def test_a_record_that_is_cut_is_told_as_far_as_it_goes(foreshock, write):
     record.write_bytes(text[: text.index(b'"event": "loss_spike"') + 200] + b"\n\xff{nonsense\n" + b'{"schema": 1, "ty')
     story = json.loads(foreshock("report", "--json", str(record)).stdout)
     assert len(story["loss_events"]) == 1
-    assert len(story["notes"]) == 2
+    assert len(story["notes"]) == 3, "the last one says that the verdict is derived"
     assert "could not be read" in story["notes"][0]
     assert "was truncated" in story["notes"][1]
 

@@ -43,6 +43,17 @@ def test_there_is_a_section_for_each_alert_and_no_other():
     assert SECTIONS.keys() == {alert.name for alert in alerts()}
 
 
+def test_the_action_of_a_finding_is_the_first_step_of_its_section():
+    sections = dict(re.findall(r"^### (\w+)\n\n(.*?)(?=^##|\Z)", PAGE.read_text(), re.S | re.M))
+    table = (ROOT / "agent" / "findings.h").read_text().split("kFindingTable[] = {")[1].split("};")[0]
+    findings = re.findall(r'\{FindingKind::\w+, "(\w+)", "[A-Z ]+",\s+"([^"]+)"\}', table)
+    assert len(findings) == table.count("FindingKind::")
+    assert [name for name, _ in findings] == list(sections), "one section for each kind, in the order of the table"
+    for name, action in findings:
+        first = " ".join(sections[name].split()).removeprefix("**Do** ")
+        assert first.startswith(f"{action[0].upper()}{action[1:]}."), name
+
+
 @pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert.name)
 def test_a_section_says_what_it_means_how_sure_where_to_look_and_what_to_do(alert):
     section = SECTIONS[alert.name]

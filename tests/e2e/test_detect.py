@@ -108,8 +108,9 @@ def test_a_command_is_told_what_happened_even_at_the_end(base, start_hand, tmp_p
     of_alert = {name.removeprefix("FORESHOCK_ALERT_"): value for name, value in variables.items()}
     assert "me" in of_alert.pop("TEXT")
     assert of_alert.pop("URL").startswith("http://127.0.0.1:")
-    expected = {"RUN": "me", "RANK": "0", "STEP": "151", "EVENT": "divergence", "VALUE": "nan", "LEFT_OUT": "0"}
-    assert of_alert == expected | {"DETECTOR": "", "LAYER": "", "SCORE": ""}
+    assert of_alert.pop("ACTION").startswith("stop")
+    expected = {"RUN": "me", "RANK": "0", "STEP": "151", "EVENT": "loss_nonfinite", "VALUE": "", "LEFT_OUT": "0"}
+    assert of_alert == expected | {"DETECTOR": "", "LAYER": "", "TENSOR": "", "SCORE": ""}
     assert [event[2] for event in training.recorded()] == ["divergence"]
 
 

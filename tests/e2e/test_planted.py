@@ -1,11 +1,13 @@
 """An error planted below the monitor, in the kernel of one layer, is found, and that layer is named."""
 
 import functools
+import json
 import pathlib
 import re
+import subprocess
 
 import pytest
-from monitored import EVERYTHING, PYTHON, Run, assert_conserved, run_monitored, unwrapped
+from monitored import EVERYTHING, FORESHOCK, PYTHON, Run, assert_conserved, run_monitored, unwrapped
 from tiers import keep
 
 GUILTY, INNOCENT = "001", ("000", "002")
@@ -59,7 +61,8 @@ def test_a_head_that_errs_is_found_in_its_layer(name):
     assert (GUILTY, "forward", "deviation_ratio") in alarms(run)
     assert {layer for layer, _, _ in alarms(run)} == {GUILTY}
     assert re.search(
-        rf"ATTENTION FAULT suspect layer {GUILTY}, forward, since step \d+: error up to \S+x of plain",
+        rf"ATTENTION FAULT finding layer {GUILTY}: the output is wrong by up to \S+ % \(up to \S+ times the error of "
+        r"(plain|fused) attention.* since step \d+\. Do: ",
         unwrapped(run.stderr),
     )
     # 2^-6 beside the half ulp of bf16, 2^-9 at most: eight times at least what rounding alone costs.
@@ -69,13 +72,37 @@ def test_a_head_that_errs_is_found_in_its_layer(name):
         assert all(sample["deviation_ratio"] < 2 for sample in samples(run, layer))
 
 
+def test_every_view_has_the_same_finding(tmp_path):
+    """Summary as JSON and as text, record, and report: one sentence, one step, one size."""
+    run = run_of("head")
+    first, *others = run.summary["findings"]
+    assert (first["finding"], first["layer"], first["tensor"]) == ("attention_error", GUILTY, "out")
+    assert f"ATTENTION FAULT finding {first['text']}. Do: {first['action']}." in unwrapped(run.stderr)
+    final = [line for line in run.of("finding") if line["state"] == "final"]
+    assert [line["text"] for line in final] == [finding["text"] for finding in (first, *others)]
+    began = [line for line in run.of("finding") if line["state"] == "began"]
+    assert began[0]["since_step"] == final[0]["since_step"] == first["since_step"]
+    of_slices = [sample["relative_error_mean"] for sample in samples(run, GUILTY)]
+    assert first["relative_error"] == pytest.approx(max(of_slices))
+    (verdict,) = run.of("verdict")
+    assert verdict["verdict"] == run.summary["verdict"] == "ATTENTION FAULT"
+    assert verdict["findings"] == len(final)
+    record = tmp_path / "run.jsonl"
+    record.write_text("".join(json.dumps(line) + "\n" for line in run.lines))
+    done = subprocess.run([FORESHOCK, "report", "--json", record], capture_output=True, text=True, check=True)
+    report = json.loads(done.stdout)
+    assert report["verdict"].startswith(f"ATTENTION FAULT: {first['text']}. Do: {first['action']}.")
+    assert report["findings"][0]["since_step"] == first["since_step"]
+    assert report["findings"][0]["largest"] == pytest.approx(first["largest"], rel=1e-5)
+
+
 @pytest.mark.parametrize("name", keep(["bias", "bias accumulated"], "bias"))
 def test_a_bias_is_found_in_its_layer(name):
     run = run_of(name)
     assert run.rank()["worst_layer"] == GUILTY
     assert (GUILTY, "forward", "bias") in alarms(run)
     assert {layer for layer, _, _ in alarms(run)} == {GUILTY}
-    assert re.search(rf"layer {GUILTY}, forward, since step \d+: biased by \+0\.", unwrapped(run.stderr))
+    assert re.search(rf"layer {GUILTY}: the output is biased by \+0\.\d+ ulp since step \d+", unwrapped(run.stderr))
     # Standard errors, from the spread between the slices: 0.015 in the guilty layer, 0.008 in the others.
     assert pooled_bias(run, GUILTY) == pytest.approx(PLANTED_BIAS, abs=0.06)
     for layer in INNOCENT:
@@ -110,9 +137,7 @@ def test_a_key_without_gradient_is_found_though_no_slice_samples_it():
     others = [line for line in run.of("sample") if line["tensor"] in ("grad_key", "grad_value")]
     for line in others:
         assert line["conservation_ratio"] < 1 or (line["layer"], line["tensor"]) == (GUILTY, "grad_key")
-    assert re.search(
-        rf"layer {GUILTY}, dK \(grad_key\), since step \d+: sum over all keys off by", unwrapped(run.stderr)
-    )
+    assert re.search(rf"layer {GUILTY}: the sum of dK over all keys is wrong by up to ", unwrapped(run.stderr))
 
 
 def test_one_nan_in_a_gradient_of_values_is_found_where_no_slice_samples_it():

@@ -61,11 +61,11 @@ def test_first_sentence_is_what_happened_and_the_suspect(records, tab):
     for name, record in records.items():
         open_page(tab, record)
         said[name] = tab.value("document.getElementById('verdict').textContent")
-    assert said["healthy"].startswith(f"No loss event in {STEPS['healthy']} steps"), said
-    assert said["attention"].startswith("Attention fault in layer 001 from step 1"), said
-    assert said["batch"].startswith(f"Loss spike at step {BATCH_STEP}"), said
+    assert f". No loss event in {STEPS['healthy']} steps" in said["healthy"], said
+    assert said["attention"].startswith("ATTENTION FAULT: layer 001: "), said
+    assert said["batch"].startswith(f"LOSS SPIKE: loss spike at step {BATCH_STEP}"), said
     event, _, suspect = said["rate"].partition(", ")
-    onset = int(event.removeprefix("Loss diverged at step "))
+    onset = int(event.removeprefix("LOSS DIVERGED: loss diverged at step "))
     assert RATE_STEP < onset <= RATE_STEP + 3, said
     assert "after the learning rate went from 0.001 to 1." in suspect, said
 

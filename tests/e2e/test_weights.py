@@ -92,8 +92,12 @@ def test_one_flipped_bit_is_found_at_the_next_step_and_names_its_rank(tmp_path):
         ("blocks.1.up.weight", step, [1]) for step in range(5, STEPS + 1)
     ]
     assert [run.rank(rank)["weights"]["mismatches"] for rank in range(3)] == [0, STEPS - 4, 0]
-    suspect = f"REPLICAS DIFFER suspect weights of rank 1 differ from its replicas' ({STEPS - 4} times)"
-    assert suspect in unwrapped(run.stderr)
+    finding = f"rank 1: weights differ from those of its replicas ({STEPS - 4} times) since step 5"
+    assert f"REPLICAS DIFFER finding {finding}. Do: stop" in unwrapped(run.stderr)
+    (verdict,) = run.of("verdict")
+    assert verdict["verdict"] == "REPLICAS DIFFER"
+    assert verdict["replicas_compared"] > 0
+    assert [line["text"] for line in run.of("finding") if line["state"] == "final"] == [finding]
     events = [event for event in run.of("event") if event["event"] == "weight_mismatch"]
     assert [event["step"] for event in events] == list(range(5, STEPS + 1))
     assert {event["layer"] for event in events} == {"001"}

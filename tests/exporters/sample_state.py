@@ -94,8 +94,23 @@ def rank(number: int, layers: int) -> dict:
     }  # fmt: skip
 
 
+# What the agent says of the run above: its rank 1, if there is one, has an alarm.
+FINDING = {
+    "finding": "attention_error", "headline": "ATTENTION FAULT",
+    "text": "layer 002 on rank 1: the output is wrong by up to 0.4 % (up to 2.9 times the error of plain attention) "
+            "since step 1396", "action": "use another kernel", "layer": "002", "tensor": "out", "rank": 1,
+    "since_step": 1396, "last_step": 1420, "now": 2.9, "largest": 2.9, "unit": "times", "relative_error": 0.004,
+}  # fmt: skip
+SPIKE = FINDING | {
+    "finding": "loss_spike", "headline": "LOSS SPIKE", "text": "loss spike at step 1420", "action": "keep a checkpoint",
+    "layer": None, "tensor": None, "since_step": 1420, "last_step": None, "now": None, "largest": None, "unit": None,
+}  # fmt: skip
+
+
 def sample_state(ranks: int = 2, layers: int = 6) -> dict:
     return {
+        "verdict": "ATTENTION FAULT" if ranks > 1 else "healthy", "healthy": ranks == 1,
+        "findings": [FINDING, SPIKE] if ranks > 1 else [],
         "schema": 1, "run": "<img src=x onerror=alert(1)>", "state": "running", "version": "0.1.0",
         "address": "127.0.0.1:9847", "grafana": "https://grafana.example.com/sub",
         "ranks": [rank(n, layers) for n in range(ranks)],

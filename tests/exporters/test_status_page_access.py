@@ -300,6 +300,7 @@ CODE = "<script>window.broken = 1</script>"
 def test_names_that_are_code_stay_names(serve, tab):
     state = sample_state(1, 3)
     (rank,) = state["ranks"]
+    state["findings"] = [{"headline": "ATTENTION FAULT", "text": CODE, "action": CODE}]
     state |= {"run": CODE, "runs": [{"run": CODE, "ranks": 1}, {"run": "other\n" + CODE, "ranks": 1}]}
     rank["worst_layer"] = rank["layers"][0]["layer"] = rank["layers"][0]["name"] = CODE
     rank["alarms"] = [{"layer": CODE, "pass": "forward", "of": "bias", "value": 1}]

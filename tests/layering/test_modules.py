@@ -26,7 +26,6 @@ SMALL = {
     "bench/yardsticks/slopes": OF_A_PROGRAM,
     "cli/commands": "the list of commands",
     "packaging/glibc_2_31": OF_A_BUILD,
-    "cli/report/page": OF_A_PROGRAM,
     "cli/report/words": OF_A_PROGRAM,
     "dashboards/alertmanager": OF_A_PROGRAM,
     "dashboards/generate": OF_A_PROGRAM,

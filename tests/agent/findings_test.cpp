@@ -1,0 +1,189 @@
+#include "agent/findings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "segment/layout.h"
+
+namespace foreshock {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+RankStatistics rank_at(int64_t step, int number = 0) {
+  RankStatistics rank;
+  rank.identity.rank = number;
+  rank.last_step.sequence = 1;
+  rank.last_step.step = step;
+  rank.last_step.interval = 1;
+  rank.judged[0] = rank.judged[1] = 126;
+  return rank;
+}
+
+std::vector<Finding> findings(const Ranks& ranks) {
+  const PassTotals passes[2] = {totals_of(ranks, 0), totals_of(ranks, 1)};
+  return findings_of(ranks, nullptr, passes);
+}
+
+// Adds a slice of dQ in layer 001 with these errors, as observe_slice() does.
+void add_slice(int64_t step, double ratio, double relative_error, RankStatistics* rank) {
+  LayerStatistics* layer = rank->layer_of("001");
+  layer->label = "001";
+  SliceDeviation deviation;
+  deviation.relative_error_mean = relative_error;
+  deviation.deviation_ratio = ratio;
+  deviation.fused_ratio = ratio;
+  layer->pass[1].relative_error_mean.add(relative_error);
+  layer->pass[1].deviation_ratio.add(ratio);
+  layer->pass[1].fused_ratio.add(ratio);
+  note_alarms(deviation, step, 1, layer);
+}
+
+TEST(Findings, AnErrorIsASentenceWithPercentStepLargestAndPresentSize) {
+  RankStatistics rank = rank_at(200);
+  for (int64_t step = 1; step <= 8; ++step) add_slice(step, 162, 0.05, &rank);
+  for (int64_t step = 9; step <= 200; ++step) add_slice(step, 12.5, 0.004, &rank);
+  const std::vector<Finding> found = findings({&rank});
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_THAT(found[0].text, HasSubstr("layer 001: dQ is wrong by up to 5 % (up to 162 times the error of "));
+  EXPECT_THAT(found[0].text, HasSubstr(" attention, 12.5 times in the last samples) since step "));
+  EXPECT_EQ(found[0].largest, 162);
+  EXPECT_EQ(found[0].now, 12.5);
+  EXPECT_EQ(found[0].relative_error, 0.05);
+  EXPECT_LE(found[0].since_step, 8);
+  EXPECT_EQ(found[0].last_step, 200);
+  EXPECT_EQ(sentence_of(found[0]),
+            found[0].text + ". Do: " + info_of(FindingKind::kAttentionError).action + ".");
+}
+
+TEST(Findings, SizesBeyondAMeaningAreNotPrinted) {
+  RankStatistics rank = rank_at(40);
+  for (int64_t step = 1; step <= 40; ++step) add_slice(step, 1e62, 1e60, &rank);
+  const std::vector<Finding> found = findings({&rank});
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_THAT(found[0].text, HasSubstr("wrong by more than 100 % (more than 1000 times the error"));
+}
+
+TEST(Findings, AmongEqualsTheFirstOnsetComesFirst) {
+  RankStatistics rank = rank_at(100);
+  for (const auto& [label, first] : {std::pair("000", 72), std::pair("001", 3), std::pair("002", 40)}) {
+    LayerStatistics* layer = rank.layer_of(label);
+    layer->label = label;
+    layer->pass[0].past["bias"] = {first, 90, 0.4};
+  }
+  std::vector<int64_t> onsets;
+  for (const Finding& finding : findings({&rank})) onsets.push_back(finding.since_step);
+  EXPECT_THAT(onsets, ElementsAre(3, 40, 72));
+}
+
+TEST(Findings, RanksAreNamedIfThereAreSeveral) {
+  RankStatistics first = rank_at(100, 0), second = rank_at(100, 1);
+  second.layer_of("001")->label = "001";
+  second.layer_of("001")->pass[0].past["nonfinite"] = {7, 9, std::nullopt};
+  const std::vector<Finding> found = findings({&first, &second});
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(
+      found[0].text,
+      "layer 001 on rank 1: the output has NaN or Inf where the fp64 reference has none in steps 7 to 9, "
+      "not since");
+}
+
+// 300 calm losses, and high ones from 301 on. `rate`: the learning rate from step 300 on.
+void watch_divergence(double rate, RankWatch* watch) {
+  std::vector<WatchEvent> events;
+  for (int64_t step = 1; step <= 500; ++step)
+    watch->observe_step(step, step > 300 ? 9.0 : 2.0 + 0.01 * static_cast<double>(step % 7), 0.5, &events,
+                        step >= 300 ? rate : 0.003, uint64_t{0});
+}
+
+TEST(Findings, TheCauseOfALossEventIsWhatChangedBefore) {
+  RankWatch jumped, steady;
+  watch_divergence(0.3, &jumped);
+  watch_divergence(0.003, &steady);
+  RankStatistics rank = rank_at(500);
+  rank.watch = &jumped;
+  std::vector<Finding> found = findings({&rank});
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].text,
+            "loss diverged at step 301, one step after the learning rate went from 0.003 to 0.3");
+  EXPECT_EQ(found[0].since_step, 301);
+  rank.watch = &steady;
+  found = findings({&rank});
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].text, "loss diverged at step 301");
+}
+
+TEST(Findings, AnExperimentalDetectorIsNeverACause) {
+  RankWatch watch;
+  std::vector<WatchEvent> events;
+  for (int64_t step = 1; step <= 310; ++step) {
+    watch.observe(DetectorId::kRmsStaleness, "weight", "001", step, step > 250 ? 9 : 1, 0, &events);
+    watch.observe_step(step, step > 300 ? 9.0 : 2.0 + 0.01 * static_cast<double>(step % 7), 0.5, &events);
+  }
+  ASSERT_FALSE(watch.loss_events().back().preceded_by.empty());
+  RankStatistics rank = rank_at(310);
+  rank.watch = &watch;
+  const std::vector<Finding> found = findings({&rank});
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].text, "loss spike at step 301");
+}
+
+TEST(Findings, ASlowRiseIsAFinding) {
+  RankWatch watch;
+  std::vector<WatchEvent> events;
+  for (int64_t step = 1; step <= 3000; ++step) {
+    const double rise = step > 1500 ? 0.001 * static_cast<double>(step - 1500) : 0;
+    watch.observe_step(step, 2.0 + rise + 0.05 * static_cast<double>(step * 7919 % 13 - 6), 0.5, &events);
+  }
+  ASSERT_GT(watch.losses(WatchEventKind::kLossRise).count, 0u);
+  RankStatistics rank = rank_at(3000);
+  rank.watch = &watch;
+  const std::vector<Finding> found = findings({&rank});
+  ASSERT_FALSE(found.empty());
+  EXPECT_THAT(found[0].text, HasSubstr("loss began to rise slowly at step "));
+  const PassTotals passes[2] = {};
+  EXPECT_EQ(verdict_of(found, passes).headline, "LOSS RISES");
+}
+
+TEST(Findings, ALossOfNanIsOneFindingWithTheOrderOfTheFirstOnes) {
+  RankWatch watch;
+  std::vector<WatchEvent> events;
+  RankStatistics rank = rank_at(20);
+  for (int64_t step = 1; step <= 20; ++step) {
+    const double loss = step >= 12 ? std::numeric_limits<double>::quiet_NaN() : 2.0;
+    watch.observe_step(step, loss, 0.5, &events);
+    rank.last_loss = loss;
+    if (step == 12) rank.nonfinite_loss_since = step;
+  }
+  rank.watch = &watch;
+  rank.note_event("nonfinite", 13, "003", 4);
+  rank.note_event("nonfinite_gradient_norm", 12, "", std::nullopt);
+  const std::vector<Finding> found = findings({&rank});
+  ASSERT_EQ(found.size(), 1u) << "the divergence to NaN is the same";
+  EXPECT_EQ(found[0].text,
+            "loss is not finite since step 12; first NaN or Inf: loss at step 12, gradient norm at step 12, "
+            "attention of layer 003 at step 13");
+}
+
+TEST(Findings, TheKeyOfAFindingDoesNotChangeWithItsSize) {
+  RankStatistics rank = rank_at(40);
+  for (int64_t step = 1; step <= 20; ++step) add_slice(step, 20, 0.01, &rank);
+  const std::string before = key_of(findings({&rank}).at(0));
+  for (int64_t step = 21; step <= 40; ++step) add_slice(step, 90, 0.05, &rank);
+  EXPECT_EQ(key_of(findings({&rank}).at(0)), before);
+  for (int64_t step = 41; step <= 140; ++step) add_slice(step, 1, 0.001, &rank);
+  const std::vector<Finding> found = findings({&rank});
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(key_of(found[0]), before) << "an alarm that has ended is the same finding";
+  EXPECT_THAT(found[0].text, HasSubstr(", not since"));
+}
+
+}  // namespace
+}  // namespace foreshock
