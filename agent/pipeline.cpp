@@ -148,6 +148,8 @@ KeyColumns columns_of(const segment::SlotView& view) {
   columns.grad_out = data_of(view.payload[segment::kGradOut]);
   columns.log_sum_exp = data_of(view.payload[segment::kLogSumExp]);
   columns.log_sum_exp_dtype = static_cast<DType>(slot.lse_dtype);
+  columns.mask = data_of(view.payload[segment::kMask]);
+  columns.mask_dtype = static_cast<DType>(slot.mask_dtype);
   columns.key = data_of(view.payload[segment::kKey]);
   columns.value = data_of(view.payload[segment::kValue]);
   columns.grad_key = data_of(view.payload[segment::kGradKey]);

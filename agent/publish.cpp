@@ -230,9 +230,18 @@ json key_ratio(const Holder& holder, JudgedTensor tensor) {
   return statistics != nullptr ? number_or_null(mean_of(statistics->fused_ratio)) : json(nullptr);
 }
 
+// Judged backward calls without a slice of key positions, by reason.
+json columns_skipped_json(const ColumnsSkipped& counts) {
+  json counted = json::object();
+  for (uint32_t why = segment::kColumnsTaken + 1; why < segment::kColumnsSkips; ++why)
+    counted[segment::kColumnsSkipNames[why]] = counts[why];
+  return counted;
+}
+
 // Each slice of key positions checks both dK (keys[0]) and dV (keys[1]).
 json keys_summary(const RankStatistics& rank) {
   return {{"judged", key_slices_of(rank)},
+          {"skipped", columns_skipped_json(rank.columns_skipped)},
           {"nonfinite", rank.keys.empty() ? 0 : rank.keys[0].nonfinite + rank.keys[1].nonfinite},
           {"fused_ratio_grad_key", key_ratio(rank, JudgedTensor::kGradKey)},
           {"fused_ratio_grad_value", key_ratio(rank, JudgedTensor::kGradValue)}};
@@ -248,6 +257,7 @@ json layer_json(const LayerStatistics& layer) {
           {"fused_ratio_backward", number_or_null(mean_of(layer.pass[1].fused_ratio))},
           {"fused_ratio_grad_key", key_ratio(layer, JudgedTensor::kGradKey)},
           {"fused_ratio_grad_value", key_ratio(layer, JudgedTensor::kGradValue)},
+          {"key_gradients_skipped", columns_skipped_json(layer.columns_skipped)},
           {"bias_ulp", bias ? json(bias->ulp) : json(nullptr)},
           {"bias_z", bias ? number_or_null(bias->z) : json(nullptr)},
           {"logit_abs_max", number_or_null(max_of(layer.scores.logit))},

@@ -600,6 +600,10 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   // In a slice of key positions, slot.keys is the number of query rows.
   if (slot.columns == 1) statistics_of(tensor, &statistics).query_rows = slot.keys;
   add_whole_call(deviation, slot, &statistics);
+  if (tensor == static_cast<uint32_t>(JudgedTensor::kGradQuery)) {
+    ++rank->columns_skipped[slot.columns_skip];
+    ++statistics.columns_skipped[slot.columns_skip];
+  }
   if (named_layer != nullptr) {
     statistics.label = layer.label;
     statistics.name = layer.name;

@@ -122,6 +122,9 @@ struct PassStatistics {
 // Statistics of grad_key (dK) and grad_value (dV). Empty until the first slice of key positions.
 using KeyStatistics = std::vector<PassStatistics>;
 
+// Judged backward slices of rows by segment::ColumnsSkip: why their calls gave no slice of key positions.
+using ColumnsSkipped = uint64_t[segment::kColumnsSkips];
+
 // Whether the kernel itself is biased: its bias and its excess bias are large, significant and of one sign,
 // and the rounded reference is not biased. `tensor`: 0 output, 1 dQ, 2 dK, 3 dV (JudgedTensor).
 bool is_biased(const PassStatistics& pass, uint32_t tensor);
@@ -202,6 +205,7 @@ struct LayerStatistics {
   uint64_t shape_hash[segment::kPasses] = {};  // of format, head sizes, scale of the last call; 0: none
   PassStatistics pass[segment::kPasses];
   KeyStatistics keys;
+  ColumnsSkipped columns_skipped = {};
   ScoreStatistics scores;
   std::optional<double> gradient_norm;  // of the layer's parameters, before clipping
   uint64_t gradient_step = 0;           // step of gradient_norm
@@ -303,6 +307,7 @@ struct RankStatistics {
 
   PassStatistics pass[segment::kPasses];
   KeyStatistics keys;
+  ColumnsSkipped columns_skipped = {};
   ScoreStatistics scores;
   std::map<std::string, LayerStatistics> layers;         // by label
   LayerStatistics unnamed;                               // calls whose layer is not known

@@ -127,6 +127,8 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
     line.floor_bias_ulp = deviation.floor_bias.numerator / deviation.floor_bias.denominator;
   // Forward slices and slices of key positions do not show whether a call has all keys.
   if (deviation.backward && slot.columns == 0) line.partial = deviation.partial;
+  if (slot.columns_skip != segment::kColumnsTaken)
+    line.key_positions_skipped = segment::kColumnsSkipNames[slot.columns_skip];
   line.lse_error_ratio = deviation.lse_error_ratio;
   line.lse_error_abs_max = deviation.lse_error_abs_max;
   line.logit_abs_max = deviation.logit_abs_max;

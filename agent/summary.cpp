@@ -148,6 +148,16 @@ LayerCounts layers_of(const Ranks& ranks) {
   return counts;
 }
 
+// Returns why the judged backward calls gave no key positions, by which dK and dV are checked: " (mask 12)".
+std::string key_reasons(const Ranks& ranks) {
+  std::map<std::string, uint64_t> counts;
+  for (const RankStatistics* rank : ranks)
+    for (uint32_t why = segment::kColumnsTaken + 1; why < segment::kColumnsSkips; ++why)
+      counts[segment::kColumnsSkipNames[why]] += rank->columns_skipped[why];
+  const std::string reasons = listed(counts);
+  return reasons.empty() ? "" : " (" + reasons + ")";
+}
+
 // Returns "126 forward and 126 backward of 500 and 500 calls checked, in 6 of 6 layers; 61 of the backward by
 // dK and dV as well as dQ", for example.
 std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
@@ -163,7 +173,7 @@ std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
     if (passes[pass].judged < kLeastJudged)
       text += std::string("; ") + segment::kPassNames[pass] + ": too few samples";
-  if (key_slices == 0) return text + "; dK and dV not checked";
+  if (key_slices == 0) return text + "; dK and dV not checked" + key_reasons(ranks);
   return text + "; " + grouped(key_slices) + " of the backward by dK and dV as well as dQ";
 }
 

@@ -30,7 +30,8 @@ constexpr int kSeed = 1, kStep = 2;                   // from which foreshock ch
 constexpr double kAim = 1.3;
 
 struct Shape {
-  int64_t heads, kv_heads, length, dim;
+  int64_t heads, kv_heads, queries, keys, dim;
+  enum Mask { kNone, kPadding, kPerQuery } mask = kNone;  // bool: one line for all queries, or one for each
 };
 
 // A bf16 call laid out as PyTorch's: (batch, position, head, dimension) in memory. The values are arbitrary.
@@ -40,15 +41,16 @@ class BackwardCall {
     call_.size = sizeof call_;
     call_.version = FORESHOCK_ABI_VERSION;
     call_.scale = 0.125;
-    call_.causal = FORESHOCK_CAUSAL_TOP_LEFT;
+    call_.causal = shape.mask == Shape::kNone ? FORESHOCK_CAUSAL_TOP_LEFT : FORESHOCK_CAUSAL_NONE;
     for (foreshock_tensor* tensor : {&call_.query, &call_.out, &call_.grad_out, &call_.grad_query})
-      *tensor = filled(shape.heads);
+      *tensor = filled(shape.heads, shape.queries);
     for (foreshock_tensor* tensor : {&call_.key, &call_.value, &call_.grad_key, &call_.grad_value})
-      *tensor = filled(shape.kv_heads);
-    log_sum_exp_.assign(static_cast<size_t>(kBatch * shape.heads * shape.length), 8.0f);
+      *tensor = filled(shape.kv_heads, shape.keys);
+    if (shape.mask != Shape::kNone) call_.mask = mask();
+    log_sum_exp_.assign(static_cast<size_t>(kBatch * shape.heads * shape.queries), 8.0f);
     call_.log_sum_exp = {log_sum_exp_.data(),
-                         {kBatch, shape.heads, shape.length, 1},
-                         {shape.heads * shape.length, shape.length, 1, 0},
+                         {kBatch, shape.heads, shape.queries, 1},
+                         {shape.heads * shape.queries, shape.queries, 1, 0},
                          FORESHOCK_FP32,
                          3,  // dimensions
                          FORESHOCK_DEVICE_CPU,
@@ -63,13 +65,24 @@ class BackwardCall {
   }
 
  private:
-  foreshock_tensor filled(int64_t heads) {
+  foreshock_tensor mask() {
+    const int64_t lines = shape_.mask == Shape::kPadding ? 1 : shape_.queries;
+    visible_.assign(static_cast<size_t>(kBatch * lines * shape_.keys), 1);
+    return {visible_.data(),
+            {kBatch, 1, lines, shape_.keys},
+            {lines * shape_.keys, 0, shape_.keys, 1},
+            FORESHOCK_BOOL,
+            4,  // dimensions
+            FORESHOCK_DEVICE_CPU,
+            0};  // index of the device
+  }
+  foreshock_tensor filled(int64_t heads, int64_t length) {
     std::vector<uint16_t>& values =
-        storage_.emplace_back(static_cast<size_t>(kBatch * shape_.length * heads * shape_.dim));
+        storage_.emplace_back(static_cast<size_t>(kBatch * length * heads * shape_.dim));
     for (uint16_t& x : values) x = static_cast<uint16_t>(0x3d00 + (random_() & 0x80ff));  // +-2^-5 to +-2^-3
     return {values.data(),
-            {kBatch, heads, shape_.length, shape_.dim},
-            {shape_.length * heads * shape_.dim, shape_.dim, heads * shape_.dim, 1},
+            {kBatch, heads, length, shape_.dim},
+            {length * heads * shape_.dim, shape_.dim, heads * shape_.dim, 1},
             FORESHOCK_BF16,
             4,  // dimensions
             FORESHOCK_DEVICE_CPU,
@@ -80,6 +93,7 @@ class BackwardCall {
   std::minstd_rand random_;
   std::vector<std::vector<uint16_t>> storage_;
   std::vector<float> log_sum_exp_;
+  std::vector<char> visible_;
   foreshock_attention_call call_ = {};
 };
 
@@ -157,15 +171,18 @@ double measure(const Shape& shape) {
   constexpr int kChoices = 100000;  // calls from which the share that takes key positions is estimated
   int taken = 0;
   for (uint64_t n = 0; n < kChoices; ++n)
-    taken += takes_columns(call.shape, call.head_dim, call.value_dim, /*affordable=*/false, kSeed, kStep, n);
+    taken += takes_columns(call, /*is_affordable=*/false, kSeed, kStep, n);
   const double share = static_cast<double>(taken) / kChoices;
   const double mean = median(rows) + share * median(columns), ratio = mean / median(rows);
+  constexpr const char* kMasks[] = {"", "padding mask", "mask"};
   std::printf(
-      "%2d heads, %d of keys, %d x %-3d  rows %6.1f us   keys %6.1f us (sums %5.1f us, NaN of one head %4.1f "
+      "%2d heads, %d of keys, %d by %d x %-3d %-14s  rows %6.1f us   keys %6.1f us (sums %5.1f us, NaN of "
+      "one head %4.1f "
       "us), 1 call in %-4.1f mean %6.1f us, %.2f times rows   agent: rows %.1f ms, keys %.1f ms\n",
-      static_cast<int>(shape.heads), static_cast<int>(shape.kv_heads), static_cast<int>(shape.length),
-      static_cast<int>(shape.dim), median(rows), median(columns), median(summed), median(counted), 1 / share,
-      mean, ratio, judging_milliseconds(call, false, &slot), judging_milliseconds(call, true, &slot));
+      static_cast<int>(shape.heads), static_cast<int>(shape.kv_heads), static_cast<int>(shape.queries),
+      static_cast<int>(shape.keys), static_cast<int>(shape.dim), kMasks[shape.mask], median(rows),
+      median(columns), median(summed), median(counted), 1 / share, mean, ratio,
+      judging_milliseconds(call, false, &slot), judging_milliseconds(call, true, &slot));
   return ratio;
 }
 
@@ -173,7 +190,10 @@ double measure(const Shape& shape) {
 
 int main() {
   double worst = 0;
-  for (const Shape& shape : {Shape{8, 8, 1024, 64}, Shape{16, 4, 1024, 64}, Shape{16, 16, 2048, 128}})
+  for (const Shape& shape :
+       {Shape{8, 8, 1024, 1024, 64}, Shape{16, 4, 1024, 1024, 64}, Shape{16, 16, 2048, 2048, 128},
+        Shape{8, 8, 1024, 1024, 64, Shape::kPadding}, Shape{8, 8, 1024, 1024, 64, Shape::kPerQuery},
+        Shape{16, 4, 1024, 1024, 64, Shape::kPerQuery}, Shape{8, 8, 256, 7, 64}})
     worst = std::max(worst, measure(shape));
   std::printf("a sampled backward call: %.2f times a slice of rows, aim %.1f: %s\n", worst, kAim,
               worst <= kAim ? "met" : "missed");

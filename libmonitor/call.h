@@ -109,11 +109,36 @@ Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64
 
 // Whether a sampled backward call gives a slice of key positions (to check dK and dV) beside its slice of
 // rows (to check dQ). `is_affordable`: the budget holds several times the cost of all slices of rows. Then
-// half of the calls give such a slice; fewer, if a slice of key positions copies more than twice as many
-// elements as one of rows. If it is not affordable, so few calls give one that the mean cost is at most 1.3
-// times that of rows alone (./dev bench sampled_backward).
-bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
-                   uint64_t seed, int64_t step, uint64_t call);
+// half of the calls give such a slice; fewer, if a slice of key positions copies more than twice as much as
+// one of rows. If it is not affordable, so few calls give one that the mean cost is at most 1.3 times that of
+// rows alone (./dev bench sampled_backward). The first call of a layer gives one in any case (FirstColumns).
+bool takes_columns(const ValidatedCall& call, bool is_affordable, uint64_t seed, int64_t step,
+                   uint64_t number);
+
+// Remembers which layers have given a slice of key positions. The first sampled backward call of a layer
+// gives one whatever it costs, so that a short run judges dK and dV in all layers. A layer is the number in
+// Slot::layer; numbers beyond kMaxLayers share the places. Any thread.
+class FirstColumns {
+ public:
+  void reset() {
+    for (auto& word : taken_) word.store(0, std::memory_order_relaxed);
+  }
+  bool is_missing(int32_t layer) const {
+    return layer >= 0 && (word_of(layer).load(std::memory_order_relaxed) & bit_of(layer)) == 0;
+  }
+  void add(int32_t layer) {
+    if (layer >= 0) const_cast<std::atomic<uint64_t>&>(word_of(layer)).fetch_or(bit_of(layer));
+  }
+
+ private:
+  static constexpr uint32_t kWords = segment::kMaxLayers / 64;
+  const std::atomic<uint64_t>& word_of(int32_t layer) const {
+    return taken_[static_cast<uint32_t>(layer) / 64 % kWords];
+  }
+  static uint64_t bit_of(int32_t layer) { return uint64_t{1} << (static_cast<uint32_t>(layer) % 64); }
+
+  std::atomic<uint64_t> taken_[kWords] = {};  // a bit for each layer
+};
 
 // Chooses a position in a packed batch (several sequences without padding), as a fraction of 2^32. The
 // sequence that holds the position is sampled.
@@ -137,11 +162,13 @@ uint64_t slot_bytes_for(const ValidatedCall& call);
 bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
                 SlicePlan* plan);
 
-// Whether key positions (columns) of the call can be sampled. The call must be a backward call that is not
-// packed and has no mask, but has grad_key, grad_value and log_sum_exp.
-inline bool has_columns(const ValidatedCall& call) {
-  return call.pass == FORESHOCK_BACKWARD && !call.mask.data && call.packed.count == 0 &&
-         call.log_sum_exp.data && call.grad_key.data && call.grad_value.data;
+// Returns why key positions (columns) of a backward call cannot be sampled; kColumnsTaken if they can.
+inline segment::ColumnsSkip why_no_columns(const ValidatedCall& call) {
+  if (!call.grad_key.data || !call.grad_value.data) return segment::kColumnsGradients;
+  if (!call.log_sum_exp.data) return segment::kColumnsLogSumExp;
+  if (call.packed.count > 0) return segment::kColumnsPacked;
+  if (call.mask.data && call.device_type != FORESHOCK_DEVICE_CPU) return segment::kColumnsMask;
+  return segment::kColumnsTaken;
 }
 
 // Plans a slice of key positions. Returns false if it exceeds the slots or the maximal size of a slice.

@@ -318,6 +318,7 @@ void Monitor::reset() {
   ticket_.store(0);
   slots_per_slice_.store(1);
   slots_per_columns_.store(0);
+  first_columns_.reset();
   segment::SegmentWriter& writer = g_process.writer();
   const Settings& settings = g_process.settings();
   const bool has_several_nodes = settings.world_size > settings.local_ranks;

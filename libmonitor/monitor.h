@@ -101,7 +101,7 @@ class Monitor {
   int take_sample(const Counting& counting, const foreshock_attention_call& call, const OpenCall& open,
                   uint32_t pass, CopiedSlices* copied);
   int put_slice(const Slice& slice, const SlicePlan& plan, SampledCall* call, CopiedSlices* copied);
-  void add_columns(const segment::Slot& rows, SampledCall* call, CopiedSlices* copied);
+  segment::ColumnsSkip plan_columns_of(const segment::Slot& rows, SampledCall* call);
   void add_gradient(const foreshock_gradient& gradient);
   uint64_t send_gradients(const foreshock_gradient* gradients, size_t count);
   void mark_sampled_by_gradients();
@@ -228,6 +228,7 @@ class Monitor {
   uint64_t parameters_without_room_ = 0;  // those that layers_ could not store in the last name_parameters()
   WeightSampler weights_;
   ObservedHeads observed_heads_;
+  FirstColumns first_columns_;            // the layers that have given a slice of key positions
   std::atomic<uint64_t> weights_ns_{0};   // time spent on weights since settle_step()
   std::atomic<uint64_t> launches_ns_{0};  // time for launching kernels for weights since settle_step()
   std::atomic<bool> has_observed_weights_{false};  // the trainer has described weights since settle_step()

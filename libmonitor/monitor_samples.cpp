@@ -283,7 +283,7 @@ void ObservedHeads::add(const ValidatedCall& call) {
 
 // -- the sample of a call --
 
-// A call that is to be sampled. The slices of a call share its members.
+// A call that is to be sampled, and its slice of key positions, if it gives one.
 struct SampledCall {
   ValidatedCall checked;
   struct {
@@ -291,6 +291,8 @@ struct SampledCall {
     uint32_t slots;  // the largest number of slots that a slice may use
   } limits;
   std::optional<DeviceTurn> turn;  // exclusive access to the call's device; empty for host tensors
+  Slice columns;
+  SlicePlan columns_plan;
 };
 
 void Monitor::leave(const foreshock_attention_call& call) {
@@ -352,6 +354,8 @@ int Monitor::take_sample(const Counting& counting, const foreshock_attention_cal
   slots_per_slice_.store(plan.slots, std::memory_order_relaxed);
   observed_heads_.add(checked);  // stores how many heads there are, to split query and key weights by head
 
+  if (pass == FORESHOCK_BACKWARD) plan.header.columns_skip = plan_columns_of(plan.header, &sampled);
+
   // The call is counted before put_slice() claims its slot. If the process dies during the copy, the agent
   // finds an unfinished slot and counts it as torn; the call must then already count as sampled.
   counting.add(counting.block->sampled[pass]);
@@ -359,7 +363,10 @@ int Monitor::take_sample(const Counting& counting, const foreshock_attention_cal
     counting.take_back(counting.block->sampled[pass]);
     return reason;
   }
-  if (has_columns(checked)) add_columns(plan.header, &sampled, copied);
+  // The call counts as sampled even if its key positions find no free slot.
+  if (pass == FORESHOCK_BACKWARD && plan.header.columns_skip == segment::kColumnsTaken &&
+      put_slice(sampled.columns, sampled.columns_plan, &sampled, copied) < 0)
+    first_columns_.add(plan.header.layer);
   return -1;
 }
 
@@ -385,29 +392,31 @@ int Monitor::put_slice(const Slice& slice, const SlicePlan& plan, SampledCall* c
   return -1;
 }
 
-// For some calls, copies a slice of key positions beside the slice of rows. The call counts as sampled even
-// if none is copied. `rows` is the slot header of the slice of rows: both slices share some of its fields.
-void Monitor::add_columns(const segment::Slot& rows, SampledCall* call, CopiedSlices* copied) {
+// Decides whether a backward call gives a slice of key positions beside its slice of rows, and plans it.
+// `rows` is the slot header of the slice of rows: both slices share some of its fields.
+segment::ColumnsSkip Monitor::plan_columns_of(const segment::Slot& rows, SampledCall* call) {
   const Settings& settings = g_process.settings();
   const ValidatedCall& checked = call->checked;
-  if (!takes_columns(checked.shape, checked.head_dim, checked.value_dim,
-                     columns_are_affordable_.load(std::memory_order_relaxed), settings.seed, rows.step,
-                     rows.call))
-    return;
-  const Slice slice = choose_columns(checked.shape, settings.seed, rows.step, rows.call, settings.rank);
-  SlicePlan plan;
-  if (!plan_columns(checked, call->limits.bytes, call->limits.slots, slice, &plan)) return;
+  if (const segment::ColumnsSkip why = why_no_columns(checked); why != segment::kColumnsTaken) return why;
+  if (!first_columns_.is_missing(rows.layer) &&
+      !takes_columns(checked, columns_are_affordable_.load(std::memory_order_relaxed), settings.seed,
+                     rows.step, rows.call))
+    return segment::kColumnsNotChosen;
+  call->columns = choose_columns(checked.shape, settings.seed, rows.step, rows.call, settings.rank);
+  SlicePlan& plan = call->columns_plan;
+  if (!plan_columns(checked, call->limits.bytes, call->limits.slots, call->columns, &plan))
+    return segment::kColumnsTooLarge;
   slots_per_columns_.store(plan.slots, std::memory_order_relaxed);
   const int64_t needed = plan.slots;
   // column_slots_ excludes the free slots that are kept for slices of rows.
-  if (column_slots_.fetch_sub(needed, std::memory_order_relaxed) < needed) return;
+  if (column_slots_.fetch_sub(needed, std::memory_order_relaxed) < needed) return segment::kColumnsRingFull;
   plan.header.step = rows.step;
   plan.header.time_ns = rows.time_ns;
   plan.header.call = rows.call;
   plan.header.op = rows.op;
   plan.header.layer = rows.layer;
   plan.header.layer_source = rows.layer_source;
-  put_slice(slice, plan, call, copied);
+  return segment::kColumnsTaken;
 }
 
 // Sets the layer of the slice. The sources, best first, are: a name given with the call, the parameter from

@@ -4,7 +4,8 @@
 // of a slot.
 //
 // A slice of rows has the sampled rows of query, out and their gradients, and all keys that they see. A slice
-// of key positions has the sampled rows of key, value and their gradients, and all query rows. In the header
+// of key positions has the sampled rows of key, value and their gradients, and all query rows. Both have the
+// mask of their rows and keys. In the header
 // of its slots `columns` is 1, `rows` counts the sampled keys, `keys` counts the query rows, and `key_limit`
 // is the first query that sees a key.
 #include <algorithm>
@@ -76,21 +77,33 @@ Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64
   return slice;
 }
 
-bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
-                   uint64_t seed, int64_t step, uint64_t call) {
-  // The share of calls follows from the elements that are read: `rows` by a slice of rows (keys and values of
-  // a kv-head), `copied` by a slice of key positions (queries, outputs, output gradients), `summed` by its
-  // sums over all keys (dK, dV and dQ). If the budget is large (`is_affordable`), key positions may copy as
-  // many elements as rows in the mean. Else their mean extra cost must stay below 0.3 of the rows' cost;
-  // kExtraCost is lower, since real costs differ from these counts by up to a fourth.
-  constexpr double kExtraCost = 0.22;
-  const double group = static_cast<double>(shape.heads / shape.kv_heads);
-  const double rows = static_cast<double>(shape.keys) * static_cast<double>(head_dim + value_dim);
-  const double query_rows = group * static_cast<double>(shape.queries);
-  const double copied = query_rows * static_cast<double>(head_dim + 2 * value_dim);
-  const double summed = rows + query_rows * static_cast<double>(head_dim);
-  const double share = std::min(0.5, is_affordable ? rows / copied : kExtraCost * rows / (copied + summed));
-  return static_cast<double>(random_of(seed, step, call, 0, kTakesColumns) >> 32) < share * 0x1p32;
+bool takes_columns(const ValidatedCall& call, bool is_affordable, uint64_t seed, int64_t step,
+                   uint64_t number) {
+  // The share of calls follows from the elements that are read, in elements of the call's format: `rows` by a
+  // slice of rows (keys and values of a kv-head, mask), `copied` by a slice of key positions (queries,
+  // outputs, output gradients, mask), `summed` by its sums over all keys (dK, dV and dQ). If the budget is
+  // large
+  // (`is_affordable`), key positions may copy as many elements as rows in the mean. Else their mean extra
+  // cost must stay below 0.3 of the rows' cost; kExtraCost is lower, since real costs differ from these
+  // counts by up to a fourth. `scattered`: a mask with a line for each query is read at one place of a cache
+  // line (64 bytes) for each sampled key. kFixed: what any slice costs before it copies keys, its header and
+  // query rows: 2 us, in the time for an element of a long slice (./dev bench sampled_backward).
+  constexpr double kExtraCost = 0.22, kFixed = 6000;
+  const CallShape& shape = call.shape;
+  const auto head_dim = static_cast<double>(call.head_dim), value_dim = static_cast<double>(call.value_dim);
+  const auto keys = static_cast<double>(shape.keys), queries = static_cast<double>(shape.queries);
+  const auto group = static_cast<double>(shape.heads / shape.kv_heads),
+             element = static_cast<double>(size_of(call.dtype));
+  const double sampled = std::min<double>(kRowsPerSample, keys);
+  const double mask = call.mask.data ? static_cast<double>(size_of(call.mask.dtype)) / element : 0;
+  const double lines = (call.mask.stride[1] == 0 ? 1 : group) * (call.mask.stride[2] == 0 ? 1 : queries);
+  const double scattered = call.mask.data ? lines * sampled * 64 / element : 0;
+  const double rows = kFixed + keys * (head_dim + value_dim + kRowsPerSample * mask);
+  const double copied = kFixed + group * queries * (head_dim + 2 * value_dim + sampled * mask);
+  const double summed = keys * (head_dim + value_dim) + group * queries * head_dim;
+  const double share =
+      std::min(0.5, is_affordable ? rows / copied : kExtraCost * rows / (copied + summed + scattered));
+  return static_cast<double>(random_of(seed, step, number, 0, kTakesColumns) >> 32) < share * 0x1p32;
 }
 
 uint32_t choose_packed_position(uint64_t seed, int64_t step, uint64_t call, int rank) {
@@ -137,6 +150,7 @@ void sizes_of(const segment::Slot& slot, uint64_t keys, bool is_first,
     sizes[segment::kQuery] = keys * slot.head_dim * element;
     sizes[segment::kOut] = sizes[segment::kGradOut] = keys * slot.value_dim * element;
     sizes[segment::kLogSumExp] = keys * size_of_dtype(slot.lse_dtype);
+    sizes[segment::kMask] = slot.rows * keys * size_of_dtype(slot.mask_dtype);
     sizes[segment::kKey] = sizes[segment::kGradKey] = rows * slot.head_dim * element;
     sizes[segment::kValue] = sizes[segment::kGradValue] = rows * slot.value_dim * element;
     if (is_first)
@@ -165,14 +179,15 @@ uint64_t slot_bytes(const segment::Slot& slot, uint64_t keys, bool is_first) {
 // Returns the bytes by which the payloads grow with each key (query row if slot.columns is 1).
 uint64_t bytes_per_key(const segment::Slot& slot) {
   const uint64_t element = size_of_dtype(slot.dtype), head = slot.head_dim, value = slot.value_dim;
-  if (slot.columns == 1) return (head + 2 * value) * element + size_of_dtype(slot.lse_dtype);
-  return (head + value) * element + slot.rows * size_of_dtype(slot.mask_dtype);
+  const uint64_t mask = slot.rows * size_of_dtype(slot.mask_dtype);
+  if (slot.columns == 1) return (head + 2 * value) * element + size_of_dtype(slot.lse_dtype) + mask;
+  return (head + value) * element + mask;
 }
 
 // Returns how many keys (query rows if slot.columns is 1) fit into a slot of `capacity` bytes.
 uint32_t keys_within(const segment::Slot& slot, uint64_t capacity, bool is_first) {
-  // At most four payloads grow with the keys. Rounding each up adds less than kAlignment.
-  const uint64_t bytes_without_keys = slot_bytes(slot, 0, is_first) + 4 * kAlignment;
+  // At most five payloads grow with the keys. Rounding each up adds less than kAlignment.
+  const uint64_t bytes_without_keys = slot_bytes(slot, 0, is_first) + 5 * kAlignment;
   if (capacity <= bytes_without_keys) return 0;
   const uint64_t per_key = bytes_per_key(slot);
   return static_cast<uint32_t>(std::min<uint64_t>((capacity - bytes_without_keys) / per_key, slot.keys));
@@ -256,8 +271,8 @@ bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_sl
   set_fields_of_call(call, slice, &slot);
   const uint64_t rows = static_cast<uint64_t>(slice.heads) * static_cast<uint64_t>(call.shape.queries);
   slot.columns = 1;  // exchanges the meanings of rows and keys (see the top of this file)
-  if (rows > segment::kMostSliceKeys || rows * bytes_per_key(slot) > segment::kMostSliceBytes) return false;
   slot.rows = static_cast<uint32_t>(slice.positions);
+  if (rows > segment::kMostSliceKeys || rows * bytes_per_key(slot) > segment::kMostSliceBytes) return false;
   slot.keys = static_cast<uint32_t>(rows);
   slot.heads_in_slice = static_cast<uint32_t>(slice.heads);
   for (int n = 0; n < slice.positions; ++n) {
@@ -307,6 +322,37 @@ void copy_query_rows(const TensorView& from, const Slice& slice, int64_t queries
   }
 }
 
+// Copies the mask of query rows [first, first + count) at the sampled key positions: a line of `count`
+// numbers for each position. Reads row by row, since the rows of a mask lie far apart. Bits: as large as an
+// element.
+template <class Bits>
+void copy_mask_lines(const TensorView& mask, const Slice& slice, int64_t queries, int64_t first,
+                     int64_t count, char* to) {
+  constexpr int64_t kElement = sizeof(Bits);
+  for (int64_t n = 0; n < count; ++n) {
+    const int64_t head = slice.first_head + (first + n) / queries, position = (first + n) % queries;
+    const char* row = mask.row(slice.batch, head, position);
+    for (int line = 0; line < slice.positions; ++line) {
+      const auto bits = load_unaligned<Bits>(row + slice.position[line] * mask.stride[3] * kElement);
+      std::memcpy(to + (line * count + n) * kElement, &bits, kElement);
+    }
+  }
+}
+
+void copy_mask_columns(const TensorView& mask, const Slice& slice, int64_t queries, int64_t first,
+                       int64_t count, char* to) {
+  switch (size_of(mask.dtype)) {
+    case 1:
+      return copy_mask_lines<uint8_t>(mask, slice, queries, first, count, to);
+    case 2:
+      return copy_mask_lines<uint16_t>(mask, slice, queries, first, count, to);
+    case 4:
+      return copy_mask_lines<uint32_t>(mask, slice, queries, first, count, to);
+    default:
+      return copy_mask_lines<uint64_t>(mask, slice, queries, first, count, to);
+  }
+}
+
 // Does the work of copy_slot() for a slice of key positions, where first_key and part_keys mean query rows.
 void copy_columns(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base) {
   const auto at = [&](segment::PayloadId id) { return base + slot.payload[id].offset; };
@@ -318,6 +364,8 @@ void copy_columns(const ValidatedCall& call, const Slice& slice, const segment::
   put_rows(call.out, segment::kOut);
   put_rows(call.log_sum_exp, segment::kLogSumExp);
   put_rows(call.grad_out, segment::kGradOut);
+  if (call.mask.data)
+    copy_mask_columns(call.mask, slice, call.shape.queries, first, rows, at(segment::kMask));
   if (slot.part > 0) return;
   const auto put_keys = [&](const TensorView& from, segment::PayloadId id) {
     char* to = at(id);

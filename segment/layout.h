@@ -57,7 +57,7 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 12;
+inline constexpr uint32_t kLayoutVersion = 13;
 
 inline constexpr uint32_t kPasses = 2;  // 0 forward, 1 backward
 inline constexpr uint32_t kSkipReasons = 14;
@@ -83,6 +83,22 @@ inline constexpr const char* kSkipReasonNames[kSkipReasons] = {
 enum class Lost : uint32_t { kTorn, kAgentAbsent, kRefused, kUnsupported };
 inline constexpr const char* kLostReasonNames[kLostReasons] = {"torn", "agent_absent", "refused",
                                                                "unsupported"};
+
+// Why a sampled backward call gave no slice of key positions (dK, dV) beside its slice of rows: the values of
+// Slot::columns_skip.
+enum ColumnsSkip : uint32_t {
+  kColumnsTaken,      // it gave one, or its slots were not free after all
+  kColumnsNotChosen,  // only a share of the calls gives one (libmonitor/call.h, takes_columns())
+  kColumnsGradients,  // the call came without dK and dV, or in another format or shape than keys and values
+  kColumnsLogSumExp,  // the call came without log_sum_exp
+  kColumnsMask,       // a mask, in a call on a device
+  kColumnsPacked,     // a packed batch whose offsets are on a device
+  kColumnsTooLarge,   // all query rows of the heads of a kv-head exceed the slots
+  kColumnsRingFull,   // too few slots were free
+  kColumnsSkips
+};
+inline constexpr const char* kColumnsSkipNames[kColumnsSkips] = {
+    "taken", "not_chosen", "no_gradients", "no_log_sum_exp", "mask", "packed", "too_large", "ring_full"};
 
 // The regions of a segment. Each is an array of one struct of this file, except kSlots and kTensors.
 enum RegionId : uint32_t {
@@ -297,7 +313,7 @@ enum PayloadId : uint32_t {
   kValue,
   kOut,
   kLogSumExp,
-  kMask,
+  kMask,  // [rows][keys], in a slice of key positions too, where these words are exchanged (Slot::columns)
   kGradOut,
   kGradQuery,
   kGradKey,
@@ -367,18 +383,20 @@ struct Slot {
   // longest possible sequence. `told` has the real extent. The data is at the start of each payload.
   uint32_t packed;
   SequenceTold told;
-  // 1: a slice of key positions (columns of the scores), from a backward pass without a mask. Rows and keys
-  // are exchanged. `rows` counts sampled key positions of one kv-head, with payloads key, value, grad_key and
+  // 1: a slice of key positions (columns of the scores), from a backward pass. Rows and keys are exchanged.
+  // `rows` counts sampled key positions of one kv-head, with payloads key, value, grad_key and
   // grad_value. `keys` counts query rows, heads_in_slice x query_length, head-major, with payloads query,
-  // out, log_sum_exp and grad_out. head[row] is the first of these heads for every row, position[row] a
-  // key position, and key_limit[row] the first query position that sees it. first_key and part_keys are then
-  // query rows.
+  // out, log_sum_exp and grad_out. The mask has a line of `keys` numbers for each of `rows`. head[row] is the
+  // first of these heads for every row, position[row] a key position, and key_limit[row] the first query
+  // position that sees it. first_key and part_keys are then query rows.
   uint32_t columns;
   // The number of NaN and Inf in the output of head[0] over all query positions, at most 2^32 - 1. Counted in
   // some forward calls on the host without a mask, if all inputs of this head are finite; else 0.
   uint32_t nonfinite_out;
+  uint32_t columns_skip;  // ColumnsSkip, in a backward slice of rows; else 0
+  uint32_t reserved;
 };
-static_assert(sizeof(Slot) == 648);
+static_assert(sizeof(Slot) == 656);
 
 // -- the control file --
 

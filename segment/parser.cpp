@@ -61,9 +61,10 @@ const char* check_rows(const Slot& slot) {
 
 // Checks a slice of key positions (slot.columns is 1). Here `rows` counts sampled keys, `keys` counts query
 // rows (of all query heads of the kv-head), and key_limit has the first query that sees each sampled key.
-// Trainers take such slices only from backward calls that are not packed, have log_sum_exp and no mask.
+// Trainers take such slices only from backward calls that have log_sum_exp, and from packed batches only if
+// they know the sequence.
 const char* check_columns(const Slot& slot) {
-  if (slot.pass != 1 || slot.mask_dtype != 0 || slot.packed != kNotPacked || slot.lse_dtype == 0)
+  if (slot.pass != 1 || slot.packed != kNotPacked || slot.lse_dtype == 0)
     return "key positions of a call that has none";
   // The first condition bounds query_length, so that the product in the second does not overflow.
   if (slot.query_length > slot.keys || slot.query_length * slot.heads_in_slice != slot.keys)
@@ -78,9 +79,10 @@ const char* check_columns(const Slot& slot) {
 // Returns the bytes by which the payloads grow with each of slot.keys (keys, or query rows if columns is 1).
 uint64_t bytes_per_key(const Slot& slot) {
   const uint64_t element = element_bytes(slot.dtype), head = slot.head_dim, value = slot.value_dim;
-  if (slot.columns == 1)  // query, out and its gradient, log_sum_exp
-    return (head + 2 * value) * element + element_bytes(slot.lse_dtype);
-  return (head + value) * element + slot.rows * element_bytes(slot.mask_dtype);  // key, value, mask
+  const uint64_t mask = slot.rows * element_bytes(slot.mask_dtype);
+  if (slot.columns == 1)  // query, out and its gradient, log_sum_exp, mask
+    return (head + 2 * value) * element + element_bytes(slot.lse_dtype) + mask;
+  return (head + value) * element + mask;  // key, value, mask
 }
 
 const char* check_dimensions(const Slot& slot) {
@@ -99,6 +101,7 @@ const char* check_dimensions(const Slot& slot) {
   if (slot.packed > kPackedBottomRight || (slot.packed != kNotPacked && slot.mask_dtype != 0))
     return "unknown kind of packing";
   if (slot.columns > 1) return "unknown kind of slice";
+  if (slot.columns_skip >= kColumnsSkips) return "unknown reason for no key positions";
   // Does not overflow: at most 2^22 keys times 3 * 2^12 dimensions times 2^3 bytes.
   if (slot.keys * bytes_per_key(slot) > kMostSliceBytes) return "more bytes than a slice may have";
   if (slot.heads_in_slice == 0) return "heads do not divide rows";
@@ -251,6 +254,7 @@ void payload_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]) {
     sizes[kQuery] = keys * slot.head_dim * element;
     sizes[kOut] = sizes[kGradOut] = keys * slot.value_dim * element;
     sizes[kLogSumExp] = keys * element_bytes(slot.lse_dtype);
+    sizes[kMask] = slot.rows * keys * element_bytes(slot.mask_dtype);
     sizes[kKey] = sizes[kGradKey] = rows * slot.head_dim * element;
     sizes[kValue] = sizes[kGradValue] = rows * slot.value_dim * element;
     // A sum for each column of dK and of dV, and one for dQ.
@@ -327,7 +331,7 @@ namespace {
 // The payloads that are split among the slots if a slice takes several: those with data for each key, or, in
 // a slice of key positions (a column slice), for each query row. Part 0 has all other payloads.
 constexpr PayloadId kRowSliceSplit[] = {kKey, kValue, kMask},
-                    kColumnSliceSplit[] = {kQuery, kOut, kLogSumExp, kGradOut};
+                    kColumnSliceSplit[] = {kQuery, kOut, kLogSumExp, kMask, kGradOut};
 
 std::span<const PayloadId> split_payloads(const Slot& slot) {
   if (slot.columns == 1) return kColumnSliceSplit;
@@ -385,7 +389,7 @@ const char* JoinedSlice::add(const SlotView& part) {
   for (PayloadId id : split_payloads(slot)) {
     if (part.payload[id].empty()) continue;
     // The part's bytes are appended to those of the earlier parts. The mask is a matrix with a line for each
-    // row of the slice, and the part has some columns of each line. Other payloads count as a single line.
+    // of slot.rows, and the part has some columns of each line. Other payloads count as a single line.
     const uint64_t lines = id == kMask ? slot.rows : 1;
     const uint64_t from_bytes = part.payload[id].size() / lines, to_bytes = whole_.payload[id].size() / lines;
     // The bytes of a line that came from the earlier parts.

@@ -370,6 +370,7 @@ void copy_header(const Slot& header, Slot* slot) {
   slot->without_out = header.without_out;
   slot->packed = header.packed;
   slot->columns = header.columns;
+  slot->columns_skip = header.columns_skip;
 }
 
 }  // namespace

@@ -47,6 +47,7 @@ double roundings_of_sum(const KeyColumns& c) {
 }
 
 ConservationRatios conservation_of(const KeyColumns& c) {
+  constexpr double kMostEta = 0.125;
   if (c.sums == nullptr) return {};
   // u: half an ulp at 1 in the storage format. e: precision of the arithmetic; lse_e: e, or the precision of
   // log_sum_exp if that is coarser. v, k: limits of the norms of all values and keys, estimated as twice the
@@ -65,26 +66,33 @@ ConservationRatios conservation_of(const KeyColumns& c) {
   std::vector<double> value_excess(value), value_variance(value), key_excess(head), key_variance(head);
   std::vector<double> query(head);
   double most_eta = 0;
+  const bool may_lack_keys = may_have_rows_without_keys(c);
   for (size_t row = 0; row < c.rows(); ++row) {
+    const double given_lse = load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, row);
+    if (may_lack_keys && std::isinf(given_lse)) continue;  // the row has no weights
     double query_squares = 0;
     for (size_t d = 0; d < head; ++d) {
       query[d] = load_as_double(c.query, c.dtype, row * head + d);
       query_squares += query[d] * query[d];
     }
-    const double lse = std::fabs(load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, row));
+    const double lse = std::fabs(given_lse);
     // eta: relative error of the row's attention weights, from its scores and log_sum_exp.
     const double eta = lse_e * lse + e * std::fabs(c.scale) * std::sqrt(query_squares) * k;
     const double weight_variance = u2 / 3 + eta * eta;
     double delta = 0, out_squares = 0, grad_squares = 0;  // out_squares: sum of (dO_d out_d)^2
+    bool has_out = false;
     for (size_t d = 0; d < value; ++d) {
       const double grad = load_as_double(c.grad_out, c.dtype, row * value + d);
-      const double product = grad * load_as_double(c.out, c.dtype, row * value + d);
+      const double out = load_as_double(c.out, c.dtype, row * value + d);
+      const double product = grad * out;
+      has_out |= out != 0;
       delta += product;
       out_squares += product * product;
       grad_squares += grad * grad;
       value_excess[d] -= grad;
       value_variance[d] += grad * grad * weight_variance;
     }
+    if (grad_squares > 0 && (eta > kMostEta || (may_lack_keys && !has_out))) return {};
     const double delta_variance = u2 / 3 * (out_squares + 2 * delta * delta) + summed * grad_squares;
     for (size_t d = 0; d < head; ++d) key_variance[d] += query[d] * query[d] * delta_variance;
     if (grad_squares > 0) most_eta = std::max(most_eta, eta);

@@ -8,6 +8,11 @@
 // call saw (context parallelism, attention sinks), since the weights of the call's keys then sum to less than
 // 1. The caller must discard the result of such a call.
 //
+// A mask or a bias that is added to the scores changes neither identity: hidden keys have the weight 0. But a
+// row that sees no key has no weights, so its dO_i is in no dV_j. Such a row has an infinite log_sum_exp in
+// some kernels and is left out of the sums. In others (PyTorch's CPU kernel) log_sum_exp and out are 0, as in
+// a row whose visible values are all 0. If dO_i is not 0 there, the identities are not checked.
+//
 // Symbols, for query row i, key j and column c (one component of a key or value):
 //   u      half an ulp at 1 in the storage format (the relative variance of one rounding is at most u^2/3)
 //   e      precision of the arithmetic: 2^-23, for fp64 2^-52
@@ -15,7 +20,9 @@
 //   ulp    unit in the last place of a number in the storage format
 //   eta_i  relative error of the weights of row i, from the errors of scores and log_sum_exp (lse_i):
 //          e' |lse_i| + e scale |q_i| k, e' being e, or the precision of log_sum_exp if that is coarser
-//   eta    the largest eta_i of the rows with dO_i != 0
+//   eta    the largest eta_i of the rows with dO_i != 0. Above 1/8 the weights are unknown, e.g. in a row all
+//   of
+//          whose keys are hidden by the most negative number of a format, and the identities are not checked
 //   delta_i = dO_i . out_i,   dS the gradients of the scores, which are scale q_i . k_j
 //   R      how often a sum over the rows is rounded to the storage format, each time with variance ulp^2/12.
 //          PyTorch's CPU kernel adds a block of queries at a time, so R is query heads times blocks. In fp32
@@ -44,7 +51,8 @@ namespace foreshock {
 
 // For each identity: root mean square, over the columns c, of the difference of its sides, divided by the
 // root of the mean tolerance. Below 1 if only rounding causes the difference. Absent if the trainer sent no
-// sums over the keys (KeyColumns::sums is null), or if a value of the identity is not finite.
+// sums over the keys (KeyColumns::sums is null), if a value of the identity is not finite, or if it is
+// unknown whether the weights of each row sum to 1.
 struct ConservationRatios {
   std::optional<double> grad_key, grad_value;
 };

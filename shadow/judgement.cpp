@@ -384,6 +384,31 @@ uint64_t nonfinite_inputs_of(const KeyColumns& c) {
          count_nonfinite(c.key, c.dtype, columns * head) + count_nonfinite(c.value, c.dtype, columns * value);
 }
 
+// Returns the number of NaN and Inf in out and log_sum_exp. *without_keys is the number of rows that are not
+// counted, since an infinite log_sum_exp means that they see no key.
+uint64_t nonfinite_results_of(const KeyColumns& c, uint64_t* without_keys) {
+  const bool may_lack_keys = may_have_rows_without_keys(c);
+  const size_t row_bytes = c.value_dim * size_of(c.dtype);
+  uint64_t count = 0;
+  *without_keys = 0;
+  for (size_t row = 0; row < c.rows(); ++row) {
+    const double lse = load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, row);
+    if (may_lack_keys && std::isinf(lse)) {
+      ++*without_keys;
+      continue;
+    }
+    count += !std::isfinite(lse);
+    count += count_nonfinite(static_cast<const char*>(c.out) + row * row_bytes, c.dtype, c.value_dim);
+  }
+  return count;
+}
+
+// Whether a sound kernel may give NaN in dK and dV because a row sees no key: its weights are 0 / 0.
+bool may_be_nan(const KeyColumns& c) {
+  uint64_t without_keys = 0;
+  return may_have_rows_without_keys(c) && nonfinite_results_of(c, &without_keys) + without_keys > 0;
+}
+
 SliceDeviation compare_columns(const KeyColumns& c, JudgedTensor judged, const ColumnReference& reference) {
   const bool is_key = judged == JudgedTensor::kGradKey;
   const void* trainer = is_key ? c.grad_key : c.grad_value;
@@ -397,9 +422,14 @@ SliceDeviation compare_columns(const KeyColumns& c, JudgedTensor judged, const C
   row.trainer = trainer;
   row.dtype = c.dtype;
   row.columns = width;
+  const bool skips_nan = may_be_nan(c);
   Errors errors;
   for (int n = 0; n < c.columns; ++n) {
     row.first = static_cast<size_t>(n) * width;
+    if (skips_nan && !row.is_finite()) {
+      ++d.rows_not_comparable;
+      continue;
+    }
     row.reference = row.given = (reference.exact.*tensor).data() + row.first;
     row.plain = (reference.plain.*tensor).data() + row.first;
     row.fused = (reference.fused.*tensor).data() + row.first;
@@ -430,15 +460,12 @@ void judge_all_keys(const KeyColumns& c, const ColumnGradients& exact, ColumnDev
   };
   d->grad_key.nonfinite_gradient = nonfinite_of(0, c.head_dim);
   d->grad_value.nonfinite_gradient = nonfinite_of(c.head_dim, c.value_dim);
-  const size_t rows = c.rows();
-  if (d->grad_key.nonfinite_inputs + count_nonfinite(c.out, c.dtype, rows * c.value_dim) +
-          count_nonfinite(c.log_sum_exp, c.log_sum_exp_dtype, rows) >
-      0)
-    return;
+  uint64_t without_keys = 0;
+  if (d->grad_key.nonfinite_inputs + nonfinite_results_of(c, &without_keys) > 0) return;
   const ConservationRatios ratios = conservation_of(c);
   d->grad_key.conservation_ratio = ratios.grad_key;
   d->grad_value.conservation_ratio = ratios.grad_value;
-  if (may_overflow(c, exact)) return;
+  if (may_overflow(c, exact) || without_keys > 0) return;
   d->grad_key.nonfinite_anywhere = d->grad_key.nonfinite_gradient > 0;
   d->grad_value.nonfinite_anywhere = d->grad_value.nonfinite_gradient > 0;
   d->grad_key.nonfinite_grad_query = nonfinite_of(c.head_dim + c.value_dim, 1) > 0;

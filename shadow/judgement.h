@@ -37,8 +37,10 @@ inline constexpr double kLeastEffectiveRows = 3, kEnoughPlainRows = 8;
 // The result of checking one tensor of a slice, the judged tensor. In a slice of key positions, a "row" here
 // is a key position. Errors are taken over the compared rows: those whose reference is finite and not all
 // zero. So a row without a visible key, or with inputs that make the reference non-finite, is not compared.
-// If out is absent, no row is compared. An element is not compared if the reference exceeds the range of the
-// format and the trainer has the Inf to which it rounds. No value here is NaN; an unknown value is absent.
+// Nor is a key position with NaN or Inf if a query row of its slice sees no key, which makes some kernels
+// write NaN. If out is absent, no row is compared. An element is not compared if the reference exceeds the
+// range of the format and the trainer has the Inf to which it rounds. No value here is NaN; an unknown value
+// is absent.
 struct SliceDeviation {
   bool backward = false;  // true also for key positions
   JudgedTensor tensor = JudgedTensor::kOut;

@@ -27,21 +27,22 @@ constexpr int kColumnTile = 48;  // query rows of a tile
 // Working arrays, 64-byte aligned. The sampled columns (key positions) are in the lanes. Query rows are
 // processed in tiles and broadcast. Arrays per column are indexed [n][column] with row length `stride` (the
 // padded number of columns); n is an element of the head, or a row of the tile. Arrays per tile (query,
-// grad_out, out) are [row][element]. first_query: the first query position that sees the key. add_product()
-// adds the product of a tile to a sum over all tiles, and forms it first in `partial`.
+// grad_out, out) are [row][element]. first_query: the first query position that sees the key. bias: what the
+// mask adds to the scores, -Inf where a row does not see a key, all 0 without a mask. add_product() adds the
+// product of a tile to a sum over all tiles, and forms it first in `partial`.
 template <class T>
 struct ColumnArrays {
   int stride;
   T *key, *value, *first_query;
   T *query, *grad_out, *out, *log_sum_exp, *delta;
-  T *score, *grad_weight, *weight, *grad_score, *partial;
+  T *bias, *score, *grad_weight, *weight, *grad_score, *partial;
   T *grad_key[2], *grad_value[2];  // [0] exact, [1] unused; or [0] plain, [1] fused
 
   ColumnArrays(const KeyColumns& c, std::vector<double>* scratch) : stride(padded_rows<T>(c.columns)) {
     const size_t columns = stride, head = c.head_dim, value_dim = c.value_dim, tile = kColumnTile;
-    const size_t total = columns * (3 * head + 3 * value_dim + 1 + 4 * tile + std::max(head, value_dim)) +
+    const size_t total = columns * (3 * head + 3 * value_dim + 1 + 5 * tile + std::max(head, value_dim)) +
                          tile * (head + 2 * value_dim + 2);
-    constexpr size_t kArrays = 17;  // number of take() calls below; each array may need padding
+    constexpr size_t kArrays = 18;  // number of take() calls below; each array may need padding
     ArraysIn<T> arrays(scratch, total, kArrays);
     key = arrays.take(columns * head);
     value = arrays.take(columns * value_dim);
@@ -51,7 +52,8 @@ struct ColumnArrays {
     out = arrays.take(tile * value_dim);
     log_sum_exp = arrays.take(tile);
     delta = arrays.take(tile);
-    for (T** array : {&score, &grad_weight, &weight, &grad_score}) *array = arrays.take(columns * tile);
+    for (T** array : {&bias, &score, &grad_weight, &weight, &grad_score})
+      *array = arrays.take(columns * tile);
     partial = arrays.take(columns * std::max(head, value_dim));
     for (int n = 0; n < 2; ++n) {
       grad_key[n] = arrays.take(columns * head);
@@ -67,6 +69,7 @@ void load_columns(const KeyColumns& c, T factor, const ColumnArrays<T>& a) {
   load_lanes<T>(c.value, c.dtype, c.columns, c.value_dim, 1, a.value);
   for (int column = 0; column < a.stride; ++column)
     a.first_query[column] = static_cast<T>(column < c.columns ? c.first_query[column] : 0);
+  std::fill_n(a.bias, kColumnTile * a.stride, T{0});
   for (int n = 0; n < 2; ++n) {
     std::fill_n(a.grad_key[n], c.head_dim * a.stride, T{0});
     std::fill_n(a.grad_value[n], c.value_dim * a.stride, T{0});
@@ -94,6 +97,14 @@ HWY_INLINE void compute_deltas(const ColumnArrays<T>& a, int count, int width, b
   }
 }
 
+// Loads what the mask adds to the scores of the rows [first, first + count).
+template <class T>
+void load_mask_tile(const KeyColumns& c, const ColumnArrays<T>& a, size_t first, int count) {
+  for (int column = 0; column < c.columns; ++column)
+    for (int t = 0; t < count; ++t)
+      a.bias[static_cast<size_t>(t) * a.stride + column] = mask_term<T>(c, column, first + t);
+}
+
 // Loads the rows [first, first + count). Computes their delta, the products of the queries with the keys
 // (a.score) and those of grad_out with the values (a.grad_weight).
 template <class T>
@@ -106,6 +117,7 @@ HWY_INLINE void load_rows_tile(const KeyColumns& c, const ColumnArrays<T>& a, si
   for (int t = 0; t < count; ++t)
     a.log_sum_exp[t] = static_cast<T>(load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, first + t));
   compute_deltas(a, count, c.value_dim, delta_from_last);
+  if (c.mask != nullptr) load_mask_tile(c, a, first, count);
   multiply<T>({.lanes = a.key,
                .stride = a.stride,
                .matrix = a.query,
@@ -124,21 +136,24 @@ HWY_INLINE void load_rows_tile(const KeyColumns& c, const ColumnArrays<T>& a, si
               count, a.grad_weight);
 }
 
-// Calls change(score, grad_weight, log_sum_exp, delta, &weight, &grad_score) for each row and vector of
+// Calls change(score, bias, grad_weight, log_sum_exp, delta, &weight, &grad_score) for each row and vector of
 // columns. Stores weight and grad_score, or 0 if the row does not see the key. A row's position is the row
 // modulo c.queries, since rows are stored head by head.
 template <class T, class F>
 HWY_INLINE void for_scores(const KeyColumns& c, const ColumnArrays<T>& a, size_t first, int count, F change) {
   const LanesTag<T> d;
   using V = hn::Vec<LanesTag<T>>;
+  const V hidden = hn::Set(d, -std::numeric_limits<T>::infinity());
   for (int t = 0; t < count; ++t) {
     const V position = hn::Set(d, static_cast<T>((first + t) % c.queries));
     const V log_sum_exp = hn::Set(d, a.log_sum_exp[t]), delta = hn::Set(d, a.delta[t]);
     for (int column = 0; column < a.stride; column += lanes_of<T>()) {
       const size_t at = static_cast<size_t>(t) * a.stride + column;
-      const auto sees = hn::Ge(position, hn::Load(d, a.first_query + column));
+      const V bias = hn::Load(d, a.bias + at);
+      const auto sees =
+          hn::AndNot(hn::Eq(bias, hidden), hn::Ge(position, hn::Load(d, a.first_query + column)));
       V weight, grad_score;
-      change(hn::Load(d, a.score + at), hn::Load(d, a.grad_weight + at), log_sum_exp, delta, &weight,
+      change(hn::Load(d, a.score + at), bias, hn::Load(d, a.grad_weight + at), log_sum_exp, delta, &weight,
              &grad_score);
       hn::Store(hn::IfThenElseZero(sees, weight), d, a.weight + at);
       hn::Store(hn::IfThenElseZero(sees, grad_score), d, a.grad_score + at);
@@ -165,8 +180,8 @@ void exact_lanes(const KeyColumns& c, ColumnReference* result) {
     const int count = static_cast<int>(std::min<size_t>(kColumnTile, rows - first));
     load_rows_tile(c, a, first, count, /*delta_from_last=*/false);
     for_scores(c, a, first, count,
-               [](V score, V grad_weight, V log_sum_exp, V delta, V* weight, V* grad_score) HWY_ATTR {
-                 *weight = exp_of_any_sign(hn::Sub(score, log_sum_exp));
+               [](V score, V bias, V grad_weight, V log_sum_exp, V delta, V* weight, V* grad_score) HWY_ATTR {
+                 *weight = exp_of_any_sign(hn::Sub(hn::Add(score, bias), log_sum_exp));
                  *grad_score = hn::Mul(*weight, hn::Sub(grad_weight, delta));
                });
     // Adds the tile's terms to dV and dK. The members of the product are in the order of load_rows_tile().
@@ -209,18 +224,20 @@ void compute_rounded_as(const KeyColumns& c, ColumnReference* result) {
   for (size_t first = 0; first < rows; first += kColumnTile) {
     const int count = static_cast<int>(std::min<size_t>(kColumnTile, rows - first));
     load_rows_tile(c, a, first, count, /*delta_from_last=*/true);
-    for_scores(c, a, first, count, [&](V score, V grad_weight, V lse, V delta, V* weight, V* grad) HWY_ATTR {
-      const V rounded = round_lanes(dtype, hn::Mul(score, scale));
-      *weight = round_lanes(dtype, hn::Exp(d, hn::Sub(rounded, lse)));
-      *grad = round_lanes(dtype, hn::Mul(*weight, hn::Sub(round_lanes(dtype, grad_weight), delta)));
-    });
+    for_scores(
+        c, a, first, count, [&](V score, V bias, V grad_weight, V lse, V delta, V* weight, V* grad) HWY_ATTR {
+          const V rounded = round_lanes(dtype, hn::Add(round_lanes(dtype, hn::Mul(score, scale)), bias));
+          *weight = round_lanes(dtype, hn::Exp(d, hn::Sub(rounded, lse)));
+          *grad = round_lanes(dtype, hn::Mul(*weight, hn::Sub(round_lanes(dtype, grad_weight), delta)));
+        });
     add_product(a.weight, a.stride, a.grad_out, count, c.value_dim, a.partial, a.grad_value[0]);
     add_product(a.grad_score, a.stride, a.query, count, c.head_dim, a.partial, a.grad_key[0]);
-    for_scores(c, a, first, count, [&](V score, V grad_weight, V lse, V delta, V* weight, V* grad) HWY_ATTR {
-      const V exact = hn::Exp(d, hn::Sub(hn::Mul(score, scale), lse));
-      *weight = round_lanes(dtype, exact);
-      *grad = round_lanes(dtype, hn::Mul(exact, hn::Sub(grad_weight, delta)));
-    });
+    for_scores(c, a, first, count,
+               [&](V score, V bias, V grad_weight, V lse, V delta, V* weight, V* grad) HWY_ATTR {
+                 const V exact = hn::Exp(d, hn::Sub(hn::Add(hn::Mul(score, scale), bias), lse));
+                 *weight = round_lanes(dtype, exact);
+                 *grad = round_lanes(dtype, hn::Mul(exact, hn::Sub(grad_weight, delta)));
+               });
     add_product(a.weight, a.stride, a.grad_out, count, c.value_dim, a.partial, a.grad_value[1]);
     add_product(a.grad_score, a.stride, a.query, count, c.head_dim, a.partial, a.grad_key[1]);
   }
@@ -275,12 +292,22 @@ double grad_weight_of(const KeyColumns& c, size_t row, int column) {
 
 bool is_valid(const KeyColumns& c) {
   if (!is_floating(c.dtype) || !is_floating(c.log_sum_exp_dtype) || !std::isfinite(c.scale)) return false;
+  if (c.mask != nullptr && c.mask_dtype != DType::kBool && !is_floating(c.mask_dtype)) return false;
   if (c.columns < 1 || c.columns > kMaxSliceRows || c.heads < 1 || c.queries < 1) return false;
   if (c.head_dim < 1 || c.value_dim < 1 || c.first_query == nullptr) return false;
   for (const void* array :
        {c.query, c.out, c.grad_out, c.log_sum_exp, c.key, c.value, c.grad_key, c.grad_value})
     if (array == nullptr) return false;
   return true;
+}
+
+// Without a mask, rows see no key only if the causal limit is aligned at the bottom right and there are more
+// queries than keys. Then every key has a first query above 0. (With the other alignment, most keys have
+// one.)
+bool may_have_rows_without_keys(const KeyColumns& c) {
+  const bool is_limited =
+      std::any_of(c.first_query, c.first_query + c.columns, [](uint32_t n) { return n > 0; });
+  return c.mask != nullptr || (c.keys > 0 && c.queries > c.keys && is_limited);
 }
 
 void compute_exact_scalar(const KeyColumns& c, ColumnReference* result) {
@@ -294,9 +321,10 @@ void compute_exact_scalar(const KeyColumns& c, ColumnReference* result) {
     std::fill_n(grad_value, value, 0.0);
     for (size_t row = 0; row < c.rows(); ++row) {
       double weight = 0, grad_score = 0;
-      if (row % c.queries >= c.first_query[column]) {
+      const auto bias = mask_term<double>(c, column, row);
+      if (row % c.queries >= c.first_query[column] && bias != -std::numeric_limits<double>::infinity()) {
         // The difference may be positive, since rounding can lift a score above the log-sum-exp.
-        weight = exp_of_any_sign(score_of(c, row, column) -
+        weight = exp_of_any_sign(score_of(c, row, column) + bias -
                                  load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, row));
         grad_score = weight * (grad_weight_of(c, row, column) - delta_of(c, row));
       }

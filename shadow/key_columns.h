@@ -1,18 +1,22 @@
 // Recomputes the gradients dK and dV of sampled key positions (columns of the score matrix) from the inputs
 // of a backward call: in fp64, and with the roundings of two correct algorithms.
 //
-//   P_ij = exp(scale q_i . k_j - lse_i)
+//   P_ij = exp(scale q_i . k_j + mask_ij - lse_i)
 //   dV_j = sum_i P_ij dO_i
 //   dK_j = scale sum_i P_ij (dO_i . v_j - delta_i) q_i,   delta_i = dO_i . out_i
 //
 // P are the attention weights, dO is the gradient of out. The sums run over all query positions i that see
-// the key j, of all query heads that share its kv-head. lse (log_sum_exp) and out are those that the trainer
-// passed to the call. If they cover more keys than the call (context parallelism), the results stay right.
+// the key j (by a causal limit and a mask), of all query heads that share its kv-head. lse (log_sum_exp) and
+// out are those that the trainer passed to the call. If they cover more keys than the call (context
+// parallelism), the results stay right.
 #ifndef FORESHOCK_SHADOW_KEY_COLUMNS_H_
 #define FORESHOCK_SHADOW_KEY_COLUMNS_H_
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "kernels/dtype.h"
@@ -23,7 +27,7 @@ namespace foreshock {
 
 // Arrays are packed, row-major, borrowed for the call, aligned to 8 bytes. Rows are stored head by head.
 struct KeyColumns {
-  DType dtype = DType::kNone;  // of every array but log_sum_exp
+  DType dtype = DType::kNone;  // of every array but log_sum_exp and mask
   int columns = 0;             // 1..16 sampled key positions
   int heads = 0;               // all query heads that share the kv-head
   int queries = 0;             // all query positions of one head
@@ -37,6 +41,11 @@ struct KeyColumns {
   const void* grad_out = nullptr;     // [heads * queries][value_dim]
   const void* log_sum_exp = nullptr;  // [heads * queries]
   DType log_sum_exp_dtype = DType::kNone;
+
+  // [columns][heads * queries]; bool (nonzero: the row sees the key) or floating (added to the score; -Inf:
+  // the row does not see the key); null: none.
+  const void* mask = nullptr;
+  DType mask_dtype = DType::kNone;
 
   const void* key = nullptr;         // [columns][head_dim]
   const void* value = nullptr;       // [columns][value_dim]
@@ -65,7 +74,27 @@ struct ColumnReference {
   std::vector<double> scratch;
 };
 
-// Whether the columns can be checked: formats are known, sizes are in range, no array but `sums` is null.
+// Returns what the mask adds to the score of a row and a sampled key: 0 without a mask, -Inf if the row does
+// not see the key. Values beyond the range of T become the nearest number of T.
+template <class T>
+T mask_term(const KeyColumns& c, int column, size_t row) {
+  constexpr T kHidden = -std::numeric_limits<T>::infinity();
+  if (c.mask == nullptr) return 0;
+  const size_t index = static_cast<size_t>(column) * c.rows() + row;
+  if (c.mask_dtype == DType::kBool)
+    return static_cast<const unsigned char*>(c.mask)[index] != 0 ? T{0} : kHidden;
+  const double term = load_as_double(c.mask, c.mask_dtype, index);
+  if (std::isinf(term)) return term < 0 ? kHidden : -kHidden;
+  constexpr double kLargest = std::numeric_limits<T>::max();
+  return static_cast<T>(std::clamp(term, -kLargest, kLargest));  // clamp() returns NaN for NaN
+}
+
+// Whether rows may exist that see no key of the call. Kernels write zeros, NaN or Inf for such a row into out
+// and log_sum_exp, and some NaN into dK and dV.
+bool may_have_rows_without_keys(const KeyColumns& columns);
+
+// Whether the columns can be checked: formats are known, sizes are in range, and no array is null but `sums`
+// and `mask`.
 bool is_valid(const KeyColumns& columns);
 
 // Fills `exact`. `columns` must be valid. The result has the same bits on every CPU: each element is one

@@ -76,7 +76,9 @@ std::vector<int64_t> shape_of(Extents extents, const AttentionSlice& s) {
   return {s.rows};
 }
 
-DType& type_in(AttentionSlice& slice, TypeOf type) {
+// `slice` is an AttentionSlice or KeyColumns.
+template <class SliceType>
+DType& type_in(SliceType& slice, TypeOf type) {
   return type == TypeOf::kSlice ? slice.dtype
                                 : (type == TypeOf::kMask ? slice.mask_dtype : slice.log_sum_exp_dtype);
 }
@@ -177,13 +179,20 @@ struct ColumnField {
   const char* name;
   const void* KeyColumns::*data;
   bool is_of_keys;  // true: the array has a row per sampled key; false: a row per query row
-  enum { kHead, kValue, kOne } width;  // of a row: head_dim, value_dim or one number
+  enum {
+    kHead,
+    kValue,
+    kOne,
+    kRows
+  } width;  // of a row: head_dim, value_dim, one number, a number per query row
+  TypeOf type = TypeOf::kSlice;
 };
 constexpr ColumnField kColumnFields[] = {
     {"q", &KeyColumns::query, false, ColumnField::kHead},
     {"out", &KeyColumns::out, false, ColumnField::kValue},
     {"dout", &KeyColumns::grad_out, false, ColumnField::kValue},
-    {"lse", &KeyColumns::log_sum_exp, false, ColumnField::kOne},
+    {"lse", &KeyColumns::log_sum_exp, false, ColumnField::kOne, TypeOf::kLogSumExp},
+    {"mask", &KeyColumns::mask, true, ColumnField::kRows, TypeOf::kMask},
     {"k", &KeyColumns::key, true, ColumnField::kHead},
     {"v", &KeyColumns::value, true, ColumnField::kValue},
     {"dk", &KeyColumns::grad_key, true, ColumnField::kHead},
@@ -192,8 +201,17 @@ constexpr ColumnField kColumnFields[] = {
 
 std::vector<int64_t> shape_of(const ColumnField& field, const KeyColumns& c) {
   const int64_t rows = field.is_of_keys ? c.columns : static_cast<int64_t>(c.rows());
-  if (field.width == ColumnField::kOne) return {rows};
-  return {rows, field.width == ColumnField::kHead ? c.head_dim : c.value_dim};
+  switch (field.width) {
+    case ColumnField::kOne:
+      return {rows};
+    case ColumnField::kHead:
+      return {rows, c.head_dim};
+    case ColumnField::kValue:
+      return {rows, c.value_dim};
+    case ColumnField::kRows:
+      break;
+  }
+  return {rows, static_cast<int64_t>(c.rows())};
 }
 
 // Reads type and sizes of a slice of key positions from q, k and v. q has the query rows of `heads` heads.
@@ -216,16 +234,16 @@ std::string read_extents(const StoredArrays& arrays, int heads, KeyColumns* colu
   return "";
 }
 
-// Reads one array, which must exist. All arrays except lse must have the type of q.
+// Reads one array, which must exist unless it is the mask. The types of lse and mask are free, all other
+// arrays must have the type of q.
 std::string read_field(const StoredArrays& arrays, const ColumnField& field, KeyColumns* columns) {
   const auto found = arrays.find(field.name);
   const std::string name = field.name;
-  if (found == arrays.end()) return name + " is missing";
+  if (found == arrays.end()) return field.type == TypeOf::kMask ? "" : name + " is missing";
   const StoredArray& array = found->second;
   const DType type = dtype_of(array.type);
-  if (field.width == ColumnField::kOne) columns->log_sum_exp_dtype = type;
-  if (type == DType::kNone || (field.width != ColumnField::kOne && type != columns->dtype))
-    return name + " has an unexpected type";
+  if (field.type != TypeOf::kSlice) type_in(*columns, field.type) = type;
+  if (type == DType::kNone || type != type_in(*columns, field.type)) return name + " has an unexpected type";
   if (array.shape != shape_of(field, *columns) || array.bytes != elements_of(array.shape) * size_of(type))
     return name + " does not have the shape of these key positions";
   columns->*field.data = array.data;
@@ -272,8 +290,10 @@ std::string read_sums(const StoredArrays& arrays, std::vector<ColumnSum>* sums, 
 
 StoredArrays arrays_of(const KeyColumns& c, const ColumnReference& reference, std::vector<double>* sums) {
   StoredArrays arrays;
+  KeyColumns types = c;  // a copy, because type_in() takes mutable columns
   for (const ColumnField& field : kColumnFields) {
-    const DType type = field.width == ColumnField::kOne ? c.log_sum_exp_dtype : c.dtype;
+    if (c.*field.data == nullptr) continue;  // no mask
+    const DType type = type_in(types, field.type);
     std::vector<int64_t> shape = shape_of(field, c);
     const uint64_t bytes = elements_of(shape) * size_of(type);
     arrays[field.name] = {type_name(type), std::move(shape), c.*field.data, bytes};

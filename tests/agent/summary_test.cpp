@@ -114,6 +114,10 @@ TEST(Summary, HealthyRunFitsTenLinesOfEightyColumns) {
   EXPECT_LE(longest_line(text), kSummaryColumns) << text;
   EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 10) << text;
   EXPECT_THAT(text, Not(HasSubstr("unknown")));
+  RankStatistics masked = healthy_rank();
+  masked.columns_skipped[segment::kColumnsMask] = 120;
+  masked.columns_skipped[segment::kColumnsTooLarge] = 6;
+  EXPECT_THAT(unwrapped(text_of(masked)), HasSubstr("dK and dV not checked (120 mask, 6 too large)"));
 }
 
 TEST(Summary, TheLimitOfTheSlowdownIsForLongerRuns) {

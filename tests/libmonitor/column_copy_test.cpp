@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <numeric>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -35,7 +36,7 @@ TEST(ColumnCopy, ParserReadsBackWhatTheTensorsHold) {
     call.build_with_key_gradients();
     call.call.causal = causal;
     const ValidatedCall all = checked(call);
-    ASSERT_TRUE(has_columns(all));
+    ASSERT_EQ(why_no_columns(all), segment::kColumnsTaken);
     for (uint64_t number = 0; number < 20; ++number) {
       const Slice slice = choose_columns(all.shape, 3, 5, number, 0);
       SlicePlan plan;
@@ -73,6 +74,87 @@ TEST(ColumnCopy, ParserReadsBackWhatTheTensorsHold) {
       }
     }
   }
+}
+
+// A mask of the given sizes; a size of 1 stands for all batch elements, heads or queries.
+void add_broadcast_mask(Call* call, int64_t batch, int64_t heads, int64_t queries) {
+  call->mask.resize(static_cast<size_t>(batch * heads * queries * call->keys));
+  std::iota(call->mask.begin(), call->mask.end(), 0.f);
+  call->call.mask = {call->mask.data(),
+                     {batch, heads, queries, call->keys},
+                     {heads * queries * call->keys, queries * call->keys, call->keys, 1},
+                     FORESHOCK_FP32,
+                     4,
+                     FORESHOCK_DEVICE_CPU,
+                     0};
+}
+
+TEST(ColumnCopy, HasTheMaskOfItsKeysAndAllQueries) {
+  for (const auto& [batch, heads, queries] :
+       {std::tuple(2, 4, 12), std::tuple(2, 1, 1), std::tuple(1, 4, 1), std::tuple(1, 1, 12)}) {
+    Call call;
+    call.keys = 40;  // more than are sampled
+    call.build_with_key_gradients();
+    add_broadcast_mask(&call, batch, heads, queries);
+    const ValidatedCall all = checked(call);
+    ASSERT_EQ(why_no_columns(all), segment::kColumnsTaken);
+    for (uint64_t number = 0; number < 8; ++number) {
+      const Slice slice = choose_columns(all.shape, 3, 5, number, 0);
+      SlicePlan plan;
+      ASSERT_TRUE(plan_columns(all, kRoom, 1, slice, &plan));
+      const std::vector<char> bytes = written(all, slice, plan, 0, kRoom);
+      const segment::SlotView view = parsed(bytes);
+      const segment::Slot& slot = view.header;
+      const auto* mask = reinterpret_cast<const float*>(view.payload[segment::kMask].data());
+      for (uint32_t column = 0; column < slot.rows; ++column)
+        for (uint32_t n = 0; n < slot.keys; ++n) {
+          const int64_t head = slot.kv_head * 2 + n / 12, position = n % 12;
+          const int64_t line = ((batch == 1 ? 0 : slot.batch) * heads + (heads == 1 ? 0 : head)) * queries +
+                               (queries == 1 ? 0 : position);
+          ASSERT_EQ(mask[column * slot.keys + n], float(line * call.keys + slot.position[column]));
+        }
+    }
+  }
+}
+
+TEST(ColumnCopy, MaskOfEveryFormat) {
+  Call call;
+  call.build_with_key_gradients();
+  add_broadcast_mask(&call, 2, 4, 12);
+  // The same memory as numbers of other sizes.
+  for (const auto& [dtype, element] : {std::pair(FORESHOCK_BOOL, 1), std::pair(FORESHOCK_BF16, 2)}) {
+    call.call.mask.dtype = dtype;
+    const ValidatedCall all = checked(call);
+    const Slice slice = choose_columns(all.shape, 3, 5, 0, 0);
+    SlicePlan plan;
+    ASSERT_TRUE(plan_columns(all, kRoom, 1, slice, &plan));
+    const std::vector<char> bytes = written(all, slice, plan, 0, kRoom);
+    const segment::SlotView view = parsed(bytes);
+    const segment::Bytes mask = view.payload[segment::kMask];
+    ASSERT_EQ(mask.size(), static_cast<size_t>(12 * 24 * element));
+    for (int64_t column = 0; column < 12; ++column)
+      for (int64_t n = 0; n < 24; ++n) {
+        const int64_t line = (slice.batch * 4 + slice.first_head + n / 12) * 12 + n % 12;
+        const char* from = static_cast<const char*>(all.mask.data) + (line * 12 + column) * element;
+        EXPECT_EQ(std::memcmp(mask.data() + (column * 24 + n) * element, from, static_cast<size_t>(element)),
+                  0);
+      }
+  }
+}
+
+TEST(ColumnCopy, AllKeysIfThereAreFew) {
+  Call call;
+  call.queries = 256;
+  call.keys = 7;
+  call.build_with_key_gradients();
+  call.call.causal = FORESHOCK_CAUSAL_NONE;
+  const ValidatedCall all = checked(call);
+  const Slice slice = choose_columns(all.shape, 3, 5, 0, 0);
+  ASSERT_EQ(slice.positions, 7);
+  for (int n = 0; n < 7; ++n) EXPECT_EQ(slice.position[n], n);
+  SlicePlan plan;
+  ASSERT_TRUE(plan_columns(all, kRoom, 1, slice, &plan));
+  EXPECT_EQ(parsed(written(all, slice, plan, 0, kRoom)).header.rows, 7u);
 }
 
 TEST(ColumnCopy, SumsAreOverAllKeysOfTheHead) {
@@ -138,6 +220,7 @@ TEST(ColumnCopy, PartsJoinedAreTheSliceByteForByte) {
   Call call;
   call.queries = call.keys = 300;
   call.build_with_key_gradients();
+  add_mask(&call);
   const ValidatedCall all = checked(call);
   const Slice slice = choose_columns(all.shape, 3, 5, 7, 0);
   SlicePlan plan;
@@ -176,21 +259,22 @@ TEST(ColumnCopy, SliceThatFitsNowhereIsNotPlanned) {
 }
 
 TEST(ColumnCopy, CallsWithoutAllThatIsNeededHaveNoColumns) {
-  const auto is_missing = [](auto change) {
+  const auto why = [](auto change) {
     Call call;
     call.build_with_key_gradients();
     change(&call);
-    return !has_columns(checked(call));
+    return why_no_columns(checked(call));
   };
-  EXPECT_FALSE(is_missing([](Call*) {}));
-  EXPECT_TRUE(is_missing([](Call* c) { c->call.grad_key = {}; }));
-  EXPECT_TRUE(is_missing([](Call* c) { c->call.grad_value.shape[2] = 5; }));
-  EXPECT_TRUE(is_missing([](Call* c) { c->call.grad_value.dtype = FORESHOCK_BF16; }));
-  EXPECT_TRUE(is_missing([](Call* c) { c->call.log_sum_exp = {}; }));
-  EXPECT_TRUE(is_missing([](Call* c) { add_mask(c); }));
-  EXPECT_TRUE(is_missing([](Call* c) { c->call.grad_key.device_type = FORESHOCK_DEVICE_CUDA; }));
+  EXPECT_EQ(why([](Call*) {}), segment::kColumnsTaken);
+  EXPECT_EQ(why([](Call* c) { c->call.log_sum_exp = {}; }), segment::kColumnsLogSumExp);
+  EXPECT_EQ(why([](Call* c) { c->call.grad_key = {}; }), segment::kColumnsGradients);
+  EXPECT_EQ(why([](Call* c) { c->call.grad_value.shape[2] = 5; }), segment::kColumnsGradients);
+  EXPECT_EQ(why([](Call* c) { c->call.grad_value.dtype = FORESHOCK_BF16; }), segment::kColumnsGradients);
+  EXPECT_EQ(why([](Call* c) { c->call.grad_key.device_type = FORESHOCK_DEVICE_CUDA; }),
+            segment::kColumnsGradients);
   // A trainer that was built before these fields existed.
-  EXPECT_TRUE(is_missing([](Call* c) { c->call.size = offsetof(foreshock_attention_call, grad_key); }));
+  EXPECT_EQ(why([](Call* c) { c->call.size = offsetof(foreshock_attention_call, grad_key); }),
+            segment::kColumnsGradients);
   Call on_device;
   on_device.build_with_key_gradients();
   for (foreshock_tensor* tensor :
@@ -198,23 +282,39 @@ TEST(ColumnCopy, CallsWithoutAllThatIsNeededHaveNoColumns) {
         &on_device.call.log_sum_exp, &on_device.call.grad_out, &on_device.call.grad_query,
         &on_device.call.grad_key, &on_device.call.grad_value})
     tensor->device_type = FORESHOCK_DEVICE_CUDA;
-  EXPECT_TRUE(has_columns(checked(on_device)));
+  EXPECT_EQ(why_no_columns(checked(on_device)), segment::kColumnsTaken);
+  add_mask(&on_device);
+  on_device.call.mask.device_type = FORESHOCK_DEVICE_CUDA;
+  EXPECT_EQ(why_no_columns(checked(on_device)), segment::kColumnsMask);
 }
 
 TEST(ColumnSampling, TakesHalfOfTheCallsIfAffordableAndElseAsManyAsCostLittle) {
-  const auto share = [](const CallShape& shape, bool is_affordable) {
+  const auto share = [](const CallShape& shape, bool is_affordable, int64_t mask_lines = 0) {
+    ValidatedCall call = {};
+    call.shape = shape;
+    call.head_dim = call.value_dim = 64;
+    call.dtype = DType::kBf16;
+    const char visible = 1;
+    if (mask_lines > 0) call.mask = {&visible, DType::kBool, {}, {0, 0, mask_lines == 1 ? 0 : shape.keys, 1}};
     int taken = 0;
     for (int step = 0; step < 1000; ++step)
-      for (uint64_t call = 0; call < 10; ++call)
-        taken += takes_columns(shape, 64, 64, is_affordable, 7, step, call);
+      for (uint64_t number = 0; number < 10; ++number)
+        taken += takes_columns(call, is_affordable, 7, step, number);
     return taken / 10000.0;
   };
   // Binomial of 10,000: five deviations are at most 0.025. Key positions copy 1.5 times the bytes of rows and
-  // read 3 times as many; with four query heads for each kv-head 6 and 9 times.
-  EXPECT_NEAR(share({2, 4, 4, 128, 128}, true), 0.5, 0.025);
-  EXPECT_NEAR(share({2, 8, 2, 128, 128}, true), 1 / 6.0, 0.025);
-  EXPECT_NEAR(share({2, 4, 4, 128, 128}, false), 0.22 / 3, 0.014);
-  EXPECT_NEAR(share({2, 8, 2, 128, 128}, false), 0.22 / 9, 0.008);
+  // read 3 times as many; with four query heads for each kv-head 6 and 9 times. In elements, rows cost 137 k
+  // (6 k for any slice and 131 k of the keys), key positions 203 k and 197 k for the sums (793 k and 393 k).
+  EXPECT_NEAR(share({2, 4, 4, 1024, 1024}, true), 0.5, 0.025);
+  EXPECT_NEAR(share({2, 8, 2, 1024, 1024}, true), 137 / 793.0, 0.02);
+  EXPECT_NEAR(share({2, 4, 4, 1024, 1024}, false), 0.22 * 137 / 400, 0.014);
+  EXPECT_NEAR(share({2, 8, 2, 1024, 1024}, false), 0.22 * 137 / 1186, 0.008);
+  // A bool mask adds 8 k to either copy, and a cache line for each query and key if it differs between
+  // queries.
+  EXPECT_NEAR(share({2, 4, 4, 1024, 1024}, false, 1), 0.22 * 145 / 408, 0.014);
+  EXPECT_NEAR(share({2, 4, 4, 1024, 1024}, false, 1024), 0.22 * 145 / (408 + 524), 0.01);
+  // Seven keys: the fixed part of the cost is nearly all of it.
+  EXPECT_NEAR(share({2, 4, 4, 256, 7}, true), 6.9 / 55.2, 0.017);
 }
 
 TEST(ColumnSampling, KeysOfEachPartOfTheSequenceAndAllHeadsOfTheGroup) {

@@ -56,18 +56,28 @@ TEST_F(Monitor, BackwardCallsGiveRowsAndSomeKeyPositionsToo) {
   in_child({}, [] {
     Trainer trainer;
     trainer.gives_key_gradients = true;
-    for (int n = 1; n <= 4; ++n) trainer.step(n, 8);
+    for (int n = 1; n <= 4; ++n) trainer.step(n, 7);
   });
   auto reader = open();
   ASSERT_NE(reader, nullptr);
   SegmentReader::Ready ready;
-  int slices[2] = {};
+  int slices[2] = {}, without_keys = 0;
   std::set<std::pair<int64_t, uint64_t>> with_rows;
+  std::set<int32_t> layers_with_keys;
   while (reader->next_ready(&ready)) {
     ASSERT_EQ(ready.why, nullptr) << ready.why;
     const segment::Slot& slot = ready.view.header;
     if (slot.pass == 1) ++slices[slot.columns];
-    if (slot.pass == 1 && slot.columns == 0) with_rows.insert({slot.step, slot.call});
+    if (slot.pass == 1 && slot.columns == 0) {
+      with_rows.insert({slot.step, slot.call});
+      without_keys += slot.columns_skip == segment::kColumnsNotChosen;
+      // The first sampled call of a layer always gives some.
+      if (layers_with_keys.insert(slot.layer).second) {
+        EXPECT_EQ(slot.columns_skip, segment::kColumnsTaken);
+      }
+    } else {
+      EXPECT_EQ(slot.columns_skip, segment::kColumnsTaken);
+    }
     if (slot.columns == 1) {
       EXPECT_TRUE(with_rows.contains({slot.step, slot.call}));
       EXPECT_EQ(slot.pass, 1u);
@@ -78,13 +88,15 @@ TEST_F(Monitor, BackwardCallsGiveRowsAndSomeKeyPositionsToo) {
     }
     reader->consume_judged(ready);
   }
-  EXPECT_EQ(slices[0], 24);
-  // A chance of one half for each: fewer than 4, or more than 20, in one seed of 3,500.
-  EXPECT_GE(slices[1], 4);
-  EXPECT_LE(slices[1], 20);
+  EXPECT_EQ(slices[0], 21);
+  // 7 of the first step, and a chance of one half for each of 14: fewer than 2, or more than 12, in one seed
+  // of 550.
+  EXPECT_GE(slices[1], 9);
+  EXPECT_LE(slices[1], 19);
+  EXPECT_EQ(slices[0], slices[1] + without_keys);
   // Only calls count.
-  EXPECT_EQ(reader->judged(1), 24u);
-  EXPECT_EQ(reader->totals().sampled[1], 24u);
+  EXPECT_EQ(reader->judged(1), 21u);
+  EXPECT_EQ(reader->totals().sampled[1], 21u);
 }
 
 TEST_F(Monitor, LoggedScalarsRideOnTheStepThatEndsNext) {

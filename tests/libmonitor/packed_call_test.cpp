@@ -80,10 +80,13 @@ TEST(PackedCall, RefusesWithTheRightReason) {
   EXPECT_EQ(reason([](Call& c) { c.log_sum_exp.dims = 3; }), FORESHOCK_SKIP_LAYOUT);
 }
 
-std::string bytes_of(const ValidatedCall& call, uint64_t seed) {
-  Slice slice = choose_slice(call.shape, seed, 8, seed, 0);
+// `by_columns`: of the slice of key positions, not of rows.
+std::string bytes_of(const ValidatedCall& call, uint64_t seed, bool by_columns) {
+  Slice slice =
+      by_columns ? choose_columns(call.shape, seed, 8, seed, 0) : choose_slice(call.shape, seed, 8, seed, 0);
   SlicePlan plan;
-  EXPECT_TRUE(plan_slice(call, 1 << 16, 1, &slice, &plan));
+  EXPECT_TRUE(by_columns ? plan_columns(call, 1 << 16, 1, slice, &plan)
+                         : plan_slice(call, 1 << 16, 1, &slice, &plan));
   segment::Slot slot = slot_of(plan, 0);
   std::string bytes(1 << 16, 'x');
   copy_slot(call, slice, slot, bytes.data());
@@ -107,7 +110,9 @@ TEST(TakeSequence, IsTheCallOfThatSequenceAlone) {
         EXPECT_EQ(packed.packed.count, 0u);
         seen.insert(packed.sequence);
         ASSERT_EQ(validate_call(tensors.alone(static_cast<size_t>(packed.sequence)), 1, &alone), -1);
-        EXPECT_EQ(bytes_of(packed, seed), bytes_of(alone, seed)) << packed.sequence;
+        EXPECT_EQ(bytes_of(packed, seed, false), bytes_of(alone, seed, false)) << packed.sequence;
+        ASSERT_EQ(why_no_columns(packed), segment::kColumnsTaken);
+        EXPECT_EQ(bytes_of(packed, seed, true), bytes_of(alone, seed, true)) << packed.sequence;
       }
       // All but the one of a single position in fifty are surely met, the empty one never.
       EXPECT_TRUE(seen.contains(0) && seen.contains(3) && seen.contains(4));

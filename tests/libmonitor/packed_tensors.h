@@ -12,7 +12,7 @@ namespace foreshock {
 struct PackedTensors {
   static constexpr int64_t kHeads = 4, kKvHeads = 2, kDim = 6;
   std::vector<int32_t> queries, keys;  // offsets
-  std::vector<float> query, key, value, out, sums, grad_out, grad_query;
+  std::vector<float> query, key, value, out, sums, grad_out, grad_query, grad_key, grad_value;
   bool lse_by_sequence = false;
   int64_t longest_query = 0, longest_key = 0;
   foreshock_attention_call call = {};
@@ -67,6 +67,8 @@ struct PackedTensors {
     if (backward) {
       call.grad_out = tensor(&grad_out, kHeads, n, 4000);
       call.grad_query = tensor(&grad_query, kHeads, n, 5000);
+      call.grad_key = tensor(&grad_key, kKvHeads, m, 6000);
+      call.grad_value = tensor(&grad_value, kKvHeads, m, 7000);
     }
     call.query_offsets = queries.data();
     call.key_offsets = keys.data();
@@ -91,7 +93,8 @@ struct PackedTensors {
     const int32_t begin = queries[number], end = queries[number + 1];
     for (foreshock_tensor* tensor : {&one.query, &one.out, &one.grad_out, &one.grad_query})
       narrow(tensor, begin, end);
-    for (foreshock_tensor* tensor : {&one.key, &one.value}) narrow(tensor, keys[number], keys[number + 1]);
+    for (foreshock_tensor* tensor : {&one.key, &one.value, &one.grad_key, &one.grad_value})
+      narrow(tensor, keys[number], keys[number + 1]);
     if (!lse_by_sequence) {
       narrow(&one.log_sum_exp, begin, end);
     } else {

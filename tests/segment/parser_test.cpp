@@ -119,7 +119,8 @@ TEST(ParseSlot, RefusesEachWrongField) {
       {"output that is said not to be there", [](Slot& s) { make_forward(s), s.without_out = 1; }},
       {"unknown word of the output", [](Slot& s) { make_forward(s), s.without_out = 2; }},
       {"unknown kind", [](Slot& s) { s.columns = 2; }},
-      {"key positions with a mask", [](Slot& s) { s.columns = 1; }},
+      {"key positions of another shape", [](Slot& s) { s.columns = 1; }},
+      {"reason for no key positions", [](Slot& s) { s.columns_skip = kColumnsSkips; }},
   };
   for (const auto& [name, change] : changes) EXPECT_NE(parse_changed(change), nullptr) << name;
 }
@@ -145,6 +146,12 @@ void make_columns(Slot& s) {
 TEST(ParseSlot, SliceOfKeyPositionsHasItsOwnLimits) {
   const char* why = parse_changed(make_columns);
   EXPECT_EQ(why, nullptr) << why;
+  const char* masked = parse_changed([](Slot& s) {
+    make_columns(s);
+    s.mask_dtype = 5;
+    s.payload[kMask] = {sizeof(Slot), 12};
+  });
+  EXPECT_EQ(masked, nullptr) << masked;
   const std::vector<std::pair<const char*, std::function<void(Slot&)>>> changes = {
       {"forward", [](Slot& s) { s.pass = 0; }},
       {"packed", [](Slot& s) { s.packed = 1; }},
@@ -156,6 +163,15 @@ TEST(ParseSlot, SliceOfKeyPositionsHasItsOwnLimits) {
       {"key position", [](Slot& s) { s.position[1] = 1000; }},
       {"gradient missing", [](Slot& s) { s.payload[kGradKey] = {}; }},
       {"sums missing", [](Slot& s) { s.payload[kKeySums] = {}; }},
+      {"mask missing", [](Slot& s) { s.mask_dtype = 5; }},
+      {"mask without a format",
+       [](Slot& s) {
+         s.payload[kMask] = {sizeof(Slot), 12};
+       }},
+      {"mask of the keys only",
+       [](Slot& s) {
+         s.mask_dtype = 5, s.payload[kMask] = {sizeof(Slot), 2};
+       }},
       {"gradient of queries",
        [](Slot& s) {
          s.payload[kGradQuery] = {sizeof(Slot), 8};

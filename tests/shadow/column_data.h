@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -47,7 +48,7 @@ struct ColumnData {
     grad_key = PackedArray(shape.dtype, shape.columns * head);
     grad_value = PackedArray(shape.dtype, shape.columns * width);
     for (int n = 0; n < shape.columns; ++n) {
-      const int j = n * shape.queries / shape.columns;
+      const int j = key_of(n);
       for (size_t k = 0; k < head; ++k) key.set(n * head + k, all_keys.get(j * head + k));
       for (size_t k = 0; k < width; ++k) value.set(n * width + k, all_values.get(j * width + k));
       first_query.push_back(shape.is_causal ? j : 0);
@@ -57,28 +58,55 @@ struct ColumnData {
 
   double scale() const { return 1 / std::sqrt(double(shape.head_dim)); }
 
+  // The key of a sampled column.
+  int key_of(int column) const { return column * shape.queries / shape.columns; }
+
+  // Adds `term`(row, key) to the scores, -Inf: the row does not see the key. The terms are rounded to `type`.
+  void add_mask(DType type, const std::function<double(size_t, int)>& term) {
+    const size_t rows = size_t(shape.heads) * shape.queries;
+    all_terms = PackedArray(type, rows * shape.queries);
+    mask = PackedArray(type, shape.columns * rows);
+    const auto stored = [&](size_t row, int j) {
+      return type == DType::kBool ? double(!std::isinf(term(row, j))) : term(row, j);
+    };
+    for (size_t row = 0; row < rows; ++row)
+      for (int j = 0; j < shape.queries; ++j) all_terms.set(row * shape.queries + j, stored(row, j));
+    for (int n = 0; n < shape.columns; ++n)
+      for (size_t row = 0; row < rows; ++row) mask.set(n * rows + row, stored(row, key_of(n)));
+    attend(0, shape.queries);
+  }
+
+  double term(size_t row, int j) const {
+    if (all_terms.size() == 0) return 0;
+    const size_t at = row * shape.queries + j;
+    if (mask.type() != DType::kBool) return all_terms.get(at);
+    return static_cast<const unsigned char*>(all_terms.data())[at] != 0 ? 0 : -INFINITY;
+  }
+
   double score(size_t row, int j) const {
     double sum = 0;
     for (int k = 0; k < shape.head_dim; ++k)
       sum += query.get(row * shape.head_dim + k) * all_keys.get(size_t(j) * shape.head_dim + k);
-    return sum * scale();
+    return sum * scale() + term(row, j);
   }
 
-  // Stores the out and log_sum_exp of keys [first, end).
+  // Stores the out and log_sum_exp of keys [first, end). In a row that sees none of them, both are 0, as in
+  // PyTorch's CPU kernel.
   void attend(int first, int end) {
     for (size_t row = 0; row < size_t(shape.heads) * shape.queries; ++row) {
       const int seen = shape.is_causal ? std::min<int>(end, int(row) % shape.queries + 1) : end;
       double max = -INFINITY, sum = 0;
       for (int j = first; j < seen; ++j) max = std::max(max, score(row, j));
       std::vector<double> mean(shape.value_dim);
-      for (int j = first; j < seen; ++j) {
+      for (int j = first; j < seen && max > -INFINITY; ++j) {
         const double weight = std::exp(score(row, j) - max);
         sum += weight;
         for (int c = 0; c < shape.value_dim; ++c)
           mean[c] += weight * all_values.get(size_t(j) * shape.value_dim + c);
       }
-      for (int c = 0; c < shape.value_dim; ++c) out.set(row * shape.value_dim + c, mean[c] / sum);
-      log_sum_exp.set(row, max + std::log(sum));
+      for (int c = 0; c < shape.value_dim; ++c)
+        out.set(row * shape.value_dim + c, sum > 0 ? mean[c] / sum : 0);
+      log_sum_exp.set(row, sum > 0 ? max + std::log(sum) : 0);
     }
   }
 
@@ -97,6 +125,8 @@ struct ColumnData {
     c.grad_out = grad_out.data();
     c.log_sum_exp = log_sum_exp.data();
     c.log_sum_exp_dtype = log_sum_exp.type();
+    c.mask = mask.size() > 0 ? mask.data() : nullptr;
+    c.mask_dtype = mask.type();
     c.key = key.data();
     c.value = value.data();
     c.grad_key = grad_key.data();
@@ -107,6 +137,7 @@ struct ColumnData {
   ColumnShape shape;
   std::mt19937_64 engine;
   std::normal_distribution<double> normal;
+  PackedArray mask, all_terms;  // of the sampled keys, and of all; empty: no mask
   PackedArray query, out, grad_out, log_sum_exp, all_keys, all_values, key, value, grad_key, grad_value;
   std::vector<uint32_t> first_query;
 };

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <vector>
 
 #include "tests/shadow/column_data.h"
@@ -14,6 +15,13 @@ namespace {
 struct WholeCall {
   explicit WholeCall(DType dtype, bool is_causal = false, uint64_t seed = 1)
       : data({.dtype = dtype, .heads = 4, .queries = 16, .is_causal = is_causal}, 0, seed) {
+    compute();
+  }
+  void add_mask(DType type, const std::function<double(size_t, int)>& term) {
+    data.add_mask(type, term);
+    compute();
+  }
+  void compute() {
     ColumnReference reference;
     compute_floors(data.view(), &reference);
     for (size_t n = 0; n < reference.fused.grad_key.size(); ++n)
@@ -56,6 +64,56 @@ TEST(Conservation, RoundingsOfASoundKernelAreWithinTheTolerance) {
         EXPECT_LT(*ratios.grad_value, 1) << name_of(dtype) << seed;
         EXPECT_GT(*ratios.grad_key, 0) << name_of(dtype) << seed;
       }
+}
+
+// Query rows 0 to 2 of each head see no key; the others see all but the last three keys.
+double padding(size_t row, int key) { return row % 16 < 3 || key > 12 ? -INFINITY : 0; }
+
+void set_gradients_without_keys(WholeCall* call, double value) {
+  for (size_t row = 0; row < 64; ++row)
+    for (size_t d = 0; row % 16 < 3 && d < 64; ++d) call->data.grad_out.set(row * 64 + d, value);
+}
+
+TEST(Conservation, HoldsUnderAMask) {
+  for (const DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32, DType::kFp64})
+    for (uint64_t seed = 1; seed <= 4; ++seed) {
+      WholeCall call(dtype, false, seed);
+      set_gradients_without_keys(&call, 0);  // as in the padding: the loss does not depend on these rows
+      call.add_mask(dtype, padding);
+      const ConservationRatios ratios = call.judged();
+      ASSERT_TRUE(ratios.grad_key && ratios.grad_value) << name_of(dtype);
+      EXPECT_LT(*ratios.grad_key, 1) << name_of(dtype) << seed;
+      EXPECT_LT(*ratios.grad_value, 1) << name_of(dtype) << seed;
+      call.add_mask(dtype, [](size_t row, int key) { return -0.25 * std::abs(int(row % 16) - key); });
+      EXPECT_LT(call.judged().grad_value.value(), 1) << name_of(dtype) << seed;
+      call.add_mask(dtype, padding);
+      call.drop_key(9);
+      EXPECT_GT(call.judged().grad_key.value(), 10) << name_of(dtype);
+      EXPECT_GT(call.judged().grad_value.value(), 10) << name_of(dtype);
+    }
+}
+
+TEST(Conservation, RowsThatMaySeeNoKeyAreNotSummed) {
+  WholeCall call(DType::kBf16);
+  call.add_mask(DType::kBf16, padding);
+  EXPECT_FALSE(call.judged().grad_value) << "out is 0: no key, or values of 0";
+  for (size_t row = 0; row < 64; ++row)
+    if (row % 16 < 3) call.data.log_sum_exp.set(row, row % 2 == 0 ? INFINITY : -INFINITY);
+  EXPECT_LT(call.judged().grad_value.value(), 1) << "such a row has no weights";
+  EXPECT_LT(call.judged().grad_key.value(), 1);
+}
+
+TEST(Conservation, RowHiddenByTheMostNegativeNumberGivesNoFigure) {
+  // Added to it, the scores vanish: log_sum_exp is this number, and each weight is 1 instead of 1 / 16.
+  for (const double lowest : {-0x1.fffffep127, -0x1.fep127}) {
+    WholeCall call(DType::kFp32);
+    call.add_mask(DType::kFp32, [&](size_t row, int) { return row % 16 < 3 ? lowest : 0; });
+    EXPECT_FALSE(call.judged().grad_value || call.judged().grad_key);
+    set_gradients_without_keys(&call, 0);
+    call.compute();
+    EXPECT_LT(call.judged().grad_value.value(), 1);
+    EXPECT_LT(call.judged().grad_key.value(), 1);
+  }
 }
 
 TEST(Conservation, OneKeyLeftOutIsFarBeyondTheTolerance) {

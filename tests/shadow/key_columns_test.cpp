@@ -4,6 +4,8 @@
 #include <hwy/targets.h>
 
 #include <bit>
+#include <functional>
+#include <utility>
 
 #include "kernels/dtype.h"
 #include "shadow/judgement.h"
@@ -29,7 +31,8 @@ ColumnGradients obvious(const ColumnData& data, Kind kind) {
   for (int column = 0; column < c.columns; ++column) {
     std::vector<long double> grad_key(c.head_dim), grad_value(c.value_dim);
     for (size_t row = 0; row < c.rows(); ++row) {
-      if (row % c.queries < c.first_query[column]) continue;
+      const double bias = data.term(row, data.key_of(column));
+      if (row % c.queries < c.first_query[column] || bias == -INFINITY) continue;
       long double score = 0, grad_weight = 0, delta = 0;
       for (int k = 0; k < c.head_dim; ++k)
         score += static_cast<long double>(data.query.get(row * c.head_dim + k)) *
@@ -39,8 +42,8 @@ ColumnGradients obvious(const ColumnData& data, Kind kind) {
         grad_weight += grad * data.value.get(size_t(column) * c.value_dim + k);
         delta += grad * data.out.get(row * c.value_dim + k);
       }
-      long double weight =
-          std::exp(rounded(score * c.scale, is_plain) - static_cast<long double>(data.log_sum_exp.get(row)));
+      const long double masked = rounded(rounded(score * c.scale, is_plain) + bias, is_plain);
+      long double weight = std::exp(masked - static_cast<long double>(data.log_sum_exp.get(row)));
       weight = rounded(weight, is_plain);
       const long double grad_score = rounded(weight * (rounded(grad_weight, is_plain) - delta), is_floor);
       weight = rounded(weight, is_floor);
@@ -185,6 +188,93 @@ TEST(KeyColumns, FloorsAgreeWithTheObviousForm) {
   }
 }
 
+// Masks as models use them. `row` counts the query rows of all heads.
+using Term = std::function<double(size_t row, int key)>;
+constexpr int kQueries = 100;  // of ColumnShape
+
+// Hides the last keys, e.g. those of padding.
+double padding(size_t, int key) { return key < 70 ? 0 : -INFINITY; }
+// Each query sees the last 20 keys up to its own.
+double window(size_t row, int key) {
+  const int position = int(row % kQueries);
+  return key <= position && key > position - 20 ? 0 : -INFINITY;
+}
+// A bias for each distance, and a slope for each head (ALiBi).
+double slopes(size_t row, int key) {
+  return -0.25 / double(1 + row / kQueries) * std::abs(int(row % kQueries) - key);
+}
+// Rows that see no key, as queries in the padding have.
+double hides_rows(size_t row, int key) { return row % kQueries < 30 || key < 30 ? -INFINITY : 0; }
+const std::pair<const char*, Term> kMasks[] = {
+    {"padding", padding}, {"window", window}, {"slopes", slopes}, {"hides rows", hides_rows}};
+
+TEST(KeyColumns, ExactUnderAMaskWithinToleranceOfExtendedPrecision) {
+  for (const auto& [name, term] : kMasks)
+    for (const DType type : {DType::kBool, DType::kFp32, DType::kBf16}) {
+      ColumnData data({.dtype = DType::kFp32, .heads = 2});
+      data.add_mask(type, term);
+      ColumnReference got;
+      compute_exact(data.view(), &got);
+      const ColumnGradients want = obvious(data, Kind::kExact);
+      const size_t count = want.grad_key.size();
+      EXPECT_LT(distance(got.exact.grad_key, want.grad_key, count), 1e-12 * norm(want.grad_key, count))
+          << name;
+      EXPECT_LT(distance(got.exact.grad_value, want.grad_value, count), 1e-12 * norm(want.grad_value, count))
+          << name;
+    }
+}
+
+TEST(KeyColumns, BitEqualUnderMasksOfEveryFormat) {
+  for (const DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32, DType::kFp64})
+    for (const DType type : {DType::kBool, DType::kBf16, DType::kFp16, DType::kFp32, DType::kFp64}) {
+      ColumnData data({.dtype = dtype,
+                       .columns = 7,
+                       .heads = 2,
+                       .head_dim = 33,
+                       .value_dim = 5,
+                       .is_causal = type == DType::kFp32});
+      data.add_mask(type, kMasks[size_of(type) % 4].second);
+      if (type == DType::kFp32) data.mask.set(3, kNaN);
+      expect_bit_equal_on_every_target(data);
+    }
+}
+
+TEST(KeyColumns, MaskWithoutEffectChangesNoBit) {
+  const ColumnData causal({.heads = 2, .is_causal = true});
+  ColumnData masked({.heads = 2});
+  masked.add_mask(DType::kBool,
+                  [](size_t row, int key) { return key <= int(row % kQueries) ? 0 : -INFINITY; });
+  ColumnReference a, b;
+  judge(causal.view(), &a);
+  judge(masked.view(), &b);
+  const size_t count = size_t(16) * 64;
+  for (const auto floor : {&ColumnReference::exact, &ColumnReference::plain, &ColumnReference::fused}) {
+    expect_same_bits((b.*floor).grad_key, (a.*floor).grad_key, count);
+    expect_same_bits((b.*floor).grad_value, (a.*floor).grad_value, count);
+  }
+}
+
+TEST(KeyColumns, FloorsUnderAMaskAgreeWithTheObviousForm) {
+  for (const auto& [name, term] : kMasks) {
+    ColumnData data({.heads = 3});
+    data.add_mask(DType::kBf16, term);
+    ColumnReference got;
+    compute_exact(data.view(), &got);
+    compute_floors(data.view(), &got);
+    for (const Kind kind : {Kind::kPlain, Kind::kFused}) {
+      const ColumnGradients want = obvious(data, kind);
+      const ColumnGradients& floor = kind == Kind::kPlain ? got.plain : got.fused;
+      const size_t count = want.grad_key.size();
+      EXPECT_LE(distance(floor.grad_key, want.grad_key, count),
+                0.2 * distance(want.grad_key, got.exact.grad_key, count))
+          << name;
+      EXPECT_LE(distance(floor.grad_value, want.grad_value, count),
+                0.2 * distance(want.grad_value, got.exact.grad_value, count))
+          << name;
+    }
+  }
+}
+
 // The trainer's gradients: those of the fused floor, times 1 + error N(0, 1).
 void store(const ColumnReference& from, double key_error, double value_error, ColumnData* data) {
   for (size_t i = 0; i < data->grad_key.size(); ++i)
@@ -211,6 +301,47 @@ TEST(KeyColumns, ErrorOfOneGradientIsFoundInThatOneAlone) {
       EXPECT_LT(value.grad_key.fused_ratio.value(), 1.5);
       EXPECT_EQ(key.grad_key.rows_compared, 16);
     }
+  }
+}
+
+TEST(KeyColumns, ErrorUnderAMaskIsFoundInThatOneAlone) {
+  for (const auto& [name, term] : kMasks) {
+    ColumnData data({.heads = 2});
+    data.add_mask(DType::kBf16, term);
+    const ColumnDeviation sound = judged(&data, 0, 0), key = judged(&data, 0.05, 0),
+                          value = judged(&data, 0, 0.05);
+    EXPECT_LT(sound.grad_key.fused_ratio.value(), 1.5) << name;
+    EXPECT_LT(sound.grad_value.fused_ratio.value(), 1.5) << name;
+    EXPECT_GT(key.grad_key.fused_ratio.value(), 6) << name;
+    EXPECT_LT(key.grad_value.fused_ratio.value(), 1.5) << name;
+    EXPECT_GT(value.grad_value.fused_ratio.value(), 6) << name;
+    EXPECT_LT(value.grad_key.fused_ratio.value(), 1.5) << name;
+  }
+}
+
+TEST(KeyColumns, HiddenKeyHasNoGradientAndIsNotCompared) {
+  ColumnData data({});
+  data.add_mask(DType::kBool, padding);
+  const ColumnDeviation d = judged(&data, 0, 0);
+  EXPECT_EQ(d.grad_key.rows_compared, 12);  // keys 0, 6, 12, .., 68; those from 75 on are hidden
+  EXPECT_EQ(d.grad_key.rows_not_comparable, 4);
+}
+
+TEST(KeyColumns, NotANumberIsNoErrorWhereARowSeesNoKey) {
+  ColumnData data({});
+  data.add_mask(DType::kFp32, hides_rows);
+  ColumnReference workspace;
+  compute_floors(data.view(), &workspace);
+  store(workspace, 0, 0, &data);
+  data.grad_key.set(10 * 64, kNaN);
+  EXPECT_TRUE(std::isinf(judge(data.view(), &workspace).grad_key.fused_ratio.value()))
+      << "rows without keys have finite results, so a NaN is wrong";
+  for (const double lse : {-INFINITY, INFINITY}) {
+    data.log_sum_exp.set(7, lse);
+    const ColumnDeviation d = judge(data.view(), &workspace);
+    EXPECT_LT(d.grad_key.fused_ratio.value(), 1.5);
+    EXPECT_EQ(d.grad_key.nonfinite_gradient, 1u);
+    EXPECT_FALSE(d.grad_key.nonfinite_anywhere);
   }
 }
 

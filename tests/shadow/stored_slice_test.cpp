@@ -51,7 +51,10 @@ TEST(StoredColumns, ComeBackAsTheSameJudgement) {
     return all;
   };
   for (DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32, DType::kFp64}) {
-    const ColumnData data({dtype, 5, 2, 30, 24, 40, true});
+    ColumnData data({dtype, 5, 2, 30, 24, 40, true});
+    if (dtype != DType::kFp64)
+      data.add_mask(dtype == DType::kBf16 ? DType::kBool : dtype,
+                    [](size_t row, int key) { return key == 12 && row > 20 ? -INFINITY : 0; });
     KeyColumns columns = data.view();
     columns.keys = 30;
     std::vector<ColumnSum> sums(key_sum_count(24, 40));
@@ -71,7 +74,8 @@ TEST(StoredColumns, ComeBackAsTheSameJudgement) {
 }
 
 TEST(StoredColumns, RefusesWhatIsNotWhole) {
-  const ColumnData data({DType::kBf16, 5, 2, 30, 24, 40, true});
+  ColumnData data({DType::kBf16, 5, 2, 30, 24, 40, true});
+  data.add_mask(DType::kBool, [](size_t, int) { return 0; });
   std::vector<ColumnSum> sums(key_sum_count(24, 40)), read;
   KeyColumns columns = data.view(), back;
   columns.sums = sums.data();
@@ -79,7 +83,8 @@ TEST(StoredColumns, RefusesWhatIsNotWhole) {
   judge(columns, &reference);
   std::vector<double> stored;
   const StoredArrays good = arrays_of(columns, reference, &stored);
-  for (const char* name : {"q", "k", "v", "out", "dout", "lse", "dk", "dv", "first_query", "key_sums"}) {
+  for (const char* name :
+       {"q", "k", "v", "out", "dout", "lse", "mask", "dk", "dv", "first_query", "key_sums"}) {
     StoredArrays arrays = good;
     arrays[name].bytes -= 1;
     EXPECT_NE(columns_from(arrays, 1, 2, 30, &read, &back), "") << name;
@@ -87,7 +92,7 @@ TEST(StoredColumns, RefusesWhatIsNotWhole) {
     arrays[name].shape = {int64_t{1} << 40, int64_t{1} << 40};
     arrays[name].type = "U32";
     EXPECT_NE(columns_from(arrays, 1, 2, 30, &read, &back), "") << name;
-    if (std::string(name) == "key_sums") continue;
+    if (std::string(name) == "key_sums" || std::string(name) == "mask") continue;
     arrays.erase(name);
     EXPECT_NE(columns_from(arrays, 1, 2, 30, &read, &back), "") << name;
   }

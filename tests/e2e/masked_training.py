@@ -1,0 +1,110 @@
+"""The training of test_masked.py: `masked_training.py STEPS` trains four layers whose attention has a padding mask, a
+sliding window, seven keys, and a bias. Below the monitor's hook, the kernel's dK is 5 % too large in the second layer,
+and its dV in the third.
+"""
+
+import pathlib
+import sys
+import time
+import warnings
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+
+import torch
+from tiny_gpt import VOCABULARY, Batches, set_up, tell
+from torch import nn
+from torch.nn import functional
+
+LAYERS, WRONG_KEY, WRONG_VALUE, BIASED = 4, 1, 2, 3
+LENGTH, SHORTEST, WINDOW, MEMORY = 48, 20, 12, 7
+HEADS, WIDTH = 4, 32
+OP = "_scaled_dot_product_flash_attention_for_cpu_backward"
+
+
+class WrongBackward:
+    """torch's kernel with wrong results in two layers; the calls of a backward pass come in the reverse order."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.original = torch.library.get_kernel(f"aten::{OP}", "CPU")
+        self.library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is replaced
+            self.library.impl(OP, self, "CPU", with_keyset=True)
+
+    def __call__(self, keys: object, *arguments: object, **more: object) -> tuple[torch.Tensor, ...]:
+        gradients = self.original.call_boxed(keys, *arguments, **more)
+        layer = LAYERS - 1 - self.calls % LAYERS
+        self.calls += 1
+        if layer == WRONG_KEY:
+            gradients[1].mul_(1.05)
+        if layer == WRONG_VALUE:
+            gradients[2].mul_(1.05)
+        return gradients
+
+
+class Layer(nn.Module):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.memory = nn.Parameter(torch.randn(1, MEMORY, WIDTH))
+
+    def mask(self, lengths: torch.Tensor) -> torch.Tensor | None:
+        position = torch.arange(LENGTH)
+        is_real = (position < lengths[:, None])[:, None, None]  # [batch, 1, 1, keys]
+        distance = position[:, None] - position
+        if self.number == WRONG_KEY:
+            return (distance >= 0) & (distance < WINDOW)
+        if self.number == WRONG_VALUE:
+            return None
+        if self.number == BIASED:
+            slope = 0.5 ** torch.arange(1, HEADS + 1)[:, None, None]
+            bias = (-slope * distance.abs()).masked_fill(distance < 0, -torch.inf)
+            return bias.where(is_real, -torch.inf).bfloat16()
+        return is_real.expand(-1, HEADS, LENGTH, -1)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        context = self.memory.expand(len(x), -1, -1) if self.number == WRONG_VALUE else x
+        split = [
+            projection(y).unflatten(-1, (HEADS, -1)).transpose(1, 2).bfloat16()
+            for projection, y in ((self.query, x), (self.key, context), (self.value, context))
+        ]
+        attended = functional.scaled_dot_product_attention(*split, attn_mask=self.mask(lengths))
+        return x + self.out(attended.transpose(1, 2).flatten(2).to(x.dtype))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Layer(n) for n in range(LAYERS))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, lengths)
+        return self.head(x)
+
+
+def train(steps: int) -> None:
+    set_up()
+    kernel, model, batches = WrongBackward(), Model(), Batches(length=LENGTH)
+    numbers = torch.Generator().manual_seed(5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        tokens = batches()
+        lengths = torch.randint(SHORTEST, LENGTH + 1, (len(tokens),), generator=numbers)
+        labels = tokens[:, 1:].masked_fill(torch.arange(LENGTH) >= lengths[:, None], -100)
+        logits = model(tokens[:, :-1], lengths)
+        functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)  # the agent empties the ring meanwhile
+    tell(calls=kernel.calls)
+
+
+if __name__ == "__main__":
+    train(int(sys.argv[1]))
