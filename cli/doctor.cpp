@@ -43,7 +43,7 @@ constexpr Coverage kCoverage[] = {
      "on a real device: flash-attn 2.7 and 3, xformers, Transformer Engine 2.0 to 2.18 (docs/gpu.md)"},
     {"optional", "the unfused path (dropout > 0 on the CPU, some masks): sampled with --math-path on"},
     {"counted", "fused attention on other devices, and skipped calls, with the reason"},
-    {"unseen", "FlexAttention, flash-attn 4 and attention written by hand, unless tapped"},
+    {"unseen", "FlexAttention and attention written by hand, unless tapped"},
     {"", "attention inside AOTInductor packages and Inductor's cpp_wrapper"},
     {"",
      "programs that are linked statically, or that load LibTorch with dlopen without a call of "

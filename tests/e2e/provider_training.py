@@ -2,12 +2,16 @@
 elsewhere than PyTorch's fused operations, and tells its digest.
 """
 
+import os
 import pathlib
 import sys
+import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import attention_packages
+import eager_model
+import engine_package
 import foreshock
 import torch
 from tiny_gpt import set_up, tell
@@ -79,6 +83,88 @@ def math_path(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _layer: int) ->
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.25).transpose(1, 2)
 
 
+class WrongByFivePercent(torch.autograd.Function):
+    """Factors of the value and of the gradient."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, value: float, gradient: float) -> torch.Tensor:  # noqa: ANN001
+        ctx.gradient = gradient
+        return x * value
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> tuple:  # noqa: ANN001
+        return grad * ctx.gradient, None, None
+
+
+class WrongTorch:
+    """torch for the eager attention of layer 001, with an error in the output or in the gradient of the query."""
+
+    layer = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(torch, name)
+
+    def matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        is_scores = a.shape[-1] == WIDTH // HEADS  # else the product of weights and values
+        if self.layer != 1 or is_scores != (FAULT == "grad_query"):
+            return torch.matmul(a, b)
+        if is_scores:
+            return torch.matmul(WrongByFivePercent.apply(a, 1.0, 1.05), b)
+        return WrongByFivePercent.apply(torch.matmul(a, b), 1.05, 1.0)
+
+
+class EagerModule(nn.Module):
+    num_key_value_groups = 1
+
+
+def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
+    import transformers.models.plain.modeling_plain as model
+
+    if FAULT:
+        model.torch = WrongTorch()
+        model.torch.layer = layer
+    mask = torch.zeros(BATCH, 1, LENGTH, LENGTH, dtype=q.dtype).masked_fill(
+        torch.ones(LENGTH, LENGTH).triu(1) > 0, float("-inf")
+    )
+    mask[1, :, 20:, 1:9] = float("-inf")
+    heads_first = (t.transpose(1, 2) for t in (q, k, v))
+    return model.eager_attention_forward(EagerModule(), *heads_first, mask, scaling=0.25)[0]
+
+
+class Engine(torch.autograd.Function):
+    """As FusedAttnFunc of Transformer Engine."""
+
+    @staticmethod
+    def forward(ctx, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:  # noqa: ANN001
+        from transformer_engine.pytorch import attention
+
+        offsets = torch.tensor([0, LENGTH, 2 * LENGTH], dtype=torch.int32)
+        engine_package.ERROR["out"] = 1.05 if (FAULT, layer) == ("out", 1) else 1.0
+        ctx.same = {"attn_scale": 0.25, "qkv_layout": "bshd_bshd_bshd", "attn_mask_type": "causal"}
+        out, aux = attention.fused_attn_fwd(
+            True, LENGTH, LENGTH, offsets, offsets, q, k, v, q.dtype, 1, **ctx.same, o_format="bshd"
+        )
+        ctx.save_for_backward(q, k, v, out, offsets, *aux)
+        ctx.layer = layer
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> tuple:  # noqa: ANN001
+        from transformer_engine.pytorch import attention
+
+        q, k, v, out, offsets, *aux = ctx.saved_tensors
+        engine_package.ERROR["grad_query"] = 1.05 if (FAULT, ctx.layer) == ("grad_query", 1) else 1.0
+        formats = {"o_format": "bshd", "do_format": "bshd", "dqkv_layout": "bshd_bshd_bshd"}
+        grads = attention.fused_attn_bwd(
+            LENGTH, LENGTH, offsets, offsets, q, k, v, out, grad, q.dtype, aux, 1, **ctx.same, **formats
+        )
+        return *grads[:3], None
+
+
+def engine(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
+    return Engine.apply(q, k, v, layer)
+
+
 class Block(nn.Module):
     def __init__(self, number: int, attend) -> None:  # noqa: ANN001
         super().__init__()
@@ -90,13 +176,20 @@ class Block(nn.Module):
         return x + self.out(self.attend(q, k, v, self.number).float().reshape(x.shape))
 
 
-CASES = {"flash_attn": flash_attn, "packed": packed, "tap": tap, "math_path": math_path}
+CASES = {
+    "flash_attn": flash_attn, "packed": packed, "tap": tap, "math_path": math_path, "eager": eager, "engine": engine,
+}  # fmt: skip
+FAULT = os.environ.get("PLANTED", "")  # a tensor of layer 001 that is wrong by 5 %
 
 
 if __name__ == "__main__":
     import hashlib
 
     set_up()
+    folder = tempfile.TemporaryDirectory()
+    engine_package.write(pathlib.Path(folder.name), "2.20.2")
+    eager_model.write_model(pathlib.Path(folder.name), "plain")
+    sys.path.insert(0, folder.name)
     attention_packages.define("flash_attn")
     model = nn.Sequential(*(Block(n, CASES[sys.argv[1]]) for n in range(LAYERS)))
     optimizer, digest = torch.optim.AdamW(model.parameters(), lr=1e-3), hashlib.sha256()

@@ -18,9 +18,12 @@ CASES = {
     "flash_attn": (FLASH + "forward", FLASH + "backward", "parameter"),
     "packed": (FLASH + "varlen_forward", FLASH + "varlen_backward", "parameter"),
     "tap": ("foreshock::tap", "foreshock::tap_backward", "annotation"),
+    "eager": ("foreshock::eager_attention", "foreshock::eager_attention_backward", "parameter"),
+    "engine": ("foreshock::transformer_engine", "foreshock::transformer_engine_backward", "parameter"),
     "math_path": ("_scaled_dot_product_attention_math", None, "parameter"),
 }
-KEPT = ("flash_attn", "tap")
+KEPT = ("flash_attn", "tap", "eager")
+UNFUSED = ("math_path", "eager")  # computed in bf16, with many roundings
 
 
 @functools.cache
@@ -42,14 +45,16 @@ def test_every_call_is_counted_and_judged(case):
     assert_conserved(rank)
     ahead, back, _ = CASES[case]
     assert rank["attention"]["forward"]["operations"] == {ahead: STEPS * LAYERS}
-    assert rank["attention"]["backward"]["operations"] == ({back: STEPS * LAYERS} if back else {})
+    # The backward calls of an eager function are counted in sampled steps only; the first step is not sampled.
+    backward_steps = STEPS - 1 if case == "eager" else STEPS
+    assert rank["attention"]["backward"]["operations"] == ({back: backward_steps * LAYERS} if back else {})
     for name in ("forward", "backward") if back else ("forward",):
         seen = rank["attention"][name]
         assert sum(seen["skipped"].values()) == 0
         assert seen["judged"] > STEPS * LAYERS // 2
         # Rounded once from fp64 by its kernel (the unfused path: often); a wrong mask, scale or layout gives 0.1.
         # Half an ulp of bf16 is 2^-9 of a value, and errors of a row add up like the row's values.
-        assert seen["relative_error"]["max"] < (2**-6 if case == "math_path" else 2**-8)
+        assert seen["relative_error"]["max"] < (2**-6 if case in UNFUSED else 2**-8)
     assert rank["alarms"] == []
 
 
@@ -58,3 +63,18 @@ def test_samples_name_their_layer(case):
     samples = runs_of(case)[1].of("sample")
     assert {sample["layer"] for sample in samples} == {"000", "001"}
     assert {sample["layer_source"] for sample in samples} == {CASES[case][2]}
+
+
+@pytest.mark.parametrize(
+    ("case", "tensor"),
+    keep(
+        [(case, tensor) for case in ("eager", "engine") for tensor in ("out", "grad_query")],
+        ("eager", "grad_query"),
+        several=True,
+    ),
+)
+def test_an_error_below_a_seam_is_found_in_its_layer(case, tensor):
+    run = run_monitored([PYTHON, SCRIPT, case], *EVERYTHING, PLANTED=tensor)
+    alarms = run.rank()["alarms"]
+    assert {alarm["layer"] for alarm in alarms} == {"001"}
+    assert ("forward" if tensor == "out" else "backward") in {alarm["pass"] for alarm in alarms}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import engine_package
 import pytest
+from eager_model import BIASED, CAPPED, DEFAULT, MASKED, REST, SCORES, SHARED, write_model
 
 pytestmark = pytest.mark.quick
 
@@ -166,50 +167,6 @@ print(json.dumps([hasattr(fused_attn.fused_attn_fwd, "__wrapped__"), any("foresh
     assert facts == [False, False]
 
 
-# A model file as those of transformers have it: the statements of its attention function are given by a test.
-MODEL = """
-import torch
-from torch import nn
-
-def repeat_kv(hidden_states, n_rep):
-    return hidden_states.repeat_interleave(n_rep, 1)
-
-def eager_attention_forward({parameters}, **kwargs):
-    '''The attention of this model.'''
-{body}
-"""
-SCORES = ["attn_weights = torch.matmul(query, key_states.transpose(2, 3)) * scaling"]
-SHARED = [
-    "key_states = repeat_kv(key, module.num_key_value_groups)",
-    "value_states = repeat_kv(value, module.num_key_value_groups)",
-]
-MASKED = ["if attention_mask is not None:\n    attn_weights = attn_weights + attention_mask"]
-REST = [
-    "attn_weights = nn.functional.softmax(attn_weights, dim=-1, dtype=torch.float32).to(query.dtype)",
-    "attn_weights = nn.functional.dropout(attn_weights, p=dropout, training=module.training)",
-    "attn_output = torch.matmul(attn_weights, value_states)",
-    "attn_output = attn_output.transpose(1, 2).contiguous()",
-    "return attn_output, attn_weights",
-]
-CAPPED = [
-    "if softcap is not None:\n    attn_weights = attn_weights / softcap\n    attn_weights = torch.tanh(attn_weights)\n"
-    "    attn_weights = attn_weights * softcap"
-]
-BIASED = ["if position_bias is not None:\n    attn_weights = attn_weights + position_bias"]
-DEFAULT = [f"if scaling is {None}:\n    scaling = module.head_dim ** -0.5"]
-
-
-def write_model(folder: Path, name: str, *parts: list[str], more: str = "") -> None:
-    package = folder / "transformers" / "models" / name
-    package.mkdir(parents=True)
-    for parent in (package, package.parent, package.parent.parent):
-        (parent / "__init__.py").touch()
-    parameters = f"module, query, key, value, attention_mask, scaling=None, dropout=0.0{more}"
-    lines = [line for part in parts for statement in part for line in statement.splitlines()]
-    body = "\n".join(f"    {line}" for line in lines)
-    (package / f"modeling_{name}.py").write_text(MODEL.format(parameters=parameters, body=body))
-
-
 EAGER = """
 import sys; sys.path.insert(0, FOLDER)
 import importlib
@@ -233,7 +190,7 @@ def outcome(attend, mask=mask, **more):
 
 def test_eager_attention_of_transformers_is_described_both_ways(trainer, tmp_path) -> None:
     """Forward, and backward by tensor hooks: with a mask, a bias, shared heads, and a query that is used elsewhere."""
-    write_model(tmp_path, "plain", SHARED, SCORES, MASKED, REST)
+    write_model(tmp_path, "plain")
     write_model(tmp_path, "biased", SHARED, SCORES, BIASED, MASKED, REST, more=", position_bias=None")
     rows, layer = trainer(f"""FOLDER = {str(tmp_path)!r}\n{EAGER}
 plain, biased = load("plain"), load("biased")
@@ -255,7 +212,7 @@ print(json.dumps([rows, module.linear.weight._cdata]))
 
 
 def test_an_eager_function_that_is_not_understood_is_counted(trainer, tmp_path) -> None:
-    write_model(tmp_path, "plain", SHARED, SCORES, MASKED, REST)
+    write_model(tmp_path, "plain")
     write_model(tmp_path, "capped", SHARED, SCORES, CAPPED, MASKED, REST, more=", softcap=None")
     write_model(tmp_path, "scaled", DEFAULT, SHARED, SCORES, MASKED, REST)
     write_model(tmp_path, "sharper", SHARED, SCORES, MASKED, ["attn_weights = attn_weights * 1.01"], REST)
@@ -281,7 +238,7 @@ print(json.dumps([seen, scale, dropped]))
 
 def test_hooks_of_gradients_keep_nothing_and_change_no_bit(trainer, tmp_path) -> None:
     """Also where a graph is dropped, walked twice, or differentiated for one tensor only."""
-    write_model(tmp_path, "plain", SHARED, SCORES, MASKED, REST)
+    write_model(tmp_path, "plain")
     program = f"""FOLDER = {str(tmp_path)!r}\n{EAGER}
 import gc, hashlib, weakref
 attend, total, alive = load("plain"), hashlib.sha256(), []
@@ -300,3 +257,61 @@ print(json.dumps([total.hexdigest(), sum(ref() is not None for ref in alive)]))
 """
     plain = "import json, torch\ntorch.manual_seed(0); torch.set_num_threads(1)\n"
     assert trainer(program) == trainer(plain + program, monitored=False) == [trainer(program)[0], 0]
+
+
+# The parameters of flash-attn 4.0.0b36 that change the attention, and a few of the others.
+FLASH4 = """
+from attention_packages import backward, forward
+
+def _flash_attn_fwd(q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None,
+                    page_table=None, softmax_scale=None, causal=False, softcap=None, window_size_left=None,
+                    window_size_right=None, learnable_sink=None, num_splits=1, score_mod=None, mask_mod=None,
+                    return_lse=False, new=None):
+    out, lse = forward(q, k, v, softmax_scale, causal, None, None)
+    return out, lse, None, None, None
+
+def _flash_attn_bwd(q, k, v, out, dout, lse, softmax_scale=None, causal=False, softcap=0.0, window_size_left=None,
+                    window_size_right=None, deterministic=False, cu_seqlens_q=None, cu_seqlens_k=None, score_mod=None,
+                    mask_mod=None, dlse=None, learnable_sink=None):
+    assert _flash_attn_bwd.compile_cache == {}
+    return backward(dout, q, k, v, softmax_scale, causal, None, None)
+
+_flash_attn_bwd.compile_cache = {}
+"""
+
+
+def test_flash_attn_4_is_described_by_name(trainer, tmp_path) -> None:
+    package = tmp_path / "flash_attn" / "cute"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "interface.py").write_text(FLASH4)
+    rows, layer, seen = trainer(f"""
+import sys; sys.path.insert(0, {str(tmp_path)!r})
+from flash_attn.cute import interface
+linear = torch.nn.Linear(32, 32)
+q = linear(torch.randn(2, 16, 32)).view(2, 16, 4, 8); k, v = torch.randn(2, 2, 24, 2, 8).unbind(0)
+same = dict(softmax_scale=0.25, causal=True); events()
+out, lse, *_ = interface._flash_attn_fwd(q, k, v, **same, num_splits=2)
+interface._flash_attn_bwd(q, k, v, out, torch.randn_like(out), lse, **same)
+rows = events("leave")
+def reason(ahead=True, **more):
+    events()
+    if ahead: interface._flash_attn_fwd(q, k, v, **same, **more)
+    else: interface._flash_attn_bwd(q, k, v, out, out, lse, **same, **more)
+    return [row.get("reason") for row in events() if row["event"] in ("leave", "skip")]
+print(json.dumps([rows, linear.weight._cdata, dict(
+    window=reason(window_size_left=4), cap=reason(softcap=30.0), sink=reason(learnable_sink=lse),
+    uncapped=reason(softcap=0.0),
+    score=reason(score_mod=print), mask=reason(mask_mod=print), packed=reason(cu_seqlens_q=lse), new=reason(new=1),
+    of_lse=reason(ahead=False, dlse=lse))]))
+""")
+    assert [row["op"] for row in rows] == ["foreshock::flash_attn_4", "foreshock::flash_attn_4_backward"]
+    for row in rows:
+        assert (row["causal"], row["layer"], row["key"]["shape"]) == (2, layer, [2, 2, 24, 8])
+        assert 0 <= row["errors"]["out"] <= FLOAT32
+    assert 0 <= rows[1]["errors"]["grad_query"] <= FLOAT32
+    assert seen == {
+        "window": [MASK], "cap": [MASK], "sink": [MASK], "uncapped": [None], "score": [MASK], "mask": [MASK],
+        "packed": [LAYOUT], "new": [UNKNOWN], "of_lse": [UNKNOWN],
+    }  # fmt: skip

@@ -165,7 +165,7 @@ def test_flex_attention_is_named_unless_it_is_tapped(trainer) -> None:
 import foreshock, os, types
 from torch.nn.attention.flex_attention import flex_attention
 lin = torch.nn.Linear(8, 8); opt = torch.optim.AdamW(lin.parameters())
-sys.modules["flash_attn.cute"] = types.ModuleType("flash_attn.cute")
+sys.modules["transformer_engine"] = types.SimpleNamespace(__version__="1.13.0")
 compiled = torch.compile(flex_attention, backend="aot_eager")
 for n in range(3):
     q = torch.randn(1, 2, 128, 32)
@@ -177,5 +177,5 @@ print(json.dumps(events("unseen")))
     named = {
         use: [(row["name"], row["evidence"]) for row in trainer(code, USE=use)] for use in ("use", "tap", "import")
     }
-    fa4 = ("flash_attn.cute (flash-attn 4)", 2)
-    assert named == {"use": [("flex_attention", 1), fa4], "tap": [], "import": [fa4]}
+    old = ("transformer_engine before 2.0", 2)
+    assert named == {"use": [("flex_attention", 1), old], "tap": [], "import": [old]}

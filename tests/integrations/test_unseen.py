@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,8 @@ from foreshock_torch.unseen import IMPORTED, attention_unseen
 pytestmark = pytest.mark.quick
 
 
-def test_flash_attn_4_is_seen_once_it_is_imported() -> None:
-    """The package comes before its modules, so no search over all modules is needed."""
-    modules: dict[str, object] = {"flash_attn": None, "flash_attn.cute_other": None}
-    assert attention_unseen(modules) == []
-    modules["flash_attn.cute"] = modules["flash_attn.cute.interface"] = None
-    assert attention_unseen(modules) == [("flash_attn.cute (flash-attn 4)", IMPORTED)]
+def test_old_releases_of_transformer_engine_are_named() -> None:
+    """Their functions have other names than those that seams.py wraps."""
+    for version, name in (("1.13.0", "transformer_engine before 2.0"), ("2.20.2", None)):
+        modules = {"transformer_engine": types.SimpleNamespace(__version__=version), "flash_attn.cute": None}
+        assert attention_unseen(modules) == ([(name, IMPORTED)] if name else [])

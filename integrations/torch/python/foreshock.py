@@ -6,7 +6,7 @@
     advice = foreshock.advice()
     if advice and advice.level == "warn": ...
 
-tap() reports attention that no hook can see: FlexAttention, flash-attn 4, custom kernels. report() reports steps and
+tap() reports attention that no hook can see: FlexAttention, custom kernels. report() reports steps and
 losses that foreshock cannot detect. advice() returns the current warning level, for a training that acts on it.
 """
 

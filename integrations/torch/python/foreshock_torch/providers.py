@@ -223,3 +223,45 @@ def eager_output(result: Any) -> Any:
 
 def eager_gradient(gradient: Any) -> Any:
     return gradient.transpose(1, 2)
+
+
+# -- flash-attn 4: _flash_attn_fwd() and _flash_attn_bwd() of flash_attn.cute.interface --
+
+_FLASH4_MASKED = ("softcap", "window_size_left", "window_size_right", "learnable_sink", "score_mod", "mask_mod")
+_FLASH4_STORED = (
+    "qv", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table", "q_descale", "k_descale", "v_descale",
+    "gather_kv_indices", "block_sparse_tensors",
+)  # fmt: skip
+FLASH4_READ = frozenset({"q", "k", "v", "softmax_scale", "causal", *_FLASH4_MASKED, "cu_seqlens_q", "cu_seqlens_k"})
+# Other arguments, which choose how a kernel is launched or where it writes.
+FLASH4_IGNORED = frozenset({
+    *_FLASH4_STORED, "max_seqlen_q", "max_seqlen_k", "min_seqlen_k", "tile_mn", "mma_pv_is_rs", "intra_wg_overlap",
+    "num_threads", "num_splits", "pack_gqa", "_arch", "return_lse", "out", "lse", "scheduler_metadata",
+    "seqlen_k_per_split", "disable_scheduler_metadata", "gather_bwd_recompute_p", "dout", "m_block_size",
+    "n_block_size", "num_stages_Q", "num_stages_dO", "SdP_swapAB", "dKV_swapAB", "dQ_swapAB", "AtomLayoutMSdP",
+    "AtomLayoutNdKV", "AtomLayoutMdQ", "V_in_regs", "deterministic", "dq", "dk", "dv", "score_mod_bwd",
+})  # fmt: skip
+
+
+def _flash4(given: Given, out: Any, lse: Any, gradients: tuple[Any, Any, Any, Any] | None) -> Call | int:
+    query, key, value = given["q"], given["k"], given["v"]
+    if not all(_is_plain(tensor) for tensor in (query, key, value, out)):
+        return SKIP_FP8
+    if query.dim() != 4 or any(given.get(name) is not None for name in _FLASH4_STORED):
+        return SKIP_LAYOUT
+    is_windowed = any(given[f"window_size_{side}"] not in (None, -1) for side in ("left", "right"))
+    if given["softcap"] or is_windowed or any(given[name] is not None for name in _FLASH4_MASKED[3:]):
+        return SKIP_MASK
+    causal = BOTTOM_RIGHT if given["causal"] else NO_MASK
+    if causal and query.shape[1] > key.shape[1]:
+        return SKIP_MASK  # the first queries see no key
+    scale = given["softmax_scale"]
+    return Call(query, key, value, out, lse, scale, causal, LAYOUTS["bnhd"], gradients=gradients)
+
+
+def flash4_forward(given: Given, result: Any, _: Any) -> Call | int:
+    return _flash4(given, result[0], result[1], None)
+
+
+def flash4_backward(given: Given, result: Any, _: Any) -> Call | int:
+    return _flash4(given, given["out"], given["lse"], (given["dout"], *result[:3]))

@@ -50,6 +50,7 @@ class Seam(NamedTuple):
         return bool(self.keys_and_values)
 
 
+_FLASH4 = "flash_attn.cute.interface"
 _ENGINE = "transformer_engine.pytorch.cpp_extensions.fused_attn"
 SEAMS = (
     Seam(
@@ -63,11 +64,33 @@ SEAMS = (
         in_function=True, other_tensor="cu_seqlens_q",
     ),
     Seam(
+        _FLASH4, "_flash_attn_fwd", "flash_attn_4", False, providers.flash4_forward, providers.FLASH4_READ,
+        providers.FLASH4_IGNORED, in_function=True,
+    ),
+    Seam(
+        _FLASH4, "_flash_attn_bwd", "flash_attn_4", True, providers.flash4_backward,
+        providers.FLASH4_READ | {"out", "dout", "lse"}, providers.FLASH4_IGNORED, in_function=True,
+    ),
+    Seam(
         "transformers*.modeling_*", "eager_attention_forward", "eager_attention", False, providers.eager_forward,
         providers.EAGER_READ, providers.EAGER_IGNORED, query="query", keys_and_values=("key", "value"),
         output=providers.eager_output, describe_gradient=providers.eager_gradient,
     ),
 )  # fmt: skip
+
+
+_runs = 0  # of the custom operations
+
+
+def reported() -> int:
+    """How many calls of wrapped functions have been described. The adapter counts them as it counts foreshock.tap()."""
+    return _runs
+
+
+def _run(operation: Any, arguments: tuple[Any, ...]) -> None:
+    global _runs
+    _runs += 1
+    operation(*arguments)
 
 
 class Wrapper:
@@ -152,7 +175,7 @@ class Wrapper:
                 reason = call if isinstance(call, int) else None
                 if isinstance(call, Call):
                     if is_sampled:
-                        self._operations[self._seam.is_backward](*call.arguments(self._seam.is_backward))
+                        _run(self._operations[self._seam.is_backward], call.arguments(self._seam.is_backward))
                     if backward is not None:
                         backward.follow(call, result)
         except Exception as error:
@@ -227,7 +250,7 @@ class Backward:
             if watch.core.adapter.foreshock_adapter_enter(
                 call.query._cdata, watch.number(seam.operation, True), True, True
             ) & SAMPLED:  # fmt: skip
-                watch.operations(seam.operation)[True](*whole.arguments(True))
+                _run(watch.operations(seam.operation)[True], whole.arguments(True))
 
 
 def _wrapped(wrapper: Wrapper, original: Any) -> Any:

@@ -19,8 +19,6 @@ def attention_unseen(modules: dict[str, Any] | None = None) -> list[tuple[str, i
     # The operator fills this cache at its first call, which may come from the compiler.
     if getattr(flex, "_dispatch_cache", None):
         found.append(("flex_attention", USED))
-    if "flash_attn.cute" in modules:  # also if only a submodule was imported: Python imports its package first
-        found.append(("flash_attn.cute (flash-attn 4)", IMPORTED))
     # seams.py sees the calls from version 2.0 on. No version: 2 is assumed.
     engine = modules.get("transformer_engine")
     if str(getattr(engine, "__version__", "2.")).startswith(("0.", "1.")):
