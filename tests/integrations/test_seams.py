@@ -212,26 +212,34 @@ print(json.dumps([rows, module.linear.weight._cdata]))
 
 
 def test_an_eager_function_that_is_not_understood_is_counted(trainer, tmp_path) -> None:
-    write_model(tmp_path, "plain")
+    for name in ("plain", "other"):
+        write_model(tmp_path, name)
     write_model(tmp_path, "capped", SHARED, SCORES, CAPPED, MASKED, REST, more=", softcap=None")
     write_model(tmp_path, "scaled", DEFAULT, SHARED, SCORES, MASKED, REST)
     write_model(tmp_path, "sharper", SHARED, SCORES, MASKED, ["attn_weights = attn_weights * 1.01"], REST)
     write_model(tmp_path, "late", SHARED, MASKED[:0], SCORES, REST[:1], MASKED, REST[1:])
-    seen, scale, dropped = trainer(f"""FOLDER = {str(tmp_path)!r}\n{EAGER}
+    seen, scale, dropped, names = trainer(f"""FOLDER = {str(tmp_path)!r}\n{EAGER}
 plain, capped = load("plain"), load("capped")
 def reasons(*more, **named): return [[row["event"], row.get("reason")] for row in outcome(*more, **named)]
 seen = dict(capped=reasons(capped, scaling=0.25, softcap=30.0), uncapped=reasons(capped, scaling=0.25),
             sharper=reasons(load("sharper"), scaling=0.25), late=reasons(load("late"), scaling=0.25),
-            boolean=reasons(plain, mask.bool(), scaling=0.25))
+            boolean=reasons(plain, mask.bool(), scaling=0.25), learned=reasons(plain, scaling=torch.tensor(0.25)))
+with torch.autocast("cpu", torch.bfloat16):
+    q = torch.randn(2, 4, 16, 8)
+    events(); load("other")(module, q, k, v, None, scaling=0.25); names = events()
+    seen["autocast"] = [[row["event"], row.get("reason")] for row in names if row["event"] in ("leave", "skip")]
+names = [row["name"] for row in names if row["event"] == "unseen"]
 scale = outcome(load("scaled"))[0]["scale"]
 dropped = [row["dropout"] for row in outcome(plain, scaling=0.25, dropout=0.1)]
 module.eval(); dropped += [row["dropout"] for row in outcome(plain, scaling=0.25, dropout=0.1)]
-print(json.dumps([seen, scale, dropped]))
+print(json.dumps([seen, scale, dropped, names]))
 """)
     assert seen == {
         "capped": [["skip", MASK]], "uncapped": [["leave", None]] * 2, "sharper": [["skip", UNKNOWN]],
         "late": [["skip", UNKNOWN]], "boolean": [["skip", UNKNOWN]],
+        "learned": [["skip", UNKNOWN]], "autocast": [["skip", UNKNOWN]],
     }  # fmt: skip
+    assert names == ["transformers.models.other.modeling_other.eager_attention_forward: not understood"]
     assert scale == 64**-0.5
     assert dropped == [0.1, 0.1, 0.0, 0.0]
 

@@ -203,6 +203,11 @@ def eager_forward(given: Given, result: Any, function: Any) -> Call | int:
     scale = given.get("scaling")
     if scale is None:
         scale = module.head_dim**-0.5 if form["head_dim"] else query.shape[-1] ** -0.5
+    # Under autocast the products are computed in another precision than that of the query. A scale in a tensor may be
+    # on a device, where reading it would wait.
+    formats = {tensor.dtype for tensor in (query, key, value, result[0])}
+    if len(formats) != 1 or not isinstance(scale, (int, float)):
+        return SKIP_UNKNOWN
     if form["softcap"] and given.get("softcap") is not None:
         return SKIP_MASK
     mask, bias = given["attention_mask"], given.get("position_bias") if form["bias"] else None

@@ -23,7 +23,7 @@ from . import providers, tap
 from .providers import SKIP_UNKNOWN, Call, Given
 from .signals import is_of_trainer
 
-IMPORTED = 2  # FORESHOCK_UNSEEN_IMPORTED of hook.h
+USED, IMPORTED = 1, 2  # FORESHOCK_UNSEEN_... of hook.h
 SAMPLED, SAMPLED_STEP = 1, 2  # bits of the result of foreshock_adapter_enter (adapter.cpp)
 
 
@@ -108,6 +108,7 @@ class Wrapper:
         self._unknown = tuple(set(parameters) - seam.read - seam.ignored)
         self.is_understood = seam.read <= set(parameters)
         self._seam, self._watch, self._original = seam, watch, original
+        self._is_named = False  # as not understood
         self._place = self._names.index(seam.query) if self.is_understood else 0
         self._operations = watch.operations(seam.operation)
         self._number = watch.number(seam.operation, seam.is_backward)
@@ -184,6 +185,9 @@ class Wrapper:
         finally:
             if reason is not None and is_sampled:
                 self._watch.core.core.foreshock_attention_skip(self._number, reason)
+                if reason == SKIP_UNKNOWN and not self._is_named:
+                    self._is_named = True
+                    self._watch.name(self._original, "not understood", USED)
             self._watch.add_time((end or perf_counter_ns()) - begin)
 
 
@@ -293,6 +297,11 @@ class Watch:
         name = f"foreshock::{operation}" + ("_backward" if is_backward else "")
         return self.core.core.foreshock_register_op(name.encode(), int(is_backward))
 
+    def name(self, function: Any, why: str, evidence: int) -> None:
+        """Adds a function to the names of attention that is not judged, which the summary lists."""
+        name = f"{function.__module__}.{function.__qualname__}: {why}"
+        self.core.core.foreshock_note_unseen(name.encode(errors="replace"), evidence)
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if not _is_watched(name):
             return None
@@ -337,5 +346,4 @@ class Watch:
             if seam.module == _ENGINE:
                 self.core.adapter.foreshock_adapter_engine_has_seam(1)
         else:
-            name = f"{seam.module}.{seam.function}: other arguments"
-            self.core.core.foreshock_note_unseen(name.encode(), IMPORTED)
+            self.name(original, "other arguments", IMPORTED)
