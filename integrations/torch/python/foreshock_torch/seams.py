@@ -187,7 +187,7 @@ class Wrapper:
                 self._watch.core.core.foreshock_attention_skip(self._number, reason)
                 if reason == SKIP_UNKNOWN and not self._is_named:
                     self._is_named = True
-                    self._watch.name(self._original, "not understood", USED)
+                    self._watch.name(self._seam, self._original.__module__, "not understood", USED)
             self._watch.add_time((end or perf_counter_ns()) - begin)
 
 
@@ -297,9 +297,12 @@ class Watch:
         name = f"foreshock::{operation}" + ("_backward" if is_backward else "")
         return self.core.core.foreshock_register_op(name.encode(), int(is_backward))
 
-    def name(self, function: Any, why: str, evidence: int) -> None:
-        """Adds a function to the names of attention that is not judged, which the summary lists."""
-        name = f"{function.__module__}.{function.__qualname__}: {why}"
+    def name(self, seam: Seam, module: str, why: str, evidence: int) -> None:
+        """Adds a function to the names of attention that is not judged, which the summary lists. A name has 55 bytes:
+        "transformer_engine fused_attn_fwd: other arguments"; "transformers modeling_llama: not understood"."""
+        package, _, rest = module.partition(".")
+        part = rest.rpartition(".")[2] if "*" in seam.module else seam.function
+        name = f"{package} {part}: {why}"
         self.core.core.foreshock_note_unseen(name.encode(errors="replace"), evidence)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -346,4 +349,4 @@ class Watch:
             if seam.module == _ENGINE:
                 self.core.adapter.foreshock_adapter_engine_has_seam(1)
         else:
-            self.name(original, "other arguments", IMPORTED)
+            self.name(seam, module.__name__, "other arguments", IMPORTED)
