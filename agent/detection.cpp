@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "agent/rank_state.h"
 #include "segment/layout.h"
 
 namespace foreshock {
@@ -70,13 +71,14 @@ void watches_fields(State& state, Map& watches) {
 
 }  // namespace
 
-// Returns the larger of the two error ratios: the error divided by that of unfused (deviation_ratio) and by
-// that of fused attention (fused_ratio) in the same precision. Both have the same limit. A ratio that is not
-// finite or missing (fused_ratio in old records) is left out. The detectors ignore a result of NaN or Inf.
+// Returns the error divided by that of fused attention, as the alarms use it, scaled from the limit of the
+// format to that of bf16, which the detectors have. Missing in old records, which are not judged. The
+// detectors ignore NaN and Inf.
 static std::optional<double> error_ratio(const SampleLine& line) {
-  if (!line.fused_ratio || !std::isfinite(*line.fused_ratio)) return line.deviation_ratio;
-  if (!line.deviation_ratio || !std::isfinite(*line.deviation_ratio)) return line.fused_ratio;
-  return std::max(*line.deviation_ratio, *line.fused_ratio);
+  if (!line.fused_ratio) return std::nullopt;
+  const uint32_t tensor = line.pass == "forward" ? 0 : 1;
+  return *line.fused_ratio * ratio_limit(tensor, DType::kBf16, 0) /
+         ratio_limit(tensor, dtype_named(line.dtype), 0);
 }
 
 void Watches::begin() {
@@ -122,7 +124,10 @@ const std::vector<EventLine>& Watches::observe(const SampleLine& line) {
     if (value) watch->observe(detector, line.layer, line.layer, *line.step, *value, control, &found_);
   };
   if (line.pass == "forward") {
-    give(DetectorId::kBias, line.bias_ulp, line.rounded_reference_bias_ulp.value_or(0));
+    const double limit_in_ulp = bias_limit(0, dtype_named(line.dtype)) / kBiasUlp;  // of 1 ulp of bf16
+    if (line.bias_ulp)
+      give(DetectorId::kBias, (*line.bias_ulp - line.floor_bias_ulp.value_or(0)) / limit_in_ulp,
+           line.rounded_reference_bias_ulp.value_or(0) / limit_in_ulp);
     give(DetectorId::kDeviationForward, error_ratio(line));
     give(DetectorId::kMaxLogit, line.logit_abs_max);
     give(DetectorId::kLogitGrowth, line.logit_abs_max);

@@ -46,17 +46,15 @@ constexpr double kReferenceError = 1e-13;
 using std::chrono::milliseconds;
 constexpr milliseconds kMaxWaitAtEnd{3000};  // for the disk, in the destructor of FlaggedWriter
 
-// Whether a slice of query rows has an error ratio above `times` the limit. deviation_ratio: against plain
-// (unfused) attention, fused_ratio: against fused attention. Absent figures count as 0.
-bool is_beyond(const SliceDeviation& d, double times) {
-  const double limit = d.backward ? kDeviationRatioBackward : kDeviationRatioForward;
-  return std::max(d.deviation_ratio.value_or(0), d.fused_ratio.value_or(0)) > times * limit &&
+// Whether a slice of query rows has an error ratio (fused_ratio) above `times` the limit.
+bool is_beyond(const SliceDeviation& d, DType dtype, double times) {
+  return d.fused_ratio.value_or(0) > times * ratio_limit(d.backward ? 1 : 0, dtype, 0) &&
          d.relative_error_max.value_or(0) > kReferenceError;
 }
 
 bool is_far_beyond(const JudgedSlice& judged) {
   const double rounding_error = std::ldexp(1.0, -format_of(judged.slice.dtype).precision);
-  return is_beyond(judged.deviation, kFarBeyond) &&
+  return is_beyond(judged.deviation, judged.slice.dtype, kFarBeyond) &&
          judged.deviation.relative_error_max.value_or(0) > kFarBeyond * rounding_error;
 }
 
@@ -98,6 +96,7 @@ class LayerContext {
   bool has_alarm(std::string_view kind) const {
     return std::any_of(alarms_.begin(), alarms_.end(), [&](const LayerAlarm& a) { return a.kind == kind; });
   }
+  uint32_t tensor() const { return tensor_; }
   double pooled_bias() const {
     const PassStatistics* known = layer_ != nullptr ? statistics_of(*layer_, tensor_) : nullptr;
     const std::optional<Bias> bias = known != nullptr ? known->bias.bias() : std::nullopt;
@@ -119,10 +118,10 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const LayerContext
       return is_nonfinite(d);
     case FlagReason::kDeviationRatio:
       return is_far_beyond(judged) ||
-             (is_beyond(d, 1) && (context.has_alarm("deviation_ratio") || context.has_alarm("fused_ratio")));
+             (is_beyond(d, judged.slice.dtype, 1) && context.has_alarm("fused_ratio"));
     case FlagReason::kBias:
       return (context.has_alarm("bias") || (!d.backward && context.warns(DetectorId::kBias))) &&
-             has_bias_of_layer(d, context.pooled_bias(), kBiasUlp);
+             has_bias_of_layer(d, context.pooled_bias(), bias_limit(0, judged.slice.dtype));
     case FlagReason::kOutputErrorDrift:  // the error is in the output, which a backward slice also holds
       return d.backward && context.warns(DetectorId::kOutputErrorDrift) && !is_rounded_reference(judged);
     case FlagReason::kLogit:
@@ -136,10 +135,11 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const LayerContext
 // Overload for FlaggedSlices::consider(), which passes a JudgedSlice or JudgedColumns.
 bool is_fit_as_control(const JudgedSlice& judged) { return foreshock::is_fit_as_control(judged.deviation); }
 
-// Does the same as is_beyond() for dK or dV of a slice of key columns, which has fused_ratio only.
+// Does the same as is_beyond() for dK or dV of a slice of key columns.
 bool is_key_beyond(const JudgedColumns& judged, const SliceDeviation& d, double times) {
-  return d.fused_ratio.value_or(0) > times * ratio_limit_of_keys(judged.columns.rows()) &&
-         d.relative_error_max.value_or(0) > kReferenceError;
+  const double limit =
+      ratio_limit(static_cast<uint32_t>(d.tensor), judged.columns.dtype, judged.columns.rows());
+  return d.fused_ratio.value_or(0) > times * limit && d.relative_error_max.value_or(0) > kReferenceError;
 }
 
 // Returns the reason to flag the slice for one of its tensors, dK or dV, whose deviation is `d`.
@@ -152,7 +152,8 @@ std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const SliceDe
        d.relative_error_max.value_or(0) > kFarBeyond * rounding_error) ||
       (is_key_beyond(judged, d, 1) && context.has_alarm("fused_ratio")))
     return FlagReason::kDeviationRatio;
-  if (context.has_alarm("bias") && has_bias_of_layer(d, context.pooled_bias(), kBiasUlpKeys))
+  if (context.has_alarm("bias") &&
+      has_bias_of_layer(d, context.pooled_bias(), bias_limit(context.tensor(), judged.columns.dtype)))
     return FlagReason::kBias;
   return std::nullopt;
 }
@@ -296,7 +297,9 @@ std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStati
   return std::nullopt;
 }
 
-bool is_fit_as_control(const SliceDeviation& d) { return d.rows_compared > 0 && !is_beyond(d, 1); }
+bool is_fit_as_control(const SliceDeviation& d) {
+  return d.rows_compared > 0 && !is_beyond(d, DType::kNone, 1);  // the narrowest limits
+}
 
 std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const RankStatistics& rank) {
   const std::optional<FlagReason> of_key = flag_reason(judged, judged.deviation.grad_key, rank);

@@ -279,7 +279,9 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     // The trainer counts NaN and Inf in all output rows of the slice's first head, but only in half of the
     // slices, and only in forward calls on the CPU without a mask and with finite inputs (slice.cpp,
     // count_nonfinite_out()). A slice with a count has the output, unless its slot is invalid.
-    deviation.nonfinite_anywhere = slot.nonfinite_out > 0 && slice.out != nullptr;
+    // The scores of other rows of the head are as large.
+    const bool may_overflow = deviation.logit_abs_max.value_or(0) >= kScoresAreNoise;
+    deviation.nonfinite_anywhere = slot.nonfinite_out > 0 && slice.out != nullptr && !may_overflow;
     observe(slot, layer, deviation, thread_cpu_seconds() - begin, rank);
     // A slice without the output (dropout) is not saved, since it could not be checked again.
     if (flagged_ != nullptr && slice.out != nullptr)

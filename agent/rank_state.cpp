@@ -78,10 +78,27 @@ void History::copy_to(HistoryTable* table) const {
   }
 }
 
-// dK and dV are sums over query rows. The rows' rounding errors are independent, so the limit grows with the
-// root of the number of rows, once there are more than kRowsOfLimit.
-double ratio_limit_of_keys(uint64_t query_rows) {
-  return kDeviationRatioKeys * std::sqrt(std::max(1.0, static_cast<double>(query_rows) / kRowsOfLimit));
+// The rounding errors of the rows of dK and dV are independent, so their limit grows with the root of the
+// number of rows, once there are more than kRowsOfLimit.
+double ratio_limit(uint32_t tensor, DType dtype, uint64_t query_rows) {
+  const double of_format = dtype == DType::kFp32 || dtype == DType::kFp64 ? kWiderInFp32 : 1;
+  if (!is_key_gradient(tensor))
+    return of_format * (tensor == 0 ? kDeviationRatioForward : kDeviationRatioBackward);
+  return of_format * kDeviationRatioKeys *
+         std::sqrt(std::max(1.0, static_cast<double>(query_rows) / kRowsOfLimit));
+}
+
+// The limits are in ulp of bf16. An ulp of another format is smaller by the difference of their precisions.
+double bias_limit(uint32_t tensor, DType dtype) {
+  const DType known = is_floating(dtype) ? dtype : DType::kBf16;
+  return std::ldexp(is_key_gradient(tensor) ? kBiasUlpKeys : kBiasUlp,
+                    format_of(known).precision - format_of(DType::kBf16).precision);
+}
+
+DType dtype_named(std::string_view name) {
+  for (const DType type : {DType::kBf16, DType::kFp16, DType::kFp32, DType::kFp64})
+    if (name == name_of(type)) return type;
+  return DType::kNone;
 }
 
 namespace {
@@ -90,11 +107,8 @@ namespace {
 constexpr double kLseErrorRatio = 1;
 
 double ratio_limit(const PassStatistics& statistics, uint32_t tensor) {
-  if (is_key_gradient(tensor)) return ratio_limit_of_keys(statistics.query_rows);
-  return tensor == 0 ? kDeviationRatioForward : kDeviationRatioBackward;
+  return ratio_limit(tensor, statistics.dtype, statistics.query_rows);
 }
-
-double bias_limit(uint32_t tensor) { return is_key_gradient(tensor) ? kBiasUlpKeys : kBiasUlp; }
 
 bool is_alarm(const std::optional<Bias>& bias, double limit) {
   return bias && bias->z && std::fabs(*bias->z) > kBiasZ && std::fabs(bias->ulp) > limit;
@@ -124,10 +138,8 @@ double alarm_nearness(const LayerStatistics& layer) {
     compare(statistics->conservation_ratio, kConservationRatio);
     const std::optional<Bias> excess = statistics->excess_bias.bias();
     if (excess && excess->z && std::fabs(*excess->z) > kBiasZ && !layer.is_mixed &&
-        !is_alarm(statistics->rounded_bias.bias(), kBiasUlp))
-      nearness = std::max(nearness, std::fabs(excess->ulp) / bias_limit(tensor));
-    if (is_key_gradient(tensor)) continue;  // dK and dV have no alarms of the next two ratios
-    compare(statistics->deviation_ratio, ratio_limit(*statistics, tensor));
+        !is_alarm(statistics->rounded_bias.bias(), kRoundedBiasUlp))
+      nearness = std::max(nearness, std::fabs(excess->ulp) / bias_limit(tensor, statistics->dtype));
     compare(statistics->lse_error_ratio, kLseErrorRatio);
   }
   return nearness;
@@ -148,10 +160,15 @@ bool several_beyond(const SampleWindow& values, double limit, int least_count = 
 
 // Whether bias and excess bias both give an alarm and have the same sign, and the control gives none.
 bool is_biased(const PassStatistics& pass, uint32_t tensor) {
-  const double limit = bias_limit(tensor);
+  const double limit = bias_limit(tensor, pass.dtype);
   const std::optional<Bias> bias = pass.bias.bias(), excess = pass.excess_bias.bias();
   return is_alarm(bias, limit) && is_alarm(excess, limit) && (bias->ulp > 0) == (excess->ulp > 0) &&
-         !is_alarm(pass.rounded_bias.bias(), kBiasUlp);
+         !is_alarm(pass.rounded_bias.bias(), kRoundedBiasUlp);
+}
+
+bool has_large_errors(const PassStatistics& pass, uint32_t tensor) {
+  return several_beyond(pass.fused_ratio, ratio_limit(pass, tensor),
+                        is_key_gradient(tensor) ? kSlicesBeyondKeys : kSlicesBeyond);
 }
 
 // The most specific alarm comes first: a bias, for example, also raises the ratios.
@@ -164,15 +181,9 @@ std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor)
   };
   if (max_of(statistics.nonfinite_slices).value_or(0) > 0) add_alarm("nonfinite", std::nullopt);
   if (is_biased(statistics, tensor) && !layer.is_mixed) add_alarm("bias", statistics.bias.bias()->ulp);
-  // One fault gives one alarm, so fused_ratio (error relative to fused attention) is used only without an
-  // alarm of deviation_ratio (relative to unfused attention). fused_ratio shows faults at large scores, where
-  // unfused attention may be as wrong as a faulty kernel. dK and dV use only fused_ratio: unfused attention
-  // rounds its scores, and with the log-sum-exp of the forward pass these roundings do not cancel.
-  if (!is_key_gradient(tensor) && several_beyond(statistics.deviation_ratio, ratio_limit(statistics, tensor)))
-    add_alarm("deviation_ratio", max_of(statistics.deviation_ratio));
-  else if (several_beyond(statistics.fused_ratio, ratio_limit(statistics, tensor),
-                          is_key_gradient(tensor) ? kSlicesBeyondKeys : kSlicesBeyond))
-    add_alarm("fused_ratio", max_of(statistics.fused_ratio));
+  // The ratio to unfused attention gives no alarm. At large scores unfused attention may be as wrong as a
+  // faulty kernel, and in small slices it may be more exact than a sound fused kernel.
+  if (has_large_errors(statistics, tensor)) add_alarm("fused_ratio", max_of(statistics.fused_ratio));
   if (several_beyond(statistics.conservation_ratio, kConservationRatio))
     add_alarm("conservation", max_of(statistics.conservation_ratio));
   if (several_beyond(statistics.lse_error_ratio, kLseErrorRatio))
@@ -195,12 +206,13 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor,
     // stored. A bias is visible only in the pool of slices, so every slice that the pool takes contributes
     // to it; a slice whose denominator is 0 has no value for the pool.
     if (kind == "nonfinite" && !is_nonfinite(deviation)) continue;
-    if (kind == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > limit)) continue;
     if (kind == "fused_ratio" && !(deviation.fused_ratio.value_or(0) > limit)) continue;
     if (kind == "conservation" && !(deviation.conservation_ratio.value_or(0) > kConservationRatio)) continue;
     if (kind == "log_sum_exp" && !(deviation.lse_error_ratio.value_or(0) > kLseErrorRatio)) continue;
     if (kind == "bias" && !(deviation.bias.denominator > 0)) continue;
-    PastAlarm& past = statistics.past.try_emplace(kind, PastAlarm{step, step, alarm.value}).first->second;
+    const auto [found, is_new] = statistics.past.try_emplace(kind, PastAlarm{step, step, alarm.value});
+    PastAlarm& past = found->second;
+    past.slices += is_new ? 0 : 1;
     past.first_step = std::min(past.first_step, step);
     past.last_step = std::max(past.last_step, step);
     // Negated, so that a stored NaN is replaced.
@@ -585,6 +597,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   const BiasCluster cluster = {slot.batch, slot.kv_head, slot.step, rank->identity.rank};
   const uint32_t tensor = slot.columns == 1 ? static_cast<uint32_t>(deviation.tensor) : slot.pass;
   add_pass(deviation, cluster, &statistics_of(tensor, rank));
+  statistics_of(tensor, rank).dtype = static_cast<DType>(slot.dtype);
   if (slot.pass == 0) add_scores(deviation, &rank->scores);
   if (!is_key_gradient(tensor)) add_to_history(slot, deviation, rank);  // histories show slices of rows only
   rank->layer_source = better_source(rank->layer_source, layer.source);
@@ -597,6 +610,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   if (!is_key_gradient(tensor))
     rank->layers_judged[slot.pass] += named_layer != nullptr && named_layer->pass[slot.pass].judged == 0;
   add_pass(deviation, cluster, &statistics_of(tensor, &statistics));
+  statistics_of(tensor, &statistics).dtype = static_cast<DType>(slot.dtype);
   // In a slice of key positions, slot.keys is the number of query rows.
   if (slot.columns == 1) statistics_of(tensor, &statistics).query_rows = slot.keys;
   add_whole_call(deviation, slot, &statistics);

@@ -91,12 +91,14 @@ struct PastAlarm {
   std::optional<double> most;  // the LayerAlarm::value furthest from 0; absent for nonfinite
   // The largest relative_error_mean of the slices that showed it; absent if none had one.
   std::optional<double> relative_error = {};
+  uint64_t slices = 1;  // that contributed to it
 };
 
 // Statistics of one checked tensor of a rank or a layer: the output in the forward pass; dQ, dK or dV in the
 // backward pass. Windows and pools (of signed errors) have the last 64 values; the rest covers all slices.
 struct PassStatistics {
-  uint64_t judged = 0;  // checked slices
+  uint64_t judged = 0;         // checked slices
+  DType dtype = DType::kNone;  // format of the last slice; kNone: none yet
   // Slices with NaN or Inf; for a layer's dQ, also slices of key positions whose call has NaN or Inf in dQ.
   uint64_t nonfinite = 0;
   SampleWindow nonfinite_slices;          // 1 for a slice with NaN or Inf, else 0
@@ -106,7 +108,7 @@ struct PassStatistics {
   // (fused_ratio). lse_error_ratio is the error of the log-sum-exp divided by its tolerance.
   SampleWindow relative_error_mean, relative_error_max, deviation_ratio, fused_ratio, lse_error_ratio;
   BiasPool bias;          // mean signed error of the trainer's result
-  BiasPool excess_bias;   // that bias minus the bias of a correct algorithm on the same slices
+  BiasPool excess_bias;   // that bias minus the bias of fused attention on the same slices
   BiasPool rounded_bias;  // control: bias of the reference rounded once to the trainer's precision
   // The next two are for dK and dV only. query_rows: number of query rows that the last slice summed over, of
   // all heads that share the key-value head. conservation_ratio: how far the sums of dK or dV over all keys
@@ -125,8 +127,19 @@ using KeyStatistics = std::vector<PassStatistics>;
 // Judged backward slices of rows by segment::ColumnsSkip: why their calls gave no slice of key positions.
 using ColumnsSkipped = uint64_t[segment::kColumnsSkips];
 
+// Returns the alarm limit of fused_ratio. `tensor`: 0 output, 1 dQ, 2 dK, 3 dV (JudgedTensor). dK and dV are
+// sums over `query_rows` rows.
+double ratio_limit(uint32_t tensor, DType dtype, uint64_t query_rows);
+// Returns the alarm limit of the bias, in ulp of the format.
+double bias_limit(uint32_t tensor, DType dtype);
+// Returns the format with this name (name_of(DType)); kNone if there is none.
+DType dtype_named(std::string_view name);
+
+// Whether so many of the last slices have a fused_ratio above the limit that the kernel is at fault.
+bool has_large_errors(const PassStatistics& pass, uint32_t tensor);
+
 // Whether the kernel itself is biased: its bias and its excess bias are large, significant and of one sign,
-// and the rounded reference is not biased. `tensor`: 0 output, 1 dQ, 2 dK, 3 dV (JudgedTensor).
+// and the rounded reference is not biased.
 bool is_biased(const PassStatistics& pass, uint32_t tensor);
 
 // Figures of forward slices: largest error of the log-sum-exp, largest scaled score, entropy of the attention
@@ -259,7 +272,7 @@ constexpr uint32_t pass_of(uint32_t tensor) { return tensor == 0 ? 0 : 1; }
 struct LayerAlarm {
   const LayerStatistics* layer;
   uint32_t pass;
-  const char* kind;             // nonfinite, bias, deviation_ratio, fused_ratio, conservation or log_sum_exp
+  const char* kind;             // nonfinite, bias, fused_ratio, conservation or log_sum_exp
   std::optional<double> value;  // the largest ratio, or the bias in ulp; absent for nonfinite
   // Step of the last slice that itself exceeds the limit (bias: of the last slice in the pool). An alarm of
   // kind nonfinite ends 64 slices later. An alarm of a ratio ends when fewer than kSlicesBeyond of its last
@@ -272,8 +285,6 @@ struct LayerAlarm {
 // Returns the alarms of a layer for a tensor: at most one of each kind, in the order at LayerAlarm::kind.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor);
 
-// Returns the alarm limit of the fused_ratio of dK and dV, which are sums over `query_rows` rows.
-double ratio_limit_of_keys(uint64_t query_rows);
 // Stores in PassStatistics::past those active alarms to which the slice of `step` contributes. The slice must
 // already have been added to `layer`.
 void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor, LayerStatistics* layer);

@@ -68,8 +68,10 @@ void restore_alarm(const json& alarm, RankStatistics* rank) {
   LayerStatistics* layer = label->empty() ? &rank->unnamed : rank->layer_of(*label);
   if (layer == nullptr) return;
   layer->label = *label;
+  const int64_t slices = std::max<int64_t>(integer_in(alarm, "slices").value_or(1), 1);
   statistics_of(*tensor, layer).past[*kind] = {*first, *last, number_in(alarm, "most"),
-                                               number_in(alarm, "relative_error")};
+                                               number_in(alarm, "relative_error"),
+                                               static_cast<uint64_t>(slices)};
 }
 
 void restore_event(const json& event, RankStatistics* rank) {
@@ -134,7 +136,8 @@ json past_alarms_json(const RankStatistics& rank) {
                         {"first_step", past.first_step},
                         {"last_step", past.last_step},
                         {"most", number_or_null(past.most)},
-                        {"relative_error", number_or_null(past.relative_error)}});
+                        {"relative_error", number_or_null(past.relative_error)},
+                        {"slices", past.slices}});
   });
   return alarms;
 }

@@ -186,12 +186,18 @@ std::optional<double> key_ratio(const Ranks& ranks, JudgedTensor tensor) {
   return ratio.value();
 }
 
+// Returns the format of the last slice of the first rank, on which the alarm limits depend.
+DType dtype_of(const Ranks& ranks, uint32_t pass) {
+  return ranks.empty() ? DType::kNone : ranks.front()->pass[pass].dtype;
+}
+
 std::string keys_entry(const Ranks& ranks) {
   const auto key = key_ratio(ranks, JudgedTensor::kGradKey),
              value = key_ratio(ranks, JudgedTensor::kGradValue);
   if (!key && !value) return "";
   return entry("", "mean error " + ratio_text(key) + " dK, " + ratio_text(value) +
-                       " dV of fused attention (alarm above " + formatted("%g", kDeviationRatioKeys) + ")");
+                       " dV of fused attention (alarm above " +
+                       formatted("%g", ratio_limit(2, dtype_of(ranks, 1), 0)) + ")");
 }
 
 std::string attention_entries(const Ranks& ranks, const PassTotals (&passes)[2]) {
@@ -200,9 +206,9 @@ std::string attention_entries(const Ranks& ranks, const PassTotals (&passes)[2])
   if (passes[0].ratio || passes[1].ratio)
     out = entry("attention", "mean error " + ratio_text(passes[0].ratio) + " forward, " +
                                  ratio_text(passes[1].ratio) +
-                                 " backward (dQ) of plain attention (alarm above " +
-                                 formatted("%g", kDeviationRatioForward) + " forward, " +
-                                 formatted("%g", kDeviationRatioBackward) + " backward)") +
+                                 " backward (dQ) of fused attention (alarm above " +
+                                 formatted("%g", ratio_limit(0, dtype_of(ranks, 0), 0)) + " forward, " +
+                                 formatted("%g", ratio_limit(1, dtype_of(ranks, 1), 0)) + " backward)") +
           keys_entry(ranks);
   out += entry(out.empty() ? "attention" : "", evidence_text(ranks, passes));
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
@@ -291,8 +297,8 @@ std::string rank_entries(const Ranks& ranks) {
     const bool is_alone = std::none_of(ranks.begin(), ranks.end(), has_same_rank);
     out += entry("rank " + std::to_string(rank.identity.rank),
                  (is_alone ? "" : process_text(rank)) + "error " +
-                     ratio_text(mean_of(rank.pass[0].deviation_ratio)) + ", " +
-                     ratio_text(mean_of(rank.pass[1].deviation_ratio)) + "; loss " + loss_text(rank));
+                     ratio_text(mean_of(rank.pass[0].fused_ratio)) + ", " +
+                     ratio_text(mean_of(rank.pass[1].fused_ratio)) + "; loss " + loss_text(rank));
   }
   if (ranks.size() > kMostRankLines)
     out += entry("", "and " + counted(ranks.size() - kMostRankLines, "process", "processes") + " more");

@@ -19,7 +19,7 @@ PassTotals totals_of(const Ranks& ranks, uint32_t pass) {
     for (uint32_t n = 0; n < segment::kLostReasons; ++n)
       totals.lost[segment::kLostReasonNames[n]] += rank->lost[pass][n];
     totals.is_compared = totals.is_compared || mean_of(statistics.relative_error_mean).has_value();
-    ratio.add(mean_of(statistics.deviation_ratio), rank->judged[pass]);
+    ratio.add(mean_of(statistics.fused_ratio), rank->judged[pass]);
   }
   totals.ratio = ratio.value();
   return totals;

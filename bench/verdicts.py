@@ -22,12 +22,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
+from torch.nn import functional
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release"))
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-BF16 = 3  # the number of the format in kernels/dtype.h
+FORMATS = {torch.float32: 2, torch.bfloat16: 3, torch.float16: 4}  # their numbers in kernels/dtype.h
 PAGE = ROOT / "docs" / "verdicts.md"
 BLOCK = re.compile(r"(<!-- (\w+) -->).*?(<!-- end -->)", re.S)  # a generated part of PAGE, with its name
 ROWS = 16  # query rows or key positions of a slice, the judged part of a call
@@ -89,7 +91,43 @@ SOUND_ONLY = [  # judged only with correct calls
     Situation("ring of 4", keys=512, blocks=4),
     Situation("8192 keys", batch=1, heads=2, kv_heads=2, queries=64, keys=8192),
 ]
-HEAD_DIM = 64
+HEAD_DIM = 64  # of the situations
+
+
+@dataclass
+class Training:
+    """A small training whose calls are judged, all with correct kernels. `target`: "noise", a row that the input has
+    elsewhere, so that gradients become small; "random", new numbers in each step; "fixed", one batch that is memorised
+    until the gradient vanishes."""
+
+    name: str
+    dtype: torch.dtype = torch.float32
+    head_dim: int = 32
+    length: int = 64
+    causal: bool = True
+    rate: float = 1e-3
+    target: str = "noise"
+    weights: float | None = None  # standard deviation at the start; None: PyTorch's
+    loss_scale: float = 1
+    batch: int = 4
+    heads: int = 2
+    layers: int = 2
+
+
+TRAININGS = [
+    Training("fp32"),
+    Training("fp32, 8 wide", head_dim=8, length=32),
+    Training("fp32, 64 wide, random targets", head_dim=64, causal=False, target="random"),
+    Training("fp32, flat scores", head_dim=16, weights=0.02),
+    Training("fp32, tiny gradients", loss_scale=1e-12),
+    Training("fp32, converged", rate=3e-3, target="fixed"),
+    Training("fp32, saturated", rate=0.1, target="fixed"),
+    Training("bf16", dtype=torch.bfloat16),
+    Training("bf16, flat scores", dtype=torch.bfloat16, head_dim=16, weights=0.02),
+    Training("bf16, converged", dtype=torch.bfloat16, rate=3e-3, target="fixed"),
+    Training("bf16, saturated", dtype=torch.bfloat16, rate=0.1, target="fixed"),
+    Training("fp16", dtype=torch.float16),
+]
 HAS_LSE = 1  # all slices have a log-sum-exp
 
 
@@ -254,18 +292,19 @@ class Judge:
         )
 
     def __call__(
-        self, call: Call, situation: Situation, kind: int, layer: str, step: int, batch: int, kv_head: int
+        self, call: Call, situation: Situation | Training, kind: int, layer: str, step: int, batch: int, kv_head: int
     ) -> dict[str, dict]:
         """Judges one slice of the given kind (see TENSORS). Returns for each tensor that the kind judges the output of
         judge_stream: ratios, biases, and the alarms of the layer after this slice."""
-        group = situation.heads // situation.kv_heads
+        group = situation.heads // (situation.kv_heads if isinstance(situation, Situation) else situation.heads)
         heads = range(kv_head * group, (kv_head + 1) * group)
         draw = torch.Generator().manual_seed(hash((step, batch, kv_head)) & 0xFFFFFFFF)  # chooses the positions
         arrays = (columns_of if kind == 2 else rows_of)(call, kind, batch, kv_head, heads, draw)
         keys = call.q.shape[2] if kind == 2 else call.k.shape[2]  # for kind 2 the field has the number of queries
         header = struct.pack(  # struct Header in judge_stream.cpp
-            "<32s8I3qdqq", layer.encode(), kind, BF16, len(arrays[0]), keys, HEAD_DIM, HEAD_DIM, HAS_LSE, group, step,
-            batch, kv_head, call.scale, call.k.shape[2], nonfinite_out(call, kind, batch, heads, draw),
+            "<32s8I3qdqq", layer.encode(), kind, FORMATS[call.q.dtype], len(arrays[0]), keys, call.q.shape[-1],
+            call.v.shape[-1], HAS_LSE, group, step, batch, kv_head, call.scale, call.k.shape[2],
+            nonfinite_out(call, kind, batch, heads, draw),
         )  # fmt: skip
         self.process.stdin.write(header)
         for array in arrays:
@@ -392,22 +431,102 @@ class Sound:
     # By tensor: the largest ratio of an error to the error of correct fused attention.
     most: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TENSORS, 0.0))
 
+    def add(self, results: dict[str, dict], active: dict[str, set]) -> None:
+        """Adds the results of one slice. `active`: the alarms of its layer after the previous slice, by tensor."""
+        self.slices += 1
+        for name, result in results.items():
+            self.most[name] = max(self.most[name], result["fused"] or 0)
+            self.alarms += [f"{name} {alarm}" for alarm in set(result["alarms"]) - active.get(name, set())]
+            active[name] = set(result["alarms"])
+
 
 def measure_sound(situation: Situation, slices: int, seed: int) -> Sound:
     """Judges correct calls as calls of one layer. An alarm that stays over several slices counts once."""
     judge, generator, sound = Judge(), torch.Generator().manual_seed(seed), Sound()
-    step, active = 0, dict.fromkeys(TENSORS, set())  # by tensor: its alarms after the previous slice
+    step, active = 0, {}
     while sound.slices < slices:
         call, step = make_call(situation, generator), step + 1
         for batch in range(situation.batch):
             for kv_head in range(situation.kv_heads):
                 for kind in set(TENSORS.values()):
-                    sound.slices += 1
-                    for name, result in judge(call, situation, kind, "layer", step, batch, kv_head).items():
-                        sound.most[name] = max(sound.most[name], result["fused"] or 0)
-                        sound.alarms += [f"{name} {alarm}" for alarm in set(result["alarms"]) - active[name]]
-                        active[name] = set(result["alarms"])
+                    sound.add(judge(call, situation, kind, "layer", step, batch, kv_head), active)
     return sound
+
+
+class Attention(torch.autograd.Function):
+    """PyTorch's CPU kernel. Appends each call to `calls`, with the number of its layer, when its backward has run."""
+
+    calls: list[tuple[int, Call]] = []
+
+    @staticmethod
+    def forward(context, q, k, v, causal, layer):  # noqa: ANN001, ANN205
+        out, lse = FORWARD(q, k, v, 0.0, causal)[:2]
+        context.call, context.layer = Call(q, k, v, q, causal, q.shape[-1] ** -0.5, out, lse), layer
+        return out
+
+    @staticmethod
+    def backward(context, grad):  # noqa: ANN001, ANN205
+        call = context.call
+        call.grad, call.given_out, call.given_lse = grad.contiguous(), call.out, call.lse
+        gradients = BACKWARD(call.grad, call.q, call.k, call.v, call.out, call.lse, 0.0, call.causal)
+        call.grad_query, call.grad_key, call.grad_value = gradients
+        Attention.calls.append((context.layer, call))
+        return *gradients, None, None
+
+
+class Block(nn.Module):
+    def __init__(self, training: Training, layer: int) -> None:
+        super().__init__()
+        self.training_of, self.layer, width = training, layer, training.heads * training.head_dim
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        if training.weights is not None:
+            for linear in (self.qkv, self.out):
+                nn.init.normal_(linear.weight, std=training.weights)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        of = self.training_of
+        shape = (of.batch, of.length, of.heads, of.head_dim)
+        q, k, v = (
+            y.view(shape).transpose(1, 2).to(of.dtype).contiguous() for y in self.qkv(x).split(x.shape[-1], dim=2)
+        )
+        attended = Attention.apply(q, k, v, of.causal, self.layer)
+        return x + self.out(attended.to(x.dtype).transpose(1, 2).flatten(2))
+
+
+def steps_of(training: Training, seed: int) -> Iterator[list[tuple[int, Call]]]:
+    """Trains, without an end. Yields the calls of each step."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(*(Block(training, layer) for layer in range(training.layers)))
+    optimizer = torch.optim.AdamW(model.parameters(), training.rate)
+
+    def batch() -> torch.Tensor:
+        return torch.randn(training.batch, training.length, training.heads * training.head_dim)
+
+    fixed = batch()
+    while True:
+        x = fixed if training.target == "fixed" else batch()
+        target = {"noise": x.roll(1, 1), "fixed": x.flip(1), "random": batch()}[training.target]
+        Attention.calls.clear()
+        (functional.mse_loss(model(x), target) * training.loss_scale).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield Attention.calls
+
+
+def measure_training(training: Training, slices: int, seed: int) -> Sound:
+    """Judges the calls of a training. Each head of each batch element counts as a layer of its own, so that a layer has
+    one slice of each kind a step, as in a training under observation."""
+    judge, sound, active = Judge(), Sound(), {}
+    for step, calls in enumerate(steps_of(training, seed)):
+        for layer, call in calls:
+            for batch in range(training.batch):
+                for head in range(training.heads):
+                    for kind in set(TENSORS.values()):
+                        label = f"{layer}.{batch}.{head}"
+                        sound.add(judge(call, training, kind, label, step, batch, head), active.setdefault(label, {}))
+        if sound.slices >= slices:
+            return sound
+    raise AssertionError
 
 
 def error_table(measured: list[Measured], name: str) -> list[str]:
@@ -419,29 +538,37 @@ def error_table(measured: list[Measured], name: str) -> list[str]:
     return lines
 
 
-def sound_table(results: list[tuple[Situation, Sound]]) -> list[str]:
+def sound_table(results: list[tuple[Situation | Training, Sound]]) -> list[str]:
     lines = ["| situation | slices | alarms | largest ratio of out, dQ, dK, dV |", "| --- | --- | --- | --- |"]
     for situation, sound in results:
+        name = f"training: {situation.name}" if isinstance(situation, Training) else situation.name
         alarms = f"{len(sound.alarms)}" + (f" ({', '.join(sorted(set(sound.alarms)))})" if sound.alarms else "")
         ratios = ", ".join(f"{most:.2f}" for most in sound.most.values())
-        lines.append(f"| {situation.name} | {sound.slices} | {alarms} | {ratios} |")
+        lines.append(f"| {name} | {sound.slices} | {alarms} | {ratios} |")
     return lines
 
 
-def page(measured: list[Measured], sound: list[tuple[Situation, Sound]], trials: int) -> str:
+def page(measured: list[Measured], sound: list[tuple[Situation | Training, Sound]], trials: int) -> str:
     """The text of docs/verdicts.md with the blocks between its markers filled."""
     total, alarms = sum(s.slices for _, s in sound), sum(len(s.alarms) for _, s in sound)
     version = torch.__version__.split("+")[0]
-    blocks = {
-        "made": [
-            f"PyTorch {version}, its CPU kernel, bf16, head dimension {HEAD_DIM}. Each number says",
-            "how many sampled calls of a layer were judged when the alarm came: the median of the trials",
-            f"({trials}), the worst one in brackets. After {MOST_CALLS} calls without an alarm: no.",
-        ],
-        **{name: error_table(measured, name) for name in TENSORS},
-        "sound": [f"{alarms} alarms over {total} slices.", "", *sound_table(sound)],
-    }
-    return BLOCK.sub(lambda block: "\n".join([block[1], *blocks[block[2]], block[3]]), PAGE.read_text())
+    blocks = (
+        {}
+        if not measured
+        else {
+            "made": [
+                f"PyTorch {version}, its CPU kernel, bf16, head dimension {HEAD_DIM}. Each number says",
+                "how many sampled calls of a layer were judged when the alarm came: the median of the trials",
+                f"({trials}), the worst one in brackets. After {MOST_CALLS} calls without an alarm: no.",
+            ],
+            **{name: error_table(measured, name) for name in TENSORS},
+        }
+    )
+    blocks["sound"] = [f"{alarms} alarms over {total} slices.", "", *sound_table(sound)]
+    return BLOCK.sub(
+        lambda block: "\n".join([block[1], *blocks[block[2]], block[3]]) if block[2] in blocks else block[0],
+        PAGE.read_text(),
+    )
 
 
 def main() -> int:
@@ -449,6 +576,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="fewer trials and slices")
     parser.add_argument("--trials", type=int, help="of each cell")
     parser.add_argument("--slices", type=int, help="of sound calls, over all situations")
+    parser.add_argument("--sound", action="store_true", help="only calls of correct kernels")
     parser.add_argument("-o", metavar="FILE", help="write the page here")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -460,8 +588,11 @@ def main() -> int:
         # 1000 + n: a seed that measure_errors() does not use, which counts its trials from 1
         sound.append((situation, measure_sound(situation, slices // len(all_situations), 1000 + n)))
         print(sound_table(sound)[-1], flush=True)
+    for n, training in enumerate(TRAININGS):
+        sound.append((training, measure_training(training, slices // len(all_situations), 2000 + n)))
+        print(sound_table(sound)[-1], flush=True)
     measured, missed = [], []
-    for each in measure_errors(trials):
+    for each in measure_errors(trials) if not options.sound else []:
         measured.append(each)
         texts = ", ".join(f"{name} {cell.text()}" for name, cell in each.cells.items())
         print(f"{each.error.name}, {each.situation.name}: {texts}", flush=True)

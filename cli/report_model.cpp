@@ -20,21 +20,16 @@ constexpr uint64_t kLastSlices = 64;  // slices of a layer and tensor that the a
 
 bool is_key_gradient(const std::string& tensor) { return tensor == "grad_key" || tensor == "grad_value"; }
 
-// Returns the error of a slice divided by its alarm limit; nullopt: unknown. A line has the error as two
-// ratios, to the error of unfused and to that of fused attention. The larger one counts; for dK and dV only
-// the ratio to fused attention, as in the agent's alarm.
+// Returns the error of a slice divided by its alarm limit; nullopt: unknown. As in the agent's alarm, the
+// error is that relative to fused attention.
 std::optional<double> error_to_limit_ratio(const SampleLine& line, const std::string& tensor) {
+  if (!line.fused_ratio || !std::isfinite(*line.fused_ratio)) return std::nullopt;
+  const auto* const name = std::find(std::begin(kJudgedTensorNames), std::end(kJudgedTensorNames), tensor);
+  if (name == std::end(kJudgedTensorNames)) return std::nullopt;
   // In a line on dK or dV, `keys` is the number of query rows, with which the limit grows.
-  const double limit =
-      is_key_gradient(tensor)
-          ? ratio_limit_of_keys(static_cast<uint64_t>(std::max<int64_t>(line.keys.value_or(0), 0)))
-      : line.pass == "backward" ? kDeviationRatioBackward
-                                : kDeviationRatioForward;
-  std::optional<double> largest;
-  for (const std::optional<double>& ratio :
-       {is_key_gradient(tensor) ? std::nullopt : line.deviation_ratio, line.fused_ratio})
-    if (ratio && std::isfinite(*ratio)) largest = std::max(largest.value_or(0), *ratio / limit);
-  return largest;
+  const auto rows = static_cast<uint64_t>(std::max<int64_t>(line.keys.value_or(0), 0));
+  return *line.fused_ratio / ratio_limit(static_cast<uint32_t>(name - std::begin(kJudgedTensorNames)),
+                                         dtype_named(line.dtype), rows);
 }
 
 }  // namespace

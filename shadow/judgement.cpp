@@ -68,6 +68,8 @@ struct Row {
   const double* given;
   const double* plain;
   const double* fused;
+  bool scores_are_noise;     // kScoresAreNoise
+  double mean_square_error;  // least square of fused's error; 0: unknown
   const double* key_mean;  // only for dQ, else null: the mean of the keys, weighted by the attention weights
   int columns;
 
@@ -126,28 +128,50 @@ double squared_error_across(const Row& row, ValueAt value_at) {
   return std::isnan(sum) ? kInfinity : sum;
 }
 
+// Gradients below this are sums of products that leave the range of fp32, where sound kernels differ: some
+// compute exp(-90) as 0, some as the smallest normal number, 2^-126. The other factors of such a product
+// (queries, keys, values, gradients and their sums) are together below 2^46.
+constexpr double kBelowFp32 = 0x1p-80;
+
+// Returns the least squared error that a floor is taken to have in a row. The error of a floor is one draw of
+// the errors of a correct algorithm, and may be almost 0 by chance, for example if one key has all weight.
+// One rounding of each element has a mean square of ulp^2 / 12. A quarter of it, so half the error, is taken.
+double least_error(const Row& row, const double* exact) {
+  constexpr double kReferenceError = 1e-13;  // of the fp64 reference, relative (reference.h)
+  const bool is_fp64 = row.dtype == DType::kFp64;
+  double sum = 0;
+  for (int c = 0; c < row.columns; ++c) {
+    const double ulp = ulp_at(row.dtype, exact[c]);
+    const double other = is_fp64 ? kReferenceError * exact[c] : kBelowFp32;
+    sum += ulp * ulp / 48 + other * other;
+  }
+  return std::max(sum, row.mean_square_error);
+}
+
 // The squared errors of the kernel and of one floor, over the compared rows where the floor is finite.
 struct AgainstFloor {
-  double kernel = 0, floor = 0;
+  double kernel = 0, floor = 0, least = 0;           // least: see least_error()
   double squares_of_both = 0, squares_of_floor = 0;  // sums over rows of (kernel + floor)^2 and of floor^2
   int rows = 0;
 
-  void add(double row_kernel, double row_floor) {
+  void add(double row_kernel, double row_floor, double row_least) {
     if (!(row_floor < kInfinity)) return;
     ++rows;
     kernel += row_kernel;
     floor += row_floor;
+    least += row_least;
     squares_of_both += (row_kernel + row_floor) * (row_kernel + row_floor);
     squares_of_floor += row_floor * row_floor;
   }
 };
 
-// Sums over the compared rows, for summarise(). plain, plain_bias and the relative errors are against
-// `reference`, the others against `given`. fused_across: errors of squared_error_across().
+// Sums over the compared rows, for summarise(). plain and the relative errors are against `reference`, the
+// others against `given`. fused_across: errors of squared_error_across(). given_out: of the out that a
+// backward call was given, against fused's own.
 struct Errors {
   double relative_sum = 0, relative_max = 0, given_norm = 0;
-  AgainstFloor plain, fused, fused_across;
-  BiasSums plain_bias, given_bias, fused_bias;
+  int relative_rows = 0;
+  AgainstFloor plain, fused, fused_across, given_out;
 };
 
 // Whether the trainer's precision resolves an element: fused attention has at least three correct bits of it.
@@ -171,41 +195,61 @@ void add_bias(const Row& row, const double* exact, ValueAt value_at, BiasSums* s
   }
 }
 
-void add_biases(const Row& row, Errors* errors, SliceDeviation* d) {
-  const auto trainer = [&](int c) { return row.trainer_at(c); };
-  add_bias(row, row.reference, trainer, &d->bias);
+void add_biases(const Row& row, SliceDeviation* d) {
   add_bias(
-      row, row.reference, [&](int c) { return round_to(row.dtype, row.reference[c]); }, &d->rounded_bias);
+      row, row.given, [&](int c) { return row.trainer_at(c); }, &d->bias);
   add_bias(
-      row, row.reference, [&](int c) { return row.plain[c]; }, &errors->plain_bias);
-  add_bias(row, row.given, trainer, &errors->given_bias);
+      row, row.given, [&](int c) { return round_to(row.dtype, row.given[c]); }, &d->rounded_bias);
   add_bias(
-      row, row.given, [&](int c) { return row.fused[c]; }, &errors->fused_bias);
+      row, row.given, [&](int c) { return row.fused[c]; }, &d->floor_bias);
+}
+
+// Whether the format cannot hold the row: the trainer's row has NaN or Inf, and so has a correct algorithm
+// where the exact value is in range, for example because scores overflow in a training that diverges.
+bool exceeds_format(const Row& row) {
+  if (row.is_finite()) return false;
+  if (row.scores_are_noise) return true;
+  for (int c = 0; c < row.columns; ++c)
+    if (!std::isfinite(row.plain[c] + row.fused[c]) && std::isfinite(round_to(row.dtype, row.reference[c])))
+      return true;
+  return false;
+}
+
+// Adds the relative error of a row whose squared error is `kernel` and whose norm is `norm`. If even fused
+// has fewer than three correct bits of the row, the error says nothing about the kernel, unless it is
+// infinite.
+void add_relative_error(double kernel, double fused, double norm, Errors* errors) {
+  if (!(fused <= 0x1p-6 * norm) && kernel < kInfinity) return;
+  // Divides roots, because the quotient of the squares could overflow.
+  const double relative = std::sqrt(kernel) / std::sqrt(norm);
+  ++errors->relative_rows;
+  errors->relative_sum += relative;
+  errors->relative_max = std::max(errors->relative_max, relative);
 }
 
 // Adds the errors of one row to the sums, if the norm of its reference is finite and not 0.
 void compare_row(const Row& row, Errors* errors, SliceDeviation* d) {
   const double norm = squared_norm(row, row.reference), given_norm = squared_norm(row, row.given);
-  if (!(norm > 0) || !(norm < kInfinity)) {
+  if (!(norm > 0) || !(norm < kInfinity) || exceeds_format(row)) {
     ++d->rows_not_comparable;
     return;
   }
   ++d->rows_compared;
   const auto trainer = [&](int c) { return row.trainer_at(c); };
+  const auto fused = [&](int c) { return row.fused[c]; };
   const double kernel = squared_error(row, row.reference, trainer);
-  // Divides roots, because the quotient of the squares could overflow if the softmax is saturated.
-  const double relative = std::sqrt(kernel) / std::sqrt(norm);
-  errors->relative_sum += relative;
-  errors->relative_max = std::max(errors->relative_max, relative);
-  errors->plain.add(kernel, squared_error(row, row.reference, [&](int c) { return row.plain[c]; }));
+  const double fused_error = squared_error(row, row.given, fused);
+  add_relative_error(kernel, fused_error, norm, errors);
+  errors->plain.add(kernel, squared_error(row, row.reference, [&](int c) { return row.plain[c]; }),
+                    least_error(row, row.reference));
   if (given_norm < kInfinity) {
     errors->given_norm += given_norm;
-    const auto fused = [&](int c) { return row.fused[c]; };
-    errors->fused.add(squared_error(row, row.given, trainer), squared_error(row, row.given, fused));
+    const double least = least_error(row, row.given);
+    errors->fused.add(squared_error(row, row.given, trainer), fused_error, least);
     if (row.key_mean != nullptr && row.is_finite())
-      errors->fused_across.add(squared_error_across(row, trainer), squared_error_across(row, fused));
+      errors->fused_across.add(squared_error_across(row, trainer), squared_error_across(row, fused), least);
   }
-  add_biases(row, errors, d);
+  add_biases(row, d);
 }
 
 // Returns over how many rows an error is spread: sum^2 / sum_of_squares of the rows' errors.
@@ -215,35 +259,27 @@ std::optional<double> effective_count(double sum, double sum_of_squares) {
 }
 
 // Whether enough rows contribute to a ratio: kLeastEffectiveRows to the sum of both errors, or
-// kEnoughPlainRows to the floor's error. Only dQ `needs_rows`. In forward slices each element is rounded by
-// itself, and a gradient of a key is a sum over many rows, so there one row suffices.
-bool is_decided(bool needs_rows, const AgainstFloor& against) {
+// kEnoughFloorRows to the floor's error. An output of fewer rows is always decided: a row without a dominant
+// error has an independent error in each element. So are dK and dV, whose floor has a known mean.
+bool is_decided(JudgedTensor tensor, const AgainstFloor& against) {
+  if (tensor == JudgedTensor::kGradKey || tensor == JudgedTensor::kGradValue) return true;
+  if (tensor == JudgedTensor::kOut && against.rows < kLeastEffectiveRows) return true;
   const auto both = effective_count(against.kernel + against.floor, against.squares_of_both);
-  return !needs_rows || !both || *both >= kLeastEffectiveRows ||
-         effective_count(against.floor, against.squares_of_floor).value_or(0) >= kEnoughPlainRows;
+  return !both || *both >= kLeastEffectiveRows ||
+         effective_count(against.floor, against.squares_of_floor).value_or(0) >= kEnoughFloorRows;
 }
 
-// Returns the kernel's error divided by the floor's; absent if both are 0 or too few rows contribute.
-std::optional<double> error_ratio(bool needs_rows, const AgainstFloor& against) {
-  if (against.rows == 0 || !(against.kernel > 0 || against.floor > 0) || !is_decided(needs_rows, against))
+// Returns the kernel's error divided by the floor's; absent if no row has an error or too few contribute.
+std::optional<double> error_ratio(JudgedTensor tensor, const AgainstFloor& against) {
+  if (against.rows == 0 || !(against.kernel > 0 || against.floor > 0) || !is_decided(tensor, against))
     return std::nullopt;
-  return against.floor > 0 ? std::sqrt(against.kernel) / std::sqrt(against.floor) : kInfinity;
+  return std::sqrt(against.kernel) / std::sqrt(std::max(against.floor, against.least));
 }
 
-// Chooses the noise floor for the bias: plain, or fused if plain's error is more than kMuchNoisier times that
-// of fused (`floor` is squared). The kernel's bias is taken against the exact values of the same floor.
-void choose_control(const Errors& errors, SliceDeviation* d) {
-  d->floor_bias = errors.plain_bias;
-  if (!(errors.plain.floor > kMuchNoisier * kMuchNoisier * errors.fused.floor)) return;
-  d->bias = errors.given_bias;
-  d->floor_bias = errors.fused_bias;
-}
-
-// Computes the means, norms and ratios of *d. `needs_rows`: see is_decided().
-void summarise(const Errors& errors, bool needs_rows, SliceDeviation* d) {
-  choose_control(errors, d);
-  if (d->rows_compared > 0) {
-    d->relative_error_mean = errors.relative_sum / d->rows_compared;
+// Computes the means, norms and ratios of *d.
+void summarise(const Errors& errors, SliceDeviation* d) {
+  if (errors.relative_rows > 0) {
+    d->relative_error_mean = errors.relative_sum / errors.relative_rows;
     d->relative_error_max = errors.relative_max;
   }
   const AgainstFloor& plain = errors.plain;
@@ -253,15 +289,42 @@ void summarise(const Errors& errors, bool needs_rows, SliceDeviation* d) {
   d->reference_norm = std::sqrt(errors.given_norm);
   d->effective_rows = effective_count(plain.kernel + plain.floor, plain.squares_of_both);
   d->plain_effective_rows = effective_count(plain.floor, plain.squares_of_floor);
-  d->deviation_ratio = error_ratio(needs_rows, plain);
-  d->fused_ratio = error_ratio(needs_rows, errors.fused);
-  if (const auto across = error_ratio(needs_rows, errors.fused_across); d->fused_ratio && across)
+  d->deviation_ratio = error_ratio(d->tensor, plain);
+  d->fused_ratio = error_ratio(d->tensor, errors.fused);
+  if (const auto across = error_ratio(d->tensor, errors.fused_across); d->fused_ratio && across)
     d->fused_ratio = std::max(*d->fused_ratio, *across);
+  if (const auto given_out = error_ratio(JudgedTensor::kOut, errors.given_out))
+    d->fused_ratio = std::max(d->fused_ratio.value_or(0), *given_out);
+}
+
+// Whether a kernel may compute NaN or Inf from scores of this magnitude, or from such before they are scaled.
+bool may_overflow(const AttentionSlice& slice, double logit_abs_max) {
+  return slice.dtype != DType::kFp64 &&
+         logit_abs_max >= std::min(kScoresAreNoise, overflow_of(slice.dtype) * std::fabs(slice.scale));
+}
+
+// Compares the out that a backward call was given in a row, the trainer's, with exact attention. A partial
+// row's out also covers keys outside of the slice, so it is not compared.
+void compare_given_out(const AttentionSlice& slice, const DeviationWorkspace& w, int r, Errors* errors) {
+  if (w.reference.partial[r] != 0) return;
+  Row row = {};
+  row.trainer = slice.out;
+  row.dtype = slice.dtype;
+  row.columns = slice.value_dim;
+  row.first = static_cast<size_t>(r) * row.columns;
+  const double* exact = row.reference = row.given = w.reference.out.data() + row.first;
+  row.plain = w.floors.plain.out.data() + row.first;
+  row.fused = w.floors.fused.out.data() + row.first;
+  const double norm = squared_norm(row, exact);
+  if (!(norm > 0) || !(norm < kInfinity) || exceeds_format(row)) return;
+  errors->given_out.add(squared_error(row, exact, [&](int c) { return row.trainer_at(c); }),
+                        squared_error(row, exact, [&](int c) { return row.fused[c]; }),
+                        least_error(row, exact));
 }
 
 void compare(const AttentionSlice& slice, const DeviationWorkspace& w, SliceDeviation* d) {
   const bool backward = slice.backward();
-  Row row;
+  Row row = {};
   row.trainer = backward ? slice.grad_query : slice.out;
   row.dtype = slice.dtype;
   row.columns = backward ? slice.head_dim : slice.value_dim;
@@ -275,9 +338,11 @@ void compare(const AttentionSlice& slice, const DeviationWorkspace& w, SliceDevi
         backward && w.reference.partial[r] == 0 ? w.reference.grad_query.data() + row.first : row.given;
     row.plain = (backward ? w.floors.plain.grad_query : w.floors.plain.out).data() + row.first;
     row.fused = (backward ? w.floors.fused.grad_query : w.floors.fused.out).data() + row.first;
+    row.scores_are_noise = may_overflow(slice, w.reference.logit_abs_max[r]);
     compare_row(row, &errors, d);
+    if (backward) compare_given_out(slice, w, r, &errors);
   }
-  summarise(errors, backward, d);
+  summarise(errors, d);
 }
 
 // Sets *max to the larger of *max and `value`; NaN counts as infinity.
@@ -295,6 +360,7 @@ void compare_lse(const AttentionSlice& slice, const Reference& ref, int row, Sli
   const double given = load_as_double(slice.log_sum_exp, slice.log_sum_exp_dtype, row);
   const double rounded = round_to(slice.log_sum_exp_dtype, ref.log_sum_exp[row]);
   if (!std::isfinite(rounded) && given == rounded) return;
+  if (!std::isfinite(given) && may_overflow(slice, ref.logit_abs_max[row])) return;
   const double error = std::fabs(given - ref.log_sum_exp[row]);
   raise(error, &d->lse_error_abs_max);
   raise(error / lse_tolerance(slice.dtype, ref.logit_abs_max[row]), &d->lse_error_ratio);
@@ -409,6 +475,16 @@ bool may_be_nan(const KeyColumns& c) {
   return may_have_rows_without_keys(c) && nonfinite_results_of(c, &without_keys) + without_keys > 0;
 }
 
+// Whether scores that have a weight are so large that weights are noise. They are near the log-sum-exp.
+bool has_noisy_scores(const KeyColumns& c) {
+  if (c.dtype == DType::kFp64) return false;
+  for (size_t row = 0; row < c.rows(); ++row)
+    if (const double lse = load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, row);
+        std::isfinite(lse) && std::fabs(lse) >= kScoresAreNoise)
+      return true;
+  return false;
+}
+
 SliceDeviation compare_columns(const KeyColumns& c, JudgedTensor judged, const ColumnReference& reference) {
   const bool is_key = judged == JudgedTensor::kGradKey;
   const void* trainer = is_key ? c.grad_key : c.grad_value;
@@ -422,6 +498,7 @@ SliceDeviation compare_columns(const KeyColumns& c, JudgedTensor judged, const C
   row.trainer = trainer;
   row.dtype = c.dtype;
   row.columns = width;
+  row.scores_are_noise = has_noisy_scores(c);
   const bool skips_nan = may_be_nan(c);
   Errors errors;
   for (int n = 0; n < c.columns; ++n) {
@@ -433,25 +510,30 @@ SliceDeviation compare_columns(const KeyColumns& c, JudgedTensor judged, const C
     row.reference = row.given = (reference.exact.*tensor).data() + row.first;
     row.plain = (reference.plain.*tensor).data() + row.first;
     row.fused = (reference.fused.*tensor).data() + row.first;
+    row.mean_square_error = (reference.mean_square_error.*tensor)[n];
     compare_row(row, &errors, &d);
   }
-  summarise(errors, false, &d);
+  summarise(errors, &d);
   return d;
 }
 
 // Whether a gradient may overflow in a correct training. Always true in fp16, where the loss is scaled until
-// gradients overflow. Otherwise true if a sampled gradient is near the end of the format's range.
-bool may_overflow(const KeyColumns& c, const ColumnGradients& exact) {
+// gradients overflow. Otherwise true if a sampled gradient is near the end of the format's range, or if fused
+// attention overflows.
+bool may_overflow(const KeyColumns& c, const ColumnReference& reference) {
   if (c.dtype == DType::kFp16) return true;
   const double limit = c.dtype == DType::kFp64 ? 0x1p1000 : 0x1p112;
   const auto is_large = [&](double x) { return !(std::fabs(x) < limit); };
-  return std::any_of(exact.grad_key.begin(), exact.grad_key.end(), is_large) ||
-         std::any_of(exact.grad_value.begin(), exact.grad_value.end(), is_large);
+  const auto has_large = [&](const ColumnGradients& gradients) {
+    return std::any_of(gradients.grad_key.begin(), gradients.grad_key.end(), is_large) ||
+           std::any_of(gradients.grad_value.begin(), gradients.grad_value.end(), is_large);
+  };
+  return has_large(reference.exact) || has_large(reference.fused);
 }
 
 // Sets the results over all keys of the kv-head, from the sums over dK, dV and dQ that the library in the
 // trainer has computed: first those of dK's columns, then dV's, and last one of all dQ.
-void judge_all_keys(const KeyColumns& c, const ColumnGradients& exact, ColumnDeviation* d) {
+void judge_all_keys(const KeyColumns& c, const ColumnReference& reference, ColumnDeviation* d) {
   if (c.sums == nullptr) return;
   const auto nonfinite_of = [&](int first, int count) {
     uint64_t sum = 0;
@@ -465,7 +547,7 @@ void judge_all_keys(const KeyColumns& c, const ColumnGradients& exact, ColumnDev
   const ConservationRatios ratios = conservation_of(c);
   d->grad_key.conservation_ratio = ratios.grad_key;
   d->grad_value.conservation_ratio = ratios.grad_value;
-  if (may_overflow(c, exact) || without_keys > 0) return;
+  if (may_overflow(c, reference) || has_noisy_scores(c) || without_keys > 0) return;
   d->grad_key.nonfinite_anywhere = d->grad_key.nonfinite_gradient > 0;
   d->grad_value.nonfinite_anywhere = d->grad_value.nonfinite_gradient > 0;
   d->grad_key.nonfinite_grad_query = nonfinite_of(c.head_dim + c.value_dim, 1) > 0;
@@ -479,7 +561,7 @@ ColumnDeviation judge(const KeyColumns& columns, ColumnReference* workspace) {
   ColumnDeviation d = {compare_columns(columns, JudgedTensor::kGradKey, *workspace),
                        compare_columns(columns, JudgedTensor::kGradValue, *workspace)};
   d.grad_key.nonfinite_inputs = d.grad_value.nonfinite_inputs = nonfinite_inputs_of(columns);
-  judge_all_keys(columns, workspace->exact, &d);
+  judge_all_keys(columns, *workspace, &d);
   return d;
 }
 

@@ -25,18 +25,21 @@ inline constexpr uint32_t kJudgedTensors = 4;
 inline constexpr const char* kJudgedTensorNames[kJudgedTensors] = {"out", "grad_query", "grad_key",
                                                                    "grad_value"};
 
-// A backward slice has a deviation ratio only if its error is spread over at least kLeastEffectiveRows rows
-// (SliceDeviation::effective_rows), or plain's error over at least kEnoughPlainRows. The error of a row's
-// gradient is mainly the error of one number, delta = sum (grad_out * out). If one row has nearly all of the
-// trainer's and of plain's error, the ratio is that of two single draws. It exceeds 3 in one slice of five
-// even if the trainer is correct (two normal draws: 1 - 2/pi atan 3). In eight trainings of a GPT that
-// memorizes its data, 59 of 10,714 backward slices exceeded 3. All of them were among the 4,425 with fewer
-// than 3 effective rows, and had fewer than 7 effective rows of plain.
-inline constexpr double kLeastEffectiveRows = 3, kEnoughPlainRows = 8;
+// A slice of rows has an error ratio only if its error is spread over at least kLeastEffectiveRows rows
+// (SliceDeviation::effective_rows), or the floor's error over at least kEnoughFloorRows. The error of a row
+// of dQ is mainly the error of one number, delta = sum (grad_out * out). That of a row of the output is
+// mainly the error of one score if the softmax is saturated. If one row has nearly all of the trainer's and
+// of the floor's error, the ratio is that of two single draws. It exceeds 3 in one slice of five even if the
+// trainer is correct (two normal draws: 1 - 2/pi atan 3). In eight trainings of a GPT that memorizes its
+// data, 59 of 10,714 slices of dQ exceeded 3. All of them were among the 4,425 with fewer than 3 effective
+// rows, and had fewer than 7 effective rows of plain. dK and dV are sums over many rows, whose mean error is
+// known (ColumnReference::mean_square_error), so one key position suffices.
+inline constexpr double kLeastEffectiveRows = 3, kEnoughFloorRows = 8;
 
 // The result of checking one tensor of a slice, the judged tensor. In a slice of key positions, a "row" here
 // is a key position. Errors are taken over the compared rows: those whose reference is finite and not all
 // zero. So a row without a visible key, or with inputs that make the reference non-finite, is not compared.
+// A row is not compared either if it has NaN or Inf and so has a floor: the format cannot hold its scores.
 // Nor is a key position with NaN or Inf if a query row of its slice sees no key, which makes some kernels
 // write NaN. If out is absent, no row is compared. An element is not compared if the reference exceeds the
 // range of the format and the trainer has the Inf to which it rounds. No value here is NaN; an unknown value
@@ -47,8 +50,9 @@ struct SliceDeviation {
   int rows_compared = 0;
   int rows_not_comparable = 0;
 
-  // Mean and maximum over the compared rows of ||x - x*|| / ||x*||, where x is a row of the trainer's result
-  // and x* of the reference. +Inf if a compared x has NaN or Inf. Absent if no row was compared.
+  // Mean and maximum of ||x - x*|| / ||x*|| over the compared rows of which fused attention has at least
+  // three bits right, where x is a row of the trainer's result and x* of the reference. +Inf if a compared x
+  // has NaN or Inf. Absent if there is no such row.
   std::optional<double> relative_error_mean, relative_error_max;
   // Roots of the sums of squared errors over compared rows. The norms of the trainer's result (kernel) and of
   // plain take the rows where plain is finite, the norm of fused the rows where fused is finite.
@@ -58,21 +62,21 @@ struct SliceDeviation {
   // For effective_rows e is the squared error of the trainer in a row plus that of plain, for
   // plain_effective_rows that of plain alone. Absent if the sum is 0 or not finite.
   std::optional<double> effective_rows, plain_effective_rows;
-  // kernel_error_norm / plain_error_norm. Absent if both are 0, if plain is finite in no compared row, or if
-  // too few rows of a slice with grad_query decide it (kLeastEffectiveRows). +Inf if only plain_error_norm is
-  // 0, or if the trainer's result is not finite in a row where plain is.
+  // kernel_error_norm / plain_error_norm, a figure that decides nothing. plain_error_norm counts as at least
+  // half the error of one rounding (least_error()). Absent if both are 0, if plain is finite in no compared
+  // row, or if too few rows decide it (kLeastEffectiveRows). +Inf if the trainer's result is
+  // not finite in a row where plain is.
   std::optional<double> deviation_ratio;
-  // The same ratio with fused instead of plain. For grad_query the errors are taken against the gradient that
-  // the given out and log_sum_exp (the trainer's) define (Reference::given_grad_query), and the value is the
-  // larger of two ratios: of the whole errors, and of the errors without their component along the mean key,
-  // in which rounding errors add up. If fused_ratio is above its limit, the call itself is faulty. If only
-  // deviation_ratio is above its limit, the backward call may have got a wrong out from the forward call.
+  // The same ratio with fused instead of plain, which decides whether the kernel is faulty. For grad_query
+  // the errors are taken against the gradient that the given out and log_sum_exp (the trainer's) define
+  // (Reference::given_grad_query), and the value is the largest of three ratios: of the whole errors, of the
+  // errors without their component along the mean key, in which rounding errors add up, and of the errors of
+  // the given out, which may be wrong where the forward call was right.
   std::optional<double> fused_ratio;
 
-  BiasSums bias;          // of the trainer's result, against the exact values used for floor_bias
+  BiasSums bias;          // of the trainer's result, against the exact values with which fused is compared
   BiasSums rounded_bias;  // control: of the reference rounded once
-  // Control: of plain, or of fused if plain's error is more than kMuchNoisier times that of fused (with large
-  // scores). Both are correct algorithms, so a bias that the kernel shares with them is not its fault.
+  // Control: of fused, a correct algorithm. A bias that the kernel shares with it is not the kernel's fault.
   BiasSums floor_bias;
 
   // Backward: number of partial rows (Reference::partial). Their given log_sum_exp also covers keys of other
@@ -115,6 +119,10 @@ struct SliceDeviation {
   std::optional<double> grad_out_drift;
 };
 
+// Scores of this magnitude have errors of about 1 nat in fp32, so a weight exp(score - log_sum_exp) of a
+// sound kernel can be anything, Inf included. NaN and Inf beside such scores are not judged.
+inline constexpr double kScoresAreNoise = 0x1p22;
+
 // Returns the tolerance for an error of log_sum_exp: the largest error that one rounding of every score to
 // the format can cause, but at least the error of sums of products in fp32 (which counts for fp32 and fp64).
 double lse_tolerance(DType dtype, double logit_abs_max);
@@ -124,9 +132,6 @@ struct DeviationWorkspace {
   Reference reference;
   NoiseFloors floors;
 };
-
-// If plain's error is more than this many times that of fused, plain is too noisy as a control for a bias.
-inline constexpr double kMuchNoisier = 4;
 
 // The results for dK and dV of sampled key positions. Each is checked like a slice whose rows are the key
 // positions. The exact values, plain and fused all use the given log_sum_exp and out (the trainer's), so

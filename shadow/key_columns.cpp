@@ -210,6 +210,42 @@ void store_rounded_columns(const KeyColumns& c, const ColumnArrays<T>& a, int n,
   store_rows(a.grad_value[n], a.stride, c.columns, c.value_dim, 1, &to->grad_value);
 }
 
+template <class T>
+double squared_norm(const T* values, int count) {
+  double sum = 0;
+  for (int n = 0; n < count; ++n) sum += double{values[n]} * values[n];
+  return sum;
+}
+
+// Adds the mean squared errors that the rows of a tile give a column, if the roundings are independent
+// (ColumnReference::mean_square_error). a.weight and a.grad_score are those of fused, P and dS. A weight has
+// the relative error of its rounding and that of its score, whose sum in fp32 has an error of about u
+// |score|. A score with a weight is near the log-sum-exp. dS also has the error of dO . v - delta, about u
+// |dO| |v|.
+template <class T>
+void add_mean_errors(const KeyColumns& c, const ColumnArrays<T>& a, int count, const double* squared_values,
+                     ColumnReference* result) {
+  const auto square_of_half_ulp = [](DType type) { return std::ldexp(1.0, -2 * format_of(type).precision); };
+  const double rounding = square_of_half_ulp(c.dtype) / 3;  // uniform between -1/2 and 1/2 ulp
+  const double sum = square_of_half_ulp(c.dtype == DType::kFp64 ? DType::kFp64 : DType::kFp32);
+  for (int t = 0; t < count; ++t) {
+    const double grad_out = squared_norm(a.grad_out + t * size_t(c.value_dim), c.value_dim);
+    const double query = c.scale * c.scale * squared_norm(a.query + t * size_t(c.head_dim), c.head_dim);
+    // A row that sees no key has no weight, and an infinite log-sum-exp.
+    const double log_sum_exp = a.log_sum_exp[t];
+    const double magnitude = std::isfinite(log_sum_exp) ? 1 + std::fabs(log_sum_exp) : 1;
+    const double of_weight = rounding + sum * magnitude * magnitude;
+    for (int column = 0; column < c.columns; ++column) {
+      const double weight = a.weight[t * size_t(a.stride) + column];
+      const double grad_score = a.grad_score[t * size_t(a.stride) + column];
+      result->mean_square_error.grad_value[column] += weight * weight * of_weight * grad_out;
+      result->mean_square_error.grad_key[column] +=
+          query * (grad_score * grad_score * (of_weight + rounding) +
+                   weight * weight * sum * grad_out * squared_values[column]);
+    }
+  }
+}
+
 // Computes the floors in T (float; double for fp64 storage): in each tile plain ([0]), which rounds after
 // each operation, then fused ([1]), which rounds only the factors of the products.
 template <class T>
@@ -221,6 +257,14 @@ void compute_rounded_as(const KeyColumns& c, ColumnReference* result) {
   const V scale = hn::Set(d, static_cast<T>(c.scale));
   const DType dtype = c.dtype;
   const size_t rows = c.rows();
+  double squared_values[kMaxSliceRows] = {};
+  for (int column = 0; column < c.columns; ++column)
+    for (int n = 0; n < c.value_dim; ++n) {
+      const double x = a.value[n * size_t(a.stride) + column];
+      squared_values[column] += x * x;
+    }
+  result->mean_square_error.grad_key.assign(c.columns, 0);
+  result->mean_square_error.grad_value.assign(c.columns, 0);
   for (size_t first = 0; first < rows; first += kColumnTile) {
     const int count = static_cast<int>(std::min<size_t>(kColumnTile, rows - first));
     load_rows_tile(c, a, first, count, /*delta_from_last=*/true);
@@ -240,6 +284,7 @@ void compute_rounded_as(const KeyColumns& c, ColumnReference* result) {
                });
     add_product(a.weight, a.stride, a.grad_out, count, c.value_dim, a.partial, a.grad_value[1]);
     add_product(a.grad_score, a.stride, a.query, count, c.head_dim, a.partial, a.grad_key[1]);
+    add_mean_errors(c, a, count, squared_values, result);
   }
   store_rounded_columns(c, a, 0, &result->plain);
   store_rounded_columns(c, a, 1, &result->fused);

@@ -71,6 +71,9 @@ struct ColumnReference {
   // (fp64 for fp64 storage). `fused` rounds P before P multiplies dO, the gradients of the scores before they
   // multiply Q, and the results. `plain` also rounds scores, P and dO . v. Both use lse and out as given.
   ColumnGradients plain, fused;
+  // [columns]: mean squared errors of a column that the roundings of fused give it, whatever their signs are.
+  // The error of `fused` is one draw, and almost 0 by chance where the few weights of a column round well.
+  ColumnGradients mean_square_error;
   std::vector<double> scratch;
 };
 
@@ -105,7 +108,7 @@ void compute_exact(const KeyColumns& columns, ColumnReference* result);
 // Computes the same bits one element at a time, without vectors. This is the definition of the result.
 void compute_exact_scalar(const KeyColumns& columns, ColumnReference* result);
 
-// Fills `plain` and `fused`. `columns` must be valid.
+// Fills `plain`, `fused` and `mean_square_error`. `columns` must be valid.
 void compute_floors(const KeyColumns& columns, ColumnReference* result);
 
 }  // namespace foreshock

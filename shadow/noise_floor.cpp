@@ -145,8 +145,8 @@ void plain_weights(const AttentionSlice& slice, const Reference& reference, cons
 }
 
 // Sets a.fused to the weights: exp(score - max) in a forward slice, exp(score - log_sum_exp) in a backward
-// slice. For the latter, a.factor becomes exp(max - log_sum_exp), by which exp(score - max) is multiplied. A
-// weight of 0 stays 0 even if this factor is infinite.
+// slice. For the latter, a.factor becomes exp(max - log_sum_exp), by which exp(score - max) and a.sum are
+// multiplied. A weight of 0 stays 0 even if this factor is infinite.
 template <class T>
 void fused_weights(const AttentionSlice& slice, const Reference& reference, const FloorArrays<T>& a) {
   exponentiate(slice, a, a.fused);
@@ -156,6 +156,7 @@ void fused_weights(const AttentionSlice& slice, const Reference& reference, cons
                                    ? load_as_double(slice.log_sum_exp, slice.log_sum_exp_dtype, row)
                                    : reference.log_sum_exp[row];
     a.factor[row] = std::exp(a.factor[row] - static_cast<T>(log_sum_exp));
+    a.sum[row] *= a.factor[row];
   }
   for_rows(a, slice.keys, a.factor, a.fused, [&](auto w, auto factor) HWY_ATTR {
     return hn::IfThenElse(hn::Eq(w, hn::Zero(LanesTag<T>())), w, hn::Mul(w, factor));
@@ -249,7 +250,7 @@ void floors_as(const AttentionSlice& slice, const Reference& reference, NoiseFlo
   std::fill_n(a.sum, a.stride, T{1});  // never read: exponentiate() overwrites it first
   compute_scores(slice, a);
   fused_weights(slice, reference, a);
-  if (!slice.backward()) compute_out(slice, a, a.fused, /*divides=*/true, &floors->fused.out);
+  compute_out(slice, a, a.fused, /*divides=*/true, &floors->fused.out);
   plain_weights(slice, reference, a);
   compute_out(slice, a, a.plain, /*divides=*/false, &floors->plain.out);
   if (!slice.backward()) return;

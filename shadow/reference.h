@@ -105,7 +105,7 @@ void finish_gradient(const AttentionSlice& slice, int row, int k, double sum, do
 // stored. Both sum in fp32 (fp64 for fp64 storage). With large scores plain has a far larger error than any
 // fused kernel, since bf16 rounds a score of 120 to a multiple of 0.5.
 
-// Results, rounded to the storage format. Forward: only `out`. Backward: `grad_query`; plain also has `out`.
+// Results, rounded to the storage format. Forward: only `out`. Backward: `out` and `grad_query`.
 struct FloorRows {
   std::vector<double> out;         // [rows][value_dim]
   std::vector<double> grad_query;  // [rows][head_dim]
@@ -119,10 +119,11 @@ struct NoiseFloors {
 
 // Computes both floors of a slice. The slice must be valid (judgement.h), and `reference` must be the
 // reference of this slice. In a backward slice, fused uses the given log_sum_exp and out (the trainer's),
-// like a kernel, so the error of fused is taken against Reference::given_grad_query. Plain uses its own
-// rounded out and weights, so the error of plain is taken against Reference::grad_query. In a partial row the
-// given log_sum_exp covers keys outside of the slice. Plain then multiplies its weights by Reference::share,
-// uses the given out, and is compared with given_grad_query. In a row that sees no key, all results are 0.
+// like a kernel, so the error of its grad_query is taken against Reference::given_grad_query. Plain uses its
+// own rounded out and weights, so the error of plain is taken against Reference::grad_query. In a partial row
+// the given log_sum_exp covers keys outside of the slice. Plain then multiplies its weights by
+// Reference::share, uses the given out, and is compared with given_grad_query. In a row that sees no key, all
+// results are 0.
 void compute_noise_floors(const AttentionSlice& slice, const Reference& reference, NoiseFloors* floors);
 
 }  // namespace foreshock

@@ -140,6 +140,7 @@ class Stream {
     slot.step = header.step;
     slot.batch = header.batch;
     slot.kv_head = header.kv_head;
+    slot.dtype = header.dtype;
     const std::string label(header.layer, strnlen(header.layer, sizeof header.layer));
     if (header.pass == 2) {
       const KeyColumns columns = read_columns(header, &arrays, &sums_);

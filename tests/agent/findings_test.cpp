@@ -76,7 +76,7 @@ TEST(Findings, AmongEqualsTheFirstOnsetComesFirst) {
   for (const auto& [label, first] : {std::pair("000", 72), std::pair("001", 3), std::pair("002", 40)}) {
     LayerStatistics* layer = rank.layer_of(label);
     layer->label = label;
-    layer->pass[0].past["bias"] = {first, 90, 0.4};
+    layer->pass[0].past["bias"] = {first, 90, 0.4, {}, BiasPool::kSlices};
   }
   std::vector<int64_t> onsets;
   for (const Finding& finding : findings({&rank})) onsets.push_back(finding.since_step);

@@ -48,7 +48,7 @@ class Scene {
 
   // The last 64 slices of the layer were so.
   void fill_window(double ratio) {
-    for (int n = 0; n < 64; ++n) rank.layers["001"].pass[data_.shape.backward].deviation_ratio.add(ratio);
+    for (int n = 0; n < 64; ++n) rank.layers["001"].pass[data_.shape.backward].fused_ratio.add(ratio);
   }
   void fill_bias(double of_kernel, double of_rounded) {
     PassStatistics& pass = rank.layers["001"].pass[0];
@@ -114,7 +114,7 @@ TEST(FlaggedReason, FarBeyondTheLimitOneSliceIsEnough) {
   for (bool backward : {false, true}) {
     Scene scene(backward);
     scene.scale_result(1 + 0x1p-3);
-    ASSERT_GT(*scene.deviation().deviation_ratio, 12);
+    ASSERT_GT(*scene.deviation().fused_ratio, 12);
     EXPECT_EQ(scene.reason(), "deviation_ratio");
     EXPECT_EQ(scene.reason(""), "deviation_ratio");
   }
@@ -123,13 +123,13 @@ TEST(FlaggedReason, FarBeyondTheLimitOneSliceIsEnough) {
 TEST(FlaggedReason, ALittleBeyondItTakesSeveralOfTheLayer) {
   Scene scene;
   scene.scale_result(1 + 0x1p-6);
-  const double ratio = *scene.deviation().deviation_ratio;
+  const double ratio = *scene.deviation().fused_ratio;
   ASSERT_GT(ratio, kDeviationRatioForward);
   ASSERT_LT(ratio, 4 * kDeviationRatioForward);
   EXPECT_EQ(scene.reason(), "");
-  scene.rank.layers["001"].pass[0].deviation_ratio.add(ratio);
+  scene.rank.layers["001"].pass[0].fused_ratio.add(ratio);
   EXPECT_EQ(scene.reason(), "");  // itself
-  scene.rank.layers["001"].pass[0].deviation_ratio.add(ratio);
+  scene.rank.layers["001"].pass[0].fused_ratio.add(ratio);
   EXPECT_EQ(scene.reason(), "deviation_ratio");
   EXPECT_EQ(scene.reason("002"), "");
   EXPECT_EQ(scene.reason(""), "");

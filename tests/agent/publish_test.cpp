@@ -276,10 +276,10 @@ TEST_F(Publish, TheSummaryTellsWhatWasBeyondALimitAndWhen) {
   ASSERT_EQ(summary["past_alarms"].size(), 1u) << summary["past_alarms"];
   const nlohmann::json& past = summary["past_alarms"][0];
   EXPECT_EQ(past["layer"], "003");
-  EXPECT_EQ(past["of"], "deviation_ratio");
+  EXPECT_EQ(past["of"], "fused_ratio");
   EXPECT_EQ(past["first_step"], 2);
   EXPECT_EQ(past["last_step"], 12);
-  EXPECT_EQ(past["most"], summary["attention"]["forward"]["deviation_ratio"]["max"]);
+  EXPECT_EQ(past["most"], summary["attention"]["forward"]["fused_ratio"]["max"]);
   EXPECT_EQ(summary["attention"]["forward"]["nonfinite"], 0);
 }
 

@@ -17,7 +17,7 @@ LayerStatistics sound_layer(const std::string& label) {
   for (int n = 0; n < 64; ++n) {
     for (PassStatistics& pass : layer.pass) {
       ++pass.judged;
-      pass.deviation_ratio.add(0.9 + 0.01 * (n % 7));
+      pass.fused_ratio.add(0.9 + 0.01 * (n % 7));
       pass.relative_error_max.add(0.002);
       pass.bias.add({0, 0, n, 0}, {n % 2 == 0 ? 0.03 : -0.03, 1});
       pass.excess_bias.add({0, 0, n, 0}, {n % 2 == 0 ? 0.03 : -0.03, 1});
@@ -52,8 +52,8 @@ TEST(Rank, OfLayersThatAreToldOfNothingIsLost) {
   for (const char* label : {"003", "004", "005", "006"}) rank.layers[label] = sound_layer(label);
   rank.layers["003"].pass[1].past["bias"] = {1, 2, 0.3};
   rank.layers["004"].nonfinite_steps = 1;
-  rank.layers["005"].pass[0].deviation_ratio.add(3.9);  // once: the worst, and no alarm
-  for (int n = 0; n < 2; ++n) rank.layers["006"].pass[1].deviation_ratio.add(3.5);
+  rank.layers["005"].pass[0].fused_ratio.add(3.9);  // once: the worst, and no alarm
+  for (int n = 0; n < 2; ++n) rank.layers["006"].pass[1].fused_ratio.add(3.5);
   for (int64_t step = 1; step < 1000; ++step) rank.history.add(step, kColumnLoss, 2.0);
   const nlohmann::json before = summary_of(rank, 1);
   rank.shrink_to_summary();
@@ -66,10 +66,10 @@ TEST(Rank, OfLayersThatAreToldOfNothingIsLost) {
 
 TEST(Rank, OneBadHeadOfManyIsAnAlarmOneOddSliceIsNot) {
   LayerStatistics layer = sound_layer("001");
-  layer.pass[0].deviation_ratio.add(8);
+  layer.pass[0].fused_ratio.add(8);
   EXPECT_TRUE(rank_of(layer).alarms().empty());
-  layer.pass[0].deviation_ratio.add(7);
-  expect_alarm(layer, 0, "deviation_ratio");
+  layer.pass[0].fused_ratio.add(7);
+  expect_alarm(layer, 0, "fused_ratio");
   EXPECT_EQ(rank_of(layer).alarms()[0].value, 8);
 }
 
@@ -194,13 +194,40 @@ TEST(Rank, ABiasThatASoundAlgorithmHasTooIsNoAlarm) {
   EXPECT_TRUE(rank_of(layer).alarms().empty());
 }
 
-// One fault is one alarm.
-TEST(Rank, ErrorsThatUnfusedAttentionHasTooAreAnAlarmOfTheirOwn) {
+// In fp32 the error of unfused attention is by chance a quarter of a sound kernel's.
+TEST(Rank, TheErrorOfUnfusedAttentionAloneAccusesNoKernel) {
   LayerStatistics layer = sound_layer("001");
+  for (int n = 0; n < 64; ++n) layer.pass[n % 2].deviation_ratio.add(4);
+  EXPECT_TRUE(rank_of(layer).alarms().empty());
   for (int n = 0; n < 2; ++n) layer.pass[1].fused_ratio.add(18);
   expect_alarm(layer, 1, "fused_ratio");
-  for (int n = 0; n < 2; ++n) layer.pass[1].deviation_ratio.add(18);
-  expect_alarm(layer, 1, "deviation_ratio");
+}
+
+TEST(Rank, LimitsOfRatiosAreWiderInFp32) {
+  for (const double ratio : {2.5, 4.5}) {
+    LayerStatistics layer = sound_layer("001");
+    layer.pass[0].dtype = DType::kFp32;
+    for (int n = 0; n < 2; ++n) layer.pass[0].fused_ratio.add(ratio);
+    EXPECT_EQ(alarms_of(layer, 0).size(), ratio > 4 ? 1u : 0u) << ratio;
+    layer.pass[0].dtype = DType::kBf16;
+    EXPECT_EQ(alarms_of(layer, 0).size(), 1u) << ratio;
+  }
+}
+
+// What counts is by how much the output drifts. PyTorch's CPU kernel has a bias of half an ulp of fp32.
+TEST(Rank, ABiasCountsByTheDriftThatItCauses) {
+  const auto alarms = [](DType dtype, double ulp) {
+    LayerStatistics layer = sound_layer("001");
+    layer.pass[0].dtype = dtype;
+    fill_with_bias(ulp, &layer.pass[0].bias);
+    fill_with_bias(ulp, &layer.pass[0].excess_bias);
+    return alarms_of(layer, 0).size();
+  };
+  EXPECT_EQ(alarms(DType::kBf16, 0.07), 0u);
+  EXPECT_EQ(alarms(DType::kBf16, 0.25), 1u);
+  EXPECT_EQ(alarms(DType::kFp16, 0.5), 0u);
+  EXPECT_EQ(alarms(DType::kFp16, 2), 1u);
+  EXPECT_EQ(alarms(DType::kFp32, 100), 0u);
 }
 
 TEST(Rank, AWrongLogSumExpIsAnAlarm) {
@@ -212,13 +239,13 @@ TEST(Rank, AWrongLogSumExpIsAnAlarm) {
 TEST(Rank, AnAlarmNamesTheStepThatLastSupportedIt) {
   LayerStatistics layer = sound_layer("001");
   SliceDeviation wrong;
-  wrong.deviation_ratio = 8;
-  layer.pass[0].deviation_ratio.add(8);
-  layer.pass[0].deviation_ratio.add(8);
+  wrong.fused_ratio = 8;
+  layer.pass[0].fused_ratio.add(8);
+  layer.pass[0].fused_ratio.add(8);
   note_alarms(wrong, 70, 0, &layer);
   SliceDeviation sound;
-  sound.deviation_ratio = 1;
-  layer.pass[0].deviation_ratio.add(1);
+  sound.fused_ratio = 1;
+  layer.pass[0].fused_ratio.add(1);
   note_alarms(sound, 90, 0, &layer);
   EXPECT_EQ(rank_of(layer).alarms().at(0).last_step, 70);
 }

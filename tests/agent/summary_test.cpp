@@ -47,7 +47,7 @@ RankStatistics healthy_rank(int number = 0) {
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
     rank.judged[pass] = rank.totals.sampled[pass] = 126;
     rank.pass[pass].judged = 126;
-    rank.pass[pass].deviation_ratio.add(pass == 0 ? 0.69 : 0.56);
+    rank.pass[pass].fused_ratio.add(pass == 0 ? 0.69 : 0.56);
     rank.pass[pass].relative_error_mean.add(0.002);
     for (const char* label : {"000", "001"}) {
       LayerStatistics* layer = rank.layer_of(label);
@@ -99,7 +99,7 @@ void set_fault(RankStatistics* rank, const std::string& of, double most, bool is
   LayerStatistics* layer = rank->layer_of("001");
   layer->pass[0].past[of] = {40, is_past ? 60 : 172, most};
   if (is_past) return;
-  for (int n = 0; n < 4; ++n) layer->pass[0].deviation_ratio.add(most);
+  for (int n = 0; n < 4; ++n) layer->pass[0].fused_ratio.add(most);
 }
 
 TEST(Summary, HealthyRunFitsTenLinesOfEightyColumns) {
@@ -174,17 +174,19 @@ TEST(Summary, NamesTheGradientThatIsWrong) {
 
 TEST(Summary, FaultNamesLayerPassAndFirstStepBeforeAllElse) {
   RankStatistics rank = healthy_rank();
-  set_fault(&rank, "deviation_ratio", 18, false);
+  set_fault(&rank, "fused_ratio", 18, false);
   const std::string text = text_of(rank);
   EXPECT_THAT(text.substr(0, text.find('\n')), testing::EndsWith("ATTENTION FAULT"));
   EXPECT_THAT(text,
               HasSubstr("\n  finding     layer 001: the output is wrong by up to 18 times the error of\n"
-                        "              plain attention since step 40. Do: "));
+                        "              fused attention since step 40. Do: "));
 }
 
 TEST(Summary, PastFaultIsToldWithItsSteps) {
   RankStatistics rank = healthy_rank();
   set_fault(&rank, "bias", -0.31, true);
+  EXPECT_THAT(text_of(rank), HasSubstr("healthy")) << "a kernel's bias does not end so soon";
+  rank.layer_of("001")->pass[0].past["bias"].slices = BiasPool::kSlices;
   EXPECT_THAT(unwrapped(text_of(rank)),
               HasSubstr("layer 001: the output is biased by -0.31 ulp in steps 40 to 60, not since. Do: "));
   EXPECT_THAT(text_of(rank), HasSubstr("ATTENTION FAULT"));
@@ -192,7 +194,7 @@ TEST(Summary, PastFaultIsToldWithItsSteps) {
 
 TEST(Summary, NonfiniteOutputComesBeforeALargerError) {
   RankStatistics rank = healthy_rank();
-  set_fault(&rank, "deviation_ratio", 18, false);
+  set_fault(&rank, "fused_ratio", 18, false);
   rank.layer_of("000")->pass[1].past["nonfinite"] = {7, 9, std::nullopt};
   const std::string text = text_of(rank);
   EXPECT_THAT(
@@ -487,7 +489,7 @@ TEST(Summary, LongSummaryIsCutAtThirtyLines) {
   std::vector<const RankStatistics*> ranks;
   for (int n = 0; n < 8; ++n) all.push_back(healthy_rank(n));
   for (RankStatistics& rank : all) {
-    set_fault(&rank, "deviation_ratio", 18, false);
+    set_fault(&rank, "fused_ratio", 18, false);
     for (uint32_t n = 0; n < segment::kSkipReasons; ++n)
       rank.totals.skipped[0][n] = rank.totals.skipped[1][n] = 9;
     rank.steps_lost = 5;

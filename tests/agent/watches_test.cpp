@@ -19,7 +19,7 @@ SampleLine sample(int64_t step, const char* pass, double bias, double drift) {
   line.layer = "003";
   line.bias_ulp = bias;
   line.rounded_reference_bias_ulp = 0;
-  line.deviation_ratio = 0.7;
+  line.fused_ratio = 0.7;
   line.logit_abs_max = 9;
   line.entropy_nats_mean = 2;
   if (std::string(pass) == "backward") line.grad_out_drift = drift;
@@ -228,7 +228,7 @@ TEST(Watches, ARecordOfAHundredThousandTensorsWarnsInAllFiveLayers) {
     for (const char* layer : {"000", "001", "002", "003", "004"}) {
       SampleLine line = sample(step, "forward", 0, 0);
       line.layer = layer;
-      line.deviation_ratio = 10;
+      line.fused_ratio = 10;
       for (const EventLine& event : watches.observe(line))
         if (event.detector == "deviation_forward" && event.level == "warn") warned.insert(event.layer);
     }

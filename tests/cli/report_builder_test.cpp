@@ -163,7 +163,7 @@ TEST_F(ReportBuilding, AVerdictWithoutAFindingIsRepeated) {
 SampleLine slice(int64_t step, const std::string& layer, double ratio) {
   SampleLine line = sample_line(step, layer);
   line.tensor = "out";
-  line.deviation_ratio = ratio;
+  line.fused_ratio = ratio;
   return line;
 }
 
@@ -213,7 +213,6 @@ TEST_F(ReportBuilding, ErrorsOfKeyGradientsHaveLimitsOfTheirOwn) {
     SampleLine line = sample_line(step, "003");
     line.pass = "backward";
     line.tensor = "grad_value";
-    line.deviation_ratio.reset();
     line.fused_ratio = 9;
     line.keys = rows;
     take(line);
@@ -225,7 +224,6 @@ TEST_F(ReportBuilding, ErrorsOfKeyGradientsHaveLimitsOfTheirOwn) {
     ReportBuilder copy_of_two;
     SampleLine line = sample_line(7, "003");
     line.tensor = "grad_key";
-    line.deviation_ratio.reset();
     line.fused_ratio = 9;
     for (int n = 0; n < 2; ++n) copy_of_two.take(line);
     EXPECT_THAT(copy_of_two.finish().attention_faults, IsEmpty());

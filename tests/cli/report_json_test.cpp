@@ -42,7 +42,7 @@ TEST_F(ReportJson, AttentionHasItsCurveAndItsLayers) {
   steps(1, 10);
   for (const int64_t step : {4, 8}) {
     SampleLine line = sample_line(step, "003");
-    line.deviation_ratio = 5;
+    line.fused_ratio = 5;
     take(line);
   }
   const Json attention = Json::parse(report_json(builder_.finish()))["attention"];

@@ -32,7 +32,7 @@ inline SampleLine sample_line(int64_t step, const std::string& layer) {
   line.step = step;
   line.pass = "forward";
   line.layer = layer;
-  line.deviation_ratio = 0.5;
+  line.fused_ratio = 0.5;
   return line;
 }
 

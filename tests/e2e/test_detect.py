@@ -182,7 +182,7 @@ def write_biased_record(record: pathlib.Path) -> None:
     lines = [facts | {"type": "step", "step": step, "loss": 2.0} for step in range(300)]
     for step in range(0, 300, 2):
         of = {"type": "sample", "step": step, "layer": "\x1b[31m", "pass": "forward", "bias_ulp": step // 200 * 9.0}
-        lines.insert(0, facts | of | {"deviation_ratio": 1.0 + step // 200 * 99})
+        lines.insert(0, facts | of | {"fused_ratio": 1.0 + step // 200 * 99})
     lines.sort(key=lambda line: (line["step"], line["type"]))
     record.write_text("".join(json.dumps(line) + "\n" for line in lines))
 

@@ -80,10 +80,10 @@ def pooled_bias(lines: list[dict], errors: str = "bias_error_sum") -> tuple[floa
 
 
 def ratios_of(lines: list[dict]) -> list[float]:
-    """Deviation ratios, of those that have one: a backward slice whose error is that of a few rows has none."""
+    """Deviation ratios, of those that have one: a slice whose error is that of a few rows has none."""
     ratios = [line["deviation_ratio"] for line in lines if line["deviation_ratio"] is not None]
     for line in lines:
-        few = line["pass"] == "backward" and line["effective_rows"] < 3 and line["plain_effective_rows"] < 8
+        few = line["effective_rows"] < 3 and line["plain_effective_rows"] < 8
         assert (line["deviation_ratio"] is None) == few, line
     assert len(ratios) > len(lines) / 4
     return ratios

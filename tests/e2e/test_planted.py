@@ -58,11 +58,11 @@ def test_the_training_ran_on_the_planted_kernel(name):
 def test_a_head_that_errs_is_found_in_its_layer(name):
     run = run_of(name)
     assert run.rank()["worst_layer"] == GUILTY
-    assert (GUILTY, "forward", "deviation_ratio") in alarms(run)
+    assert (GUILTY, "forward", "fused_ratio") in alarms(run)
     assert {layer for layer, _, _ in alarms(run)} == {GUILTY}
     assert re.search(
         rf"ATTENTION FAULT finding layer {GUILTY}: the output is wrong by up to \S+ % \(up to \S+ times the error of "
-        r"(plain|fused) attention.* since step \d+\. Do: ",
+        r"fused attention.* since step \d+\. Do: ",
         unwrapped(run.stderr),
     )
     # 2^-6 beside the half ulp of bf16, 2^-9 at most: eight times at least what rounding alone costs.

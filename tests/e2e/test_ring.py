@@ -51,8 +51,4 @@ def test_a_sound_ring_is_not_accused(name):
 @pytest.mark.parametrize("name", keep(WRONG, "2 balanced, wrong"))
 def test_an_error_of_two_percent_in_one_block_is_found(name):
     run = run_of(name)
-    assert {(alarm["pass"], alarm["of"]) for alarm in run.rank()["alarms"]} <= {
-        ("backward", "deviation_ratio"),
-        ("backward", "fused_ratio"),
-    }
-    assert run.rank()["alarms"] != []
+    assert {(alarm["pass"], alarm["of"]) for alarm in run.rank()["alarms"]} == {("backward", "fused_ratio")}

@@ -1,0 +1,60 @@
+"""The trainings of test_sound_trainings.py: `sound_training.py KIND SEED STEPS` trains two blocks in fp32 with torch's
+own attention. No kernel is wrong. KIND `noise`: the target is the input, moved by one row, so there is little to learn
+and the gradients become small. KIND `flat`: a language model whose weights begin with a standard deviation of 0.02, so
+that the scores are almost equal and PyTorch's kernel has a bias of about half an ulp of fp32. KIND `fast`: `noise` with
+a rate that saturates the softmax.
+"""
+
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+HEADS, LENGTH = 2, 64
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = (y.view(batch, length, HEADS, -1).transpose(1, 2) for y in self.qkv(x).split(width, 2))
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+
+
+def noise(model: nn.Module) -> torch.Tensor:
+    x = torch.randn(4, LENGTH, 64)
+    return functional.mse_loss(model(x), x.roll(1, 1))
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    tokens = torch.randint(64, (4, LENGTH + 1)).cumsum(1) % 64
+    return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def main() -> None:
+    kind, seed, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
+    blocks = [Block(64), Block(64)]
+    if kind == "flat":
+        model = nn.Sequential(nn.Embedding(64, 64), *blocks, nn.LayerNorm(64), nn.Linear(64, 64))
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=0.02)
+    else:
+        model = nn.Sequential(*blocks)
+    optimizer = torch.optim.AdamW(model.parameters(), {"noise": 1e-3, "flat": 2e-3, "fast": 0.1}[kind])
+    for _ in range(steps):
+        loss = flat(model) if kind == "flat" else noise(model)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    main()
