@@ -176,8 +176,7 @@ bool load_adapter_for(const char* torch, const char* adapters) {
   // The function returns the number of operations that it has hooked.
   const auto start = reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_start"));
   if (start == nullptr || start() <= 0) return report_failure("adapter_failed");
-  attach_shims(adapter);  // our definitions of attention functions that AOTInductor programs call
-  attach_nvte(adapter);   // our definitions of TransformerEngine's functions
+  attach_nvte(adapter);  // our definitions of TransformerEngine's functions
   return true;
 }
 
@@ -190,17 +189,6 @@ void* find_at(const char* path, const char* function, const char* version, const
   if (found != nullptr && found != ours) return found;  // the handle stays open, so the library stays mapped
   if (handle != nullptr) dlclose(handle);
   return nullptr;
-}
-
-// Returns the definition in the library that was mapped last.
-void* find_last_mapped(const char* function, const void* ours) {
-  Search search = {};
-  void* last = nullptr;
-  for (int skip = 0; find_mapped("", &search, skip); ++skip) {
-    void* found = find_at(search.path, function, nullptr, ours);
-    if (found != nullptr) last = found;
-  }
-  return last;
 }
 
 // Returns the next definition in the global order of the dynamic linker. It may belong to another tool.
@@ -354,145 +342,6 @@ __attribute__((constructor)) void enter_process() {
 }
 
 }  // namespace
-
-// The next functions find out which extension module Python is importing. Python's importlib calls
-// _imp.create_dynamic(spec), which maps the module's file and calls its PyInit_ function, which calls
-// initModule(), our code. `spec` is the module's specification, which has the path of the file. The Python
-// function that called create_dynamic() has the specification in its local variable `spec`, or in the first
-// element of its local variable `args` (importlib._bootstrap._call_with_frames_removed). Only Python's stable
-// ABI is used.
-
-namespace {
-
-struct Object;  // PyObject
-
-// Finds a function or variable of Python, in the program or in a library loaded with RTLD_LOCAL.
-template <class T>
-bool find_in_python(const char* name, T** found) {
-  void* symbol = dlsym != nullptr ? dlsym(RTLD_DEFAULT, name) : nullptr;  // weak
-  if (symbol == nullptr) symbol = find_in_mapped("libpython3", name);
-  *found = reinterpret_cast<T*>(symbol);
-  return symbol != nullptr;
-}
-
-bool holds_python_lock() {  // the GIL
-  int (*is_initialized)() = nullptr;
-  int (*is_lock_held)() = nullptr;
-  return find_in_python("Py_IsInitialized", &is_initialized) &&
-         find_in_python("PyGILState_Check", &is_lock_held) && is_initialized() != 0 && is_lock_held() != 0;
-}
-
-// Functions of Python; find_all() has their names there. An Object that is not "borrowed" must be passed to
-// release() later.
-struct Python {
-  Object* (*locals)();                               // borrowed reference
-  Object* (*item)(Object* dict, const char* name);   // borrowed reference
-  Object* (*element)(Object* tuple, long position);  // borrowed reference
-  Object* (*attribute)(Object*, const char* name);
-  Object* (*bytes)(Object* path);
-  const char* (*text)(Object* bytes);
-  void (*release)(Object*);  // accepts null
-  void (*forget_error)();
-
-  bool find_all() {
-    return find_in_python("PyEval_GetLocals", &locals) && find_in_python("PyDict_GetItemString", &item) &&
-           find_in_python("PyTuple_GetItem", &element) &&
-           find_in_python("PyObject_GetAttrString", &attribute) &&
-           find_in_python("PyUnicode_EncodeFSDefault", &bytes) && find_in_python("PyBytes_AsString", &text) &&
-           find_in_python("Py_DecRef", &release) && find_in_python("PyErr_Clear", &forget_error);
-  }
-};
-
-// Returns the specification of the module being imported as a borrowed reference, or null.
-Object* find_specification(const Python& python) {
-  Object* locals = python.locals();
-  if (locals == nullptr) return nullptr;
-  Object* specification = python.item(locals, "spec");
-  if (specification != nullptr) return specification;
-  Object* arguments = python.item(locals, "args");
-  return arguments != nullptr ? python.element(arguments, 0) : nullptr;
-}
-
-// Gets the specification's attribute `origin`, the path of the module's file.
-bool read_origin(const Python& python, Object* specification, char (&path)[4096]) {
-  Object* origin = python.attribute(specification, "origin");
-  Object* bytes = origin != nullptr ? python.bytes(origin) : nullptr;
-  const char* text = bytes != nullptr ? python.text(bytes) : nullptr;
-  const int length = text != nullptr ? std::snprintf(path, sizeof path, "%s", text) : 0;
-  python.release(bytes);
-  python.release(origin);
-  return length > 0 && length < int(sizeof path);
-}
-
-// The two functions below use the Python interpreter. They must be called only in a thread that may be
-// initializing an extension module. They do nothing if the thread does not hold Python's lock (GIL).
-
-// Gets the file of the extension module that this thread is importing. Returns false if it is unknown.
-bool read_imported_file(char (&path)[4096]) {
-  Python python = {};
-  if (!holds_python_lock() || !python.find_all()) return false;
-  Object* specification = find_specification(python);
-  const bool is_known = specification != nullptr && read_origin(python, specification, path);
-  if (!is_known) python.forget_error();  // a module's initialization must start without a pending error
-  return is_known;
-}
-
-// Makes the import fail with an ImportError that has this text. The module's initialization must then return
-// null.
-void refuse_import(const char* text) {
-  void (*set_error)(Object * type, const char* text) = nullptr;
-  Object** type = nullptr;
-  if (holds_python_lock() && find_in_python("PyErr_SetString", &set_error) &&
-      find_in_python("PyExc_ImportError", &type))
-    set_error(*type, text);
-}
-
-// The interposed initModule(). In `import torch`, the module torch/_C calls `initModule` of libtorch_python
-// through its PLT, once. Our definition is called instead; it calls the real one, then loads the adapter.
-//
-// Other extension modules (backends outside of torch's tree) have copied the code of torch/_C and call an
-// initModule of their own, some of them while torch is being imported. In every process, monitored or not,
-// these calls reach our definition too and must be forwarded to the module's own function. Our return address
-// does not identify the module, since PyInit__C jumps here instead of calling. The order of mapped libraries
-// does not identify it either, since a module may be mapped before its import. So read_imported_file() finds
-// the module.
-
-constexpr const char* kInitModule = "initModule";
-
-// Finds the initModule that the module being imported would call: its own, or that of a library it is linked
-// with. If the module is unknown, returns the definition that was mapped last, which is usually the module's.
-void* find_own_definition(const void* ours) {
-  char path[4096];
-  return read_imported_file(path) ? find_at(path, kInitModule, nullptr, ours)
-                                  : find_last_mapped(kInitModule, ours);
-}
-
-bool is_init_module_of_torch(const void* function, const void* ours) {
-  return function != nullptr && function == find_in_mapped("libtorch_python.so", kInitModule, nullptr, ours);
-}
-
-// Calls the real initModule: the globally visible one, as without this library, else the module's own.
-void* init_module(const void* ours) {
-  void* own = find_own_definition(ours);
-  void* visible = find_next(kInitModule, nullptr, ours);
-  const auto real = reinterpret_cast<void* (*)()>(visible != nullptr ? visible : own);
-  if (real == nullptr) {
-    refuse_import("undefined symbol: initModule");  // as the dynamic linker would without our definition
-    return nullptr;
-  }
-  void* module = real();
-  // The adapter needs a torch that is initialized, so the initModule of other modules does not load it. `own`
-  // shows which module is imported; `visible` may belong to another tool.
-  if (module != nullptr && is_init_module_of_torch(own != nullptr ? own : visible, ours)) load_adapter();
-  return module;
-}
-
-}  // namespace
 }  // namespace foreshock
-
-// Not declared in hook.h: the dynamic linker finds it by name for torch.
-extern "C" FORESHOCK_EXPORT void* initModule(void) {
-  return foreshock::init_module(reinterpret_cast<void*>(&initModule));
-}
 
 extern "C" int foreshock_load_adapter(void) { return foreshock::load_adapter() ? 1 : 0; }

@@ -33,11 +33,7 @@ bool is_monitored_process();  // whether the environment says that this process 
 // path.
 bool load_adapter();
 
-// Connects `adapter`, the adapter's handle from dlopen, with our definitions of the attention functions that
-// programs compiled ahead of time (AOTInductor) call (interpose_shims.cpp).
-void attach_shims(void* adapter);
-
-// Connects `adapter` with our definitions of TransformerEngine's functions
+// Connects `adapter`, the adapter's handle from dlopen, with our definitions of TransformerEngine's functions
 // (interpose_transformer_engine.cpp).
 void attach_nvte(void* adapter);
 

@@ -245,16 +245,14 @@ void hook_math_path(torch::Library& aten) {
 }
 
 // Sets up the hooks of attention, and of operations that show losses, backward roots (the tensors on which
-// backward() is called), gradient scaling and norms. Prepares for calls of attention from compiled models
-// (register_shims) and starts to count steps by the versions of weights (ParameterClock). Returns the number
-// of torch's attention operations that are hooked.
+// backward() is called), gradient scaling and norms. Starts to count steps by the versions of weights
+// (ParameterClock). Returns the number of torch's attention operations that are hooked.
 int hook_all() {
   // Leaked, since destroying a torch::Library removes its kernels.
   auto& aten =
       *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
   const int hooked = LateOps::start();
   hook_math_path(aten);
-  register_shims();
   ParameterClock::instance().enable();
   hook_op<LossHook>(aten, "nll_loss_forward", "");
   hook_op<LossHook>(aten, "nll_loss2d_forward", "");
@@ -295,17 +293,7 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_calls(int backward) {
   return foreshock::adapter::attention_calls[backward != 0].load();
 }
 
-// libforeshock.so calls the next two when a compiled model calls attention through torch's C shim
-// (adapter.h), and foreshock_adapter_in_backward when it has intercepted a call of Transformer Engine.
-// `wanted`: the result of foreshock_adapter_shim_begins.
-FORESHOCK_EXPORT int foreshock_adapter_shim_begins(const foreshock_shim_call* call) {
-  return foreshock::adapter::shim_begins(*call);
-}
-
-FORESHOCK_EXPORT void foreshock_adapter_shim_ended(const foreshock_shim_call* call, int wanted) {
-  foreshock::adapter::shim_ended(*call, wanted != 0);
-}
-
+// libforeshock.so calls it when it has intercepted a call of Transformer Engine (adapter.h).
 FORESHOCK_EXPORT int foreshock_adapter_in_backward(void) {
   return foreshock::adapter::in_backward_pass() ? 1 : 0;
 }

@@ -1,5 +1,4 @@
-// Hooks two kinds of attention that bypass torch's fused operations: the math path, and calls through torch's
-// C shim (at the end of the file).
+// Hooks attention that bypasses torch's fused operations: the math path.
 //
 // scaled_dot_product_attention takes the math path if no fused kernel supports the call (dropout on a CPU,
 // masks that need gradients, three dimensions, fp64 on a GPU). The path consists of ordinary operations and
@@ -12,9 +11,8 @@
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_PATHS_H_
 
 #include <ATen/record_function.h>
-#include <foreshock/adapter.h>
+#include <foreshock/hook.h>
 
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -125,85 +123,6 @@ class MathPathSampler {
   static inline at::CallbackHandle handle_ = 0;
   static inline std::atomic<bool> is_enabled_{false};
 };
-
-// An operation that compiled programs (AOTInductor, cpp_wrapper) call through torch's C shim, whose functions
-// take handles instead of tensors. libforeshock.so interposes the shim function and passes its arguments to
-// this file. Compiled graphs have no autograd history, so the layer of such a call is unknown.
-struct ShimRow {
-  const char* operation;
-  uint32_t pass;          // FORESHOCK_FORWARD or _BACKWARD
-  bool can_be_described;  // by describe_shim()
-  int32_t number;         // the operation's number from foreshock_register_op; -1: not registered
-};
-
-// The rows of FORESHOCK_SHIMS (adapter.h). Only rows 0 and 1, the functions for the CPU, can be described.
-#define FORESHOCK_SHIM_ROW(row, function, operation, pass) {operation, pass, (row) < 2, -1},
-inline ShimRow shim_rows[FORESHOCK_SHIM_COUNT] = {FORESHOCK_SHIMS(FORESHOCK_SHIM_ROW)};
-#undef FORESHOCK_SHIM_ROW
-
-// Must be called after LateOps::start, which registers operations with the same names: a shim function gets
-// the number of the operation with its name.
-inline void register_shims() {
-  for (ShimRow& row : shim_rows) row.number = foreshock_register_op(row.operation, row.pass);
-}
-
-// The tensor behind a handle of the C shim; undefined for a null handle.
-inline const at::Tensor& tensor_of(const void* handle) {
-  static const at::Tensor* undefined = new at::Tensor();
-  return handle ? *static_cast<const at::Tensor*>(handle) : *undefined;
-}
-
-// Describes a call of a CPU shim function. given.number: its index in shim_rows. Returns false if its tensors
-// are not supported.
-inline bool describe_shim(const foreshock_shim_call& given, foreshock_attention_call* call) {
-  const at::Tensor& query = tensor_of(given.query);
-  if (query.dim() != 4) return false;
-  call->size = sizeof(*call);
-  call->version = FORESHOCK_ABI_VERSION;
-  call->op = shim_rows[given.number].number;
-  call->query = view_of(query);
-  call->key = view_of(tensor_of(given.key));
-  call->value = view_of(tensor_of(given.value));
-  call->out = view_of(tensor_of(given.out));
-  call->log_sum_exp = view_of(tensor_of(given.log_sum_exp));
-  call->grad_out = view_of(tensor_of(given.grad_out));
-  call->grad_query = view_of(tensor_of(given.grad_query));
-  if (!view_mask(tensor_of(given.mask), *call, &call->mask)) return false;
-  // A scale of 0 stands for the default.
-  call->scale = given.scale != 0 ? given.scale : 1 / std::sqrt(static_cast<double>(query.size(3)));
-  call->dropout = given.dropout;
-  // The CPU kernel aligns at the top left.
-  call->causal = given.causal ? FORESHOCK_CAUSAL_TOP_LEFT : FORESHOCK_CAUSAL_NONE;
-  return call->query.data && call->key.data && call->value.data;
-}
-
-// Must be called before the shim function, and shim_ended() after it in every case. True: sampled.
-inline int shim_begins(const foreshock_shim_call& given) noexcept {
-  const ShimRow& row = shim_rows[given.number];
-  const at::Tensor& query = tensor_of(given.query);
-  const bool is_outermost = attention_depth == 0;
-  ++attention_depth;
-  const bool is_counted = is_outermost && row.number >= 0 && has_data(query);
-  return is_counted && enter_attention(row.number, row.pass == FORESHOCK_BACKWARD, query);
-}
-
-// `is_sampled`: the result of shim_begins().
-inline void shim_ended(const foreshock_shim_call& given, bool is_sampled) noexcept {
-  --attention_depth;
-  if (!is_sampled) return;
-  const ShimRow& row = shim_rows[given.number];
-  const uint64_t begin = now_ns();
-  foreshock_attention_call call{};
-  uint32_t reason = given.failed ? FORESHOCK_SKIP_UNKNOWN : FORESHOCK_SKIP_LAYOUT;
-  try {
-    if (!given.failed && row.can_be_described && describe_shim(given, &call)) reason = kDescribed;
-  } catch (...) {
-    reason = FORESHOCK_SKIP_UNKNOWN;
-  }
-  call.prepare_ns = now_ns() - begin;
-  if (reason == kDescribed) return foreshock_attention_leave(&call);
-  foreshock_attention_skip(row.number, reason);
-}
 
 }  // namespace foreshock::adapter
 

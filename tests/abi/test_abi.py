@@ -7,7 +7,6 @@ import shutil
 import subprocess
 
 import monitored
-import native
 import pytest
 from segment_file import assert_calls_conserved, segments
 
@@ -16,8 +15,6 @@ HEADERS = FOLDER.parents[1] / "libmonitor" / "include"
 HAND = str(FOLDER.parent / "support" / "hand_attention.c")
 # Debian 11's, the oldest system that is promised.
 NEWEST_GLIBC = (2, 31)
-# The functions of torch's C shim that the library stands before.
-SHIMS = re.findall(r"X\(\d+, (aoti_torch_\w+),", (HEADERS / "foreshock" / "adapter.h").read_text())
 
 # Of the CUDA runtime (interpose_cuda.cpp)
 OF_CUDA_RUNTIME = [
@@ -38,13 +35,12 @@ def tool(*command: str) -> str:
 
 
 def test_exported_names(library):
-    """hook.h, the doors of torch, its C shim and TransformerEngine; nothing of the C++ runtime, which would meet
+    """hook.h, the CUDA runtime and TransformerEngine; nothing of the C++ runtime, which would meet
     the trainer's own."""
     names = {line.split()[-1].partition("@")[0] for line in tool("nm", "-D", "--defined-only", library).splitlines()}
     declared = set(re.findall(r"\b(foreshock_\w+)\(", (HEADERS / "foreshock" / "hook.h").read_text()))
-    assert len(SHIMS) == 13
     of_runtime = {name for name in names if name.startswith(("cuda", "libcudart.so."))}
-    assert names == declared | {"initModule", "FORESHOCK_1"} | set(SHIMS) | set(OF_TRANSFORMER_ENGINE) | of_runtime
+    assert names == declared | {"FORESHOCK_1"} | set(OF_TRANSFORMER_ENGINE) | of_runtime
 
 
 def test_names_of_the_cuda_runtime_are_exported_under_its_versions_only(library):
@@ -84,56 +80,6 @@ def test_functions_of_the_cuda_runtime_take_words_only():
         assert parameters.startswith(beginning)
         assert len(parameters.split(",")) <= 6
         assert not re.search("float|double", parameters)
-
-
-def shim_signature(name: str) -> list[str]:
-    """What torch's header declares, without names: ["AtenTensorHandle query", "double dropout_p", ...]."""
-    generated = native.libtorch() / "include" / "torch" / "csrc" / "inductor" / "aoti_torch" / "generated"
-    header = generated / f"c_shim_{name.removeprefix('aoti_torch_').partition('_')[0]}.h"
-    (parameters,) = re.findall(rf" {name}\((.*?)\);", header.read_text())
-    return parameters.split(", ")
-
-
-def test_shims_read_the_arguments_that_torch_declares():
-    """interpose_shims.cpp takes words by their number: integers and pointers, apart from the doubles."""
-    forward, backward = (shim_signature(name) for name in SHIMS[:2])
-    words = [[word for word in signature if not word.startswith("double ")] for signature in (forward, backward)]
-    assert words[0] == [
-        "AtenTensorHandle query", "AtenTensorHandle key", "AtenTensorHandle value", "int32_t is_causal",
-        "AtenTensorHandle* attn_mask", "double* scale", "AtenTensorHandle* ret0", "AtenTensorHandle* ret1",
-    ]  # fmt: skip
-    assert words[1] == [
-        "AtenTensorHandle grad_out", "AtenTensorHandle query", "AtenTensorHandle key", "AtenTensorHandle value",
-        "AtenTensorHandle out", "AtenTensorHandle logsumexp", "int32_t is_causal", "AtenTensorHandle* attn_mask",
-        "double* scale", "AtenTensorHandle* ret0", "AtenTensorHandle* ret1", "AtenTensorHandle* ret2",
-    ]  # fmt: skip
-    for signature in (forward, backward):
-        assert [word for word in signature if word.startswith("double ")] == ["double dropout_p"]
-    for name in SHIMS:
-        signature = shim_signature(name)
-        assert signature[1 if "_backward" in name else 0] == "AtenTensorHandle query"
-        assert len(signature) <= 6 + 24  # kIntegerRegisters, kStackWords: what is passed on
-
-
-def test_shims_pass_on_every_word(library, compile_c, tmp_path):
-    """A function of another signature than any torch has: every argument arrives, and its answer comes back."""
-    source = FOLDER / "shims_pass_on.c"
-    real = str(tmp_path / "libtorch_cpu.so")
-    subprocess.run([native.c_compiler(), "-std=c99", "-shared", "-fPIC", "-DREAL", str(source), "-o", real], check=True)
-    program = compile_c("shims_pass_on", str(source), real, f"-Wl,-rpath,{tmp_path}")
-    for preload in ({}, {"LD_PRELOAD": str(library)}):
-        done = subprocess.run([program], env=preload, capture_output=True, text=True)
-        assert (done.returncode, done.stdout) == (0, "7\n"), (preload, done)
-
-
-def test_shims_without_torch_fail_and_touch_nothing(library, compile_c):
-    source = FOLDER / "shims_alone.c"
-    program = compile_c("shims_alone", "-D_GNU_SOURCE", str(source), "-ldl")
-    told = subprocess.run([program, *SHIMS], env={"LD_PRELOAD": str(library)}, capture_output=True, text=True)
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.splitlines() == [f"{name} 1" for name in SHIMS]
-    alone = subprocess.run([program, *SHIMS], capture_output=True, text=True)
-    assert alone.stdout.splitlines() == [f"{name} not there" for name in SHIMS]
 
 
 @pytest.mark.parametrize("name", OF_TRANSFORMER_ENGINE)

@@ -92,27 +92,6 @@ def by_vmap(model: nn.Module, tokens: torch.Tensor) -> float:
     return losses.mean().item()
 
 
-class Distilled:
-    """Learns from a teacher that is an AOTInductor package, compiled by the first run and loaded by the others."""
-
-    def __init__(self) -> None:
-        package = FOLDER / "teacher.pt2"
-        if not package.exists():
-            torch.manual_seed(1)
-            with torch.no_grad():
-                example = Batches()()[..., :-1]
-                program = torch.export.export(Gpt(), (example,))
-                torch._inductor.aoti_compile_and_package(program, package_path=str(package))
-        self.teacher = torch._inductor.aoti_load_package(str(package))
-
-    def __call__(self, model: nn.Module, tokens: torch.Tensor) -> float:
-        with torch.no_grad():
-            wanted = self.teacher(tokens[..., :-1]).softmax(-1)
-        loss = functional.cross_entropy(model(tokens[..., :-1]).flatten(0, -2), wanted.flatten(0, -2))
-        loss.backward()
-        return loss.item()
-
-
 def wrapped(model: nn.Module) -> nn.Module:
     if CELL == "ddp":
         return nn.parallel.DistributedDataParallel(model)
@@ -124,8 +103,6 @@ def wrapped(model: nn.Module) -> nn.Module:
         return fully_shard(model)
     if CELL == "compile":
         return torch.compile(model)
-    if CELL == "cpp_wrapper":
-        return torch.compile(model, options={"cpp_wrapper": True})
     return model
 
 
@@ -134,8 +111,6 @@ def train() -> None:
     if is_sharded:
         torch.distributed.init_process_group("gloo")
     gradients = {"threads": by_threads, "vmap": by_vmap}.get(CELL, by_backward)
-    if CELL == "aoti":
-        gradients = Distilled()
     rank = int(os.environ.get("RANK", 0))
     set_up()
     model = Gpt()

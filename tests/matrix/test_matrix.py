@@ -26,12 +26,11 @@ TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-
 @dataclasses.dataclass
 class Cell:
     """`calls`: forward and backward ones per step and rank. `named`: where a layer's name has to come from.
-    `unnamed`: calls of a step that nothing can name. `layer_of`: the layer behind a number of the call order."""
+    `layer_of`: the layer behind a number of the call order."""
 
     name: str
     calls: tuple[int, int] = (LAYERS, LAYERS)
     named: str = "parameter"
-    unnamed: frozenset = frozenset()
     ranks: int = 1
     steps: str = "optimizer_state"
     layer_of: Callable[[int], int] = lambda number: number
@@ -40,8 +39,6 @@ class Cell:
 CELLS = [
     Cell("eager"),
     Cell("compile", named="ordinal"),
-    Cell("cpp_wrapper", named="ordinal"),
-    Cell("aoti", calls=(2 * LAYERS, LAYERS), unnamed=frozenset({("forward", 0), ("forward", 1)})),
     Cell("checkpoint", calls=(2 * LAYERS, LAYERS)),
     Cell("ddp", ranks=2),
     Cell("fsdp2", ranks=2),
@@ -107,7 +104,7 @@ def test_cell(cell: Cell, shared: pathlib.Path, show_line):
         seen = tuple(rank["attention"][name]["calls"] for name in ("forward", "backward"))
         assert seen == tuple(STEPS * calls for calls in cell.calls)
         assert all(rank["attention"][name]["judged"] > 0 for name in ("forward", "backward"))
-    sources = {sample["layer_source"] for sample in samples if (sample["pass"], sample["call"]) not in cell.unnamed}
+    sources = {sample["layer_source"] for sample in samples}
     assert cell.named in sources
     assert sources <= ({"parameter"} if cell.named == "parameter" else {"ordinal", "unknown"})
 
