@@ -48,200 +48,41 @@ int attention_pass_of_kernel(const char* symbol) {
   return -1;
 }
 
-// Exclusive access to the counter; false if another thread has it. Then the event is dropped, and the next
-// Turn marks all graphs as unknown: the dropped event may have destroyed a graph whose handle is now reused.
-class CudaGraphCounter::Turn {
- public:
-  explicit Turn(CudaGraphCounter* counter) : lock_(counter->busy_) {
-    if (!lock_)
-      counter->has_missed_.store(true, std::memory_order_release);
-    else if (counter->has_missed_.exchange(false, std::memory_order_acquire))
-      counter->mark_all_unknown();
-  }
-  explicit operator bool() const { return static_cast<bool>(lock_); }
-
- private:
-  TryLock lock_;
-};
-
-// Marks the active recordings as not alone: their calls cannot be separated from those of other recordings.
-void CudaGraphCounter::mark_recordings_unknown() {
-  for (Recording& recording : recordings_) recording.is_alone = false;
+void CudaGraphCounter::begin_capture(const PassCalls& so_far) {
+  const TryLock lock(busy_);
+  if (!lock) return has_missed_.store(true, std::memory_order_relaxed);
+  is_alone_ = active_.load(std::memory_order_relaxed) == 0;
+  if (is_alone_) before_ = so_far;
+  active_.fetch_add(1, std::memory_order_relaxed);
+  steps_ = 0;
 }
 
-void CudaGraphCounter::mark_all_unknown() {
-  mark_recordings_unknown();
-  for (Graph& graph : graphs_) graph = {};  // a graph without an entry is unknown
-}
-
-// Removes the recording of the stream from the table and returns it. If the stream has none, the returned
-// recording has stream 0.
-CudaGraphCounter::Recording CudaGraphCounter::remove_recording(uintptr_t stream) {
-  for (Recording& recording : recordings_) {
-    if (stream == 0 || recording.stream != stream) continue;
-    const Recording found = recording;
-    recording = {};
-    active_recordings_.fetch_sub(1, std::memory_order_relaxed);
-    return found;
-  }
-  return {};
-}
-
-void CudaGraphCounter::begin_recording(uintptr_t stream, const PassCalls& so_far) {
-  begin(stream, 0, so_far);
-}
-
-void CudaGraphCounter::begin_recording_into(uintptr_t stream, uintptr_t graph, const PassCalls& so_far) {
-  begin(stream, graph, so_far);
-}
-
-// `body`: the existing graph into which the stream records, the body of a conditional node; 0: a new graph.
-void CudaGraphCounter::begin(uintptr_t stream, uintptr_t body, const PassCalls& so_far) {
-  const Turn turn(this);
-  if (!turn || stream == 0) return;
-  remove_recording(stream);  // removes an earlier recording whose end was not seen
-  // Calls of recordings at the same time cannot be separated. A body is left to end_recording(), which marks
-  // the other recordings only if the body has calls.
-  if (body == 0) mark_recordings_unknown();
-  const uint32_t others = active_recordings_.load(std::memory_order_relaxed);
-  if (others == 0) {
-    calls_before_all_ = so_far;
-    has_overflowed_ = false;
-  }
-  for (Recording& recording : recordings_) {
-    if (recording.stream != 0) continue;
-    recording = {stream, body, others == 0, 0, so_far};
-    active_recordings_.store(others + 1, std::memory_order_relaxed);
-    return;
-  }
-  has_overflowed_ = true;  // some begins are not stored, so all graphs recorded at this time are unknown
-}
-
-void CudaGraphCounter::end_recording(uintptr_t stream, uintptr_t graph, const PassCalls& so_far) {
-  const Turn turn(this);
-  if (!turn) return;
-  const Recording ended = remove_recording(stream);
-  const bool was_seen = ended.stream != 0;
-  // When the last active recording ends, all calls since the first of them began are added to recorded_.
-  if (was_seen && active_recordings_.load(std::memory_order_relaxed) == 0)
-    for (uint32_t pass = 0; pass < kPasses; ++pass)
-      add(recorded_[pass], so_far.of[pass] - calls_before_all_.of[pass]);
-  uint64_t calls[kPasses], calls_of_both = 0;  // not used if the begin was not seen
+bool CudaGraphCounter::end_capture(const PassCalls& so_far, PassCalls* calls) {
+  const TryLock lock(busy_);
+  if (!lock) return false;
+  if (active_.load(std::memory_order_relaxed) == 0) return false;  // its begin was not seen
+  const bool was_alone = is_alone_ && !has_missed_.exchange(false, std::memory_order_relaxed);
+  if (active_.fetch_sub(1, std::memory_order_relaxed) != 1) return false;
   for (uint32_t pass = 0; pass < kPasses; ++pass) {
-    calls[pass] = so_far.of[pass] - ended.before.of[pass];
-    calls_of_both += calls[pass];
+    calls->of[pass] = so_far.of[pass] - before_.of[pass];
+    add(recorded_[pass], calls->of[pass]);
   }
-  // Calls in the body of a conditional node, or in a recording whose begin was not seen, were also counted
-  // for the recordings that are still active. These become unknown. (Without a begin and a graph, nothing was
-  // recorded.)
-  const bool is_body_with_calls = ended.body != 0 && calls_of_both != 0;
-  if (was_seen ? is_body_with_calls : graph != 0) mark_recordings_unknown();
-  const bool is_known = was_seen && ended.is_alone && !has_overflowed_;
-  Graph* entry = nullptr;  // of the graph that gets the calls; null: no graph gets them
-  if (ended.body == 0)
-    entry = graph != 0 ? add_graph(graph) : nullptr;
-  else if (calls_of_both != 0)
-    entry = graph_of(ended.body);
-  // The calls are added to those of the entry: a body may be recorded in pieces. A new entry has 0 calls.
-  for (uint32_t pass = 0; entry != nullptr && pass < kPasses; ++pass)
-    calls[pass] = entry->calls[pass] != kUnknown ? calls[pass] + entry->calls[pass] : kUnknown;
-  for (uint32_t pass = 0; entry != nullptr && pass < kPasses; ++pass)
-    entry->calls[pass] = is_known && calls[pass] < kUnknown ? static_cast<uint32_t>(calls[pass]) : kUnknown;
+  return was_alone;
 }
 
-// Drops recordings whose end was not seen for kMostRecordingSteps steps.
 void CudaGraphCounter::end_step() {
-  if (active_recordings_.load(std::memory_order_relaxed) == 0) [[likely]]
+  if (!is_capturing()) [[likely]]
     return;
   const TryLock lock(busy_);
-  if (!lock) return;  // the next step tries again
-  for (Recording& recording : recordings_) {
-    if (recording.stream == 0) continue;  // unused entry
-    ++recording.steps;
-    if (recording.steps > kMostRecordingSteps) remove_recording(recording.stream);
-  }
+  if (lock && ++steps_ > kMostCaptureSteps) active_.store(0, std::memory_order_relaxed);
 }
 
-CudaGraphCounter::Graph* CudaGraphCounter::graph_of(uintptr_t handle) {
-  for (Graph& graph : graphs_)
-    if (handle != 0 && graph.handle == handle) return &graph;
-  return nullptr;
-}
-
-// Reuses the entry with the same handle, else the one with the smallest number: empty (0) or the oldest.
-CudaGraphCounter::Graph* CudaGraphCounter::add_graph(uintptr_t handle) {
-  Graph* entry = graph_of(handle);
-  if (entry == nullptr)
-    entry = std::min_element(std::begin(graphs_), std::end(graphs_),
-                             [](const Graph& a, const Graph& b) { return a.number < b.number; });
-  *entry = {handle, ++graphs_made_, {}};
-  return entry;
-}
-
-// If `graph` is unknown, an entry that an earlier graph left under the handle of the clone becomes unknown.
-void CudaGraphCounter::clone(uintptr_t graph, uintptr_t clone) {
-  if (clone == 0) return;
-  const Turn turn(this);
-  if (!turn) return;
-  const Graph* known = graph_of(graph);
-  // A copy, since add_graph() may reuse the entry `known`.
-  const Graph original = known != nullptr ? *known : Graph{};
-  Graph* made = known != nullptr ? add_graph(clone) : graph_of(clone);
-  for (uint32_t pass = 0; made != nullptr && pass < kPasses; ++pass)
-    made->calls[pass] = known != nullptr ? original.calls[pass] : kUnknown;
-}
-
-void CudaGraphCounter::destroy_graph(uintptr_t graph) {
-  const Turn turn(this);
-  if (Graph* gone = turn ? graph_of(graph) : nullptr; gone != nullptr) *gone = {};
-}
-
-void CudaGraphCounter::destroy_executable(uintptr_t executable) {
-  Executable* gone = executable > kGone ? executable_of(executable, false) : nullptr;
-  if (gone != nullptr) gone->handle.compare_exchange_strong(executable, kGone, std::memory_order_acq_rel);
-}
-
-// Returns the entry of an executable graph. If the table has no such entry, returns null without `add`, but
-// with `add` a free entry, whose handle is 0 (never used) or kGone (destroyed), or null if the table is full.
-// Any thread may call it; with `add` the thread must hold the lock.
-CudaGraphCounter::Executable* CudaGraphCounter::executable_of(uintptr_t handle, bool add) {
-  // Multiplicative hashing (by 2^64 / golden ratio) into 10 bits. The low 4 bits are dropped first, since
-  // handles are aligned addresses.
-  const auto first = static_cast<uint32_t>((handle >> 4) * 0x9e3779b97f4a7c15u >> 54);
-  static_assert(kExecutables == 1u << 10);
-  Executable* free = nullptr;
-  for (uint32_t n = 0; n < kExecutables; ++n) {
-    Executable& executable = executables_[(first + n) % kExecutables];
-    const uintptr_t found = executable.handle.load(std::memory_order_acquire);
-    if (found == handle) return &executable;
-    if (free == nullptr && found <= kGone) free = &executable;
-    if (found == 0) break;
-  }
-  return add ? free : nullptr;
-}
-
-void CudaGraphCounter::instantiate(uintptr_t graph, uintptr_t executable) {
-  if (executable <= kGone) return;
-  const Turn turn(this);
-  const Graph* known = turn ? graph_of(graph) : nullptr;
-  // An executable of an unknown graph needs no entry, but one that exists under its handle becomes unknown.
-  Executable* made = executable_of(executable, known != nullptr);
-  if (made == nullptr) return;
-  for (uint32_t pass = 0; pass < kPasses; ++pass)
-    made->calls[pass].store(known != nullptr ? known->calls[pass] : kUnknown, std::memory_order_relaxed);
-  if (known != nullptr) made->handle.store(executable, std::memory_order_release);
-}
-
-// Takes no lock, since graphs are launched at every step.
-void CudaGraphCounter::launch(uintptr_t executable) {
-  const Executable* launched = executable > kGone ? executable_of(executable, false) : nullptr;
-  uint32_t calls[kPasses] = {kUnknown, kUnknown};
-  for (uint32_t pass = 0; launched != nullptr && pass < kPasses; ++pass)
-    calls[pass] = launched->calls[pass].load(std::memory_order_relaxed);
-  if (calls[0] == kUnknown || calls[1] == kUnknown) return add(unknown_launches_, 1);
+void CudaGraphCounter::launch(const PassCalls& calls) {
   add(launches_, 1);
-  for (uint32_t pass = 0; pass < kPasses; ++pass) add(launched_[pass], calls[pass]);
+  for (uint32_t pass = 0; pass < kPasses; ++pass) add(launched_[pass], calls.of[pass]);
 }
+
+void CudaGraphCounter::launch_unknown() { add(unknown_launches_, 1); }
 
 uint64_t CudaGraphCounter::calls_in_graphs() const {
   return launched_[0].load(std::memory_order_relaxed) + launched_[1].load(std::memory_order_relaxed);
@@ -266,11 +107,8 @@ void CudaGraphCounter::store(segment::Coverage* coverage) const {
 
 void CudaGraphCounter::forget() {
   busy_.clear();  // a thread of the parent, which does not exist here, may have held it at the fork
+  active_.store(0, std::memory_order_relaxed);
   has_missed_.store(false, std::memory_order_relaxed);
-  for (Recording& recording : recordings_) recording = {};
-  active_recordings_.store(0, std::memory_order_relaxed);
-  for (Graph& graph : graphs_) graph = {};
-  for (Executable& executable : executables_) executable.handle.store(0, std::memory_order_relaxed);
   for (std::atomic<uint64_t>* total : {&launches_, &unknown_launches_}) total->store(0);
   for (uint32_t pass = 0; pass < kPasses; ++pass) {
     recorded_[pass].store(0);

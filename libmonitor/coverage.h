@@ -68,85 +68,42 @@ struct PassCalls {
   uint64_t of[segment::kPasses] = {};
 };
 
-// Counts attention calls that run inside CUDA graphs, where no hook is called. A graph is recorded from the
-// work of a stream, instantiated as an executable, and launched many times. Each launch adds the calls that
-// the hooks counted while the graph was recorded. A graph is called unknown if its number of calls is
-// unknown; its launches are counted separately. Graphs, executables and streams are identified by their
-// handles in the driver. The driver reuses handles, so a new graph must never inherit the counts of an old
-// one. Any thread may call the functions. Memory is fixed. No function waits: an event that meets another
-// thread inside the counter is dropped, and all graphs then become unknown.
+// Counts attention calls that run inside CUDA graphs, where no hook is called. The Python helper (graphs.py)
+// reports the capture and the replays of torch.cuda.CUDAGraph, and keeps the calls of each graph: those that
+// the hooks counted while it was captured. Each replay adds them. A graph is called unknown if its number of
+// calls is unknown; its launches are counted separately. Any thread may call the functions. No function
+// waits: a capture that meets another thread inside the counter is unknown.
 class CudaGraphCounter {
  public:
-  // A stream begins or ends the recording of a graph. `so_far`: attention calls of all threads so far.
-  // `graph` is 0 if the recording failed. The calls of all threads between begin and end count for the graph,
-  // since another thread runs the backward pass. If two streams record at once, both graphs become unknown.
-  void begin_recording(uintptr_t stream, const PassCalls& so_far);
-  void end_recording(uintptr_t stream, uintptr_t graph, const PassCalls& so_far);
-  // A stream begins to record into an existing graph, the body of a conditional node. Nothing shows how often
-  // the body runs. If it contains attention, the graphs recorded at the same time become unknown.
-  void begin_recording_into(uintptr_t stream, uintptr_t graph, const PassCalls& so_far);
+  // A capture begins, or ends (also if it failed). `so_far`: attention calls of all threads so far. The calls
+  // of all threads between begin and end count for the graph, since another thread runs the backward pass. If
+  // two captures overlap, their calls cannot be separated, and both graphs are unknown. end_capture() sets
+  // `*calls` to the calls of the graph; returns false if they are unknown.
+  void begin_capture(const PassCalls& so_far);
+  bool end_capture(const PassCalls& so_far, PassCalls* calls);
 
-  void instantiate(uintptr_t graph, uintptr_t executable);  // `executable` was made or updated from `graph`
-  void clone(uintptr_t graph, uintptr_t clone);             // `clone` was made as a copy of `graph`
-  void launch(uintptr_t executable);
-  void destroy_graph(uintptr_t graph);  // must be called before the driver can reuse the handle
-  void destroy_executable(uintptr_t executable);
+  void launch(const PassCalls& calls);
+  void launch_unknown();
   // Called at the end of every step that is not brief (in a brief step, only calls and losses are counted).
-  // Drops recordings whose end was not seen for kMostRecordingSteps such steps.
+  // Gives up captures whose end was not seen for kMostCaptureSteps such steps.
   void end_step();
 
-  bool is_recording() const { return active_recordings_.load(std::memory_order_relaxed) > 0; }
+  bool is_capturing() const { return active_.load(std::memory_order_relaxed) > 0; }
   uint64_t calls_in_graphs() const;               // the calls of both passes in launched graphs so far
   void store(segment::Coverage* coverage) const;  // stores the totals of the process into the segment
   void forget();  // clears all counts; called in a forked child process that trains
 
  private:
-  static constexpr uint32_t kRecordings = 8;  // most streams that record at the same time
-  static constexpr uint32_t kGraphs = 64;  // the latest ones: a graph is instantiated soon after it was made
-  static constexpr uint32_t kExecutables = 1024;    // launches of further ones are unknown
-  static constexpr uint32_t kUnknown = UINT32_MAX;  // in the place of a number of calls
-  static constexpr uintptr_t kGone = 1;  // replaces a handle if its entry may be reused; no handle is 1
-  static constexpr uint32_t kMostRecordingSteps = 8;  // a recording usually spans one step or a few
-
-  struct Recording {
-    uintptr_t stream = 0;
-    uintptr_t body = 0;    // the existing graph that is recorded into (begin_recording_into), or 0
-    bool is_alone = true;  // false: its calls cannot be separated from those of other recordings
-    uint32_t steps = 0;    // steps that have ended since the recording began
-    PassCalls before;      // attention calls when the recording began
-  };
-  struct Graph {
-    uintptr_t handle = 0;
-    uint64_t number = 0;                    // value of graphs_made_ after the entry was made; 0: empty
-    uint32_t calls[segment::kPasses] = {};  // kUnknown: the graph is unknown
-  };
-  // An entry of a hash table. launch() finds its entry without a lock. So a used entry never becomes empty
-  // (0) again. Only the thread with the lock sets a handle, but any thread may replace the handle by kGone.
-  struct Executable {
-    std::atomic<uintptr_t> handle{0};
-    std::atomic<uint32_t> calls[segment::kPasses] = {};
-  };
-  class Turn;  // exclusive use of the counter for one event, by the lock busy_
-
-  void begin(uintptr_t stream, uintptr_t body, const PassCalls& so_far);
-  Recording remove_recording(uintptr_t stream);
-  void mark_recordings_unknown();
-  void mark_all_unknown();
-  Graph* graph_of(uintptr_t handle);
-  Graph* add_graph(uintptr_t handle);
-  Executable* executable_of(uintptr_t handle, bool add);
+  static constexpr uint32_t kMostCaptureSteps = 8;  // a capture usually spans one step or a few
 
   std::atomic_flag busy_;
-  std::atomic<bool> has_missed_{false};  // an event was dropped while another thread held busy_
-  Recording recordings_[kRecordings];
-  std::atomic<uint32_t> active_recordings_{0};  // number of entries of recordings_ in use
-  bool has_overflowed_ = false;                 // more than kRecordings streams recorded at the same time
-  PassCalls calls_before_all_;                  // calls so far when the first of the active recordings began
-  Graph graphs_[kGraphs];
-  uint64_t graphs_made_ = 0;
-  Executable executables_[kExecutables];
+  std::atomic<uint32_t> active_{0};      // captures whose end is missing
+  bool is_alone_ = true;                 // false: captures overlap
+  std::atomic<bool> has_missed_{false};  // a begin was dropped while another thread held busy_
+  uint32_t steps_ = 0;                   // steps that have ended since the last capture began
+  PassCalls before_;                     // attention calls when the first of the active captures began
   std::atomic<uint64_t> launches_{0}, unknown_launches_{0};  // of known graphs, and of unknown graphs
-  // Attention calls by pass: while graphs were recorded, and in the launches of graphs that are not unknown.
+  // Attention calls by pass: in captures, and in the launches of graphs that are not unknown.
   std::atomic<uint64_t> recorded_[segment::kPasses] = {}, launched_[segment::kPasses] = {};
 };
 

@@ -4,8 +4,10 @@
 // above them the number of its segment (the generation, in units of kHotGeneration).
 #include "foreshock/hook.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <iterator>
 
 #include "libmonitor/monitor.h"
 #include "libmonitor/process.h"
@@ -199,6 +201,21 @@ void foreshock_describe(const foreshock_identity* given) {
   if (given->framework != nullptr)
     std::snprintf(described.framework, sizeof described.framework, "%s", given->framework);
   g_process.describe(described);
+}
+
+void foreshock_graph_begins(void) { g_monitor.begin_graph(); }
+
+int foreshock_graph_ends(uint64_t* calls) {
+  foreshock::PassCalls captured;
+  if (calls == nullptr || !g_monitor.end_graph(&captured)) return 0;
+  std::copy(std::begin(captured.of), std::end(captured.of), calls);
+  return 1;
+}
+
+void foreshock_graph_launched(const uint64_t* calls) {
+  if (calls == nullptr) return g_monitor.launch_graph(nullptr);
+  const foreshock::PassCalls known = {{calls[0], calls[1]}};
+  g_monitor.launch_graph(&known);
 }
 
 }  // extern "C"

@@ -368,6 +368,25 @@ void Monitor::reset() {
     flag->clear();
 }
 
+void Monitor::begin_graph() {
+  PassCalls so_far;
+  g_process.add_calls_to(so_far.of);
+  graphs_.begin_capture(so_far);
+}
+
+bool Monitor::end_graph(PassCalls* calls) {
+  PassCalls so_far;
+  g_process.add_calls_to(so_far.of);
+  const bool is_known = graphs_.end_capture(so_far, calls);
+  if ((g_process.hot() & kHotArmed) != 0) graphs_.store(g_process.writer().coverage());
+  return is_known;
+}
+
+void Monitor::launch_graph(const PassCalls* calls) {
+  calls != nullptr ? graphs_.launch(*calls) : graphs_.launch_unknown();
+  if ((g_process.hot() & kHotArmed) != 0) graphs_.store(g_process.writer().coverage());
+}
+
 // The agent and `foreshock pause` each have a switch; the monitor is on while both are 1.
 void Monitor::read_switches() {
   const segment::Control& control = *g_process.writer().control();

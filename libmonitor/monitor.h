@@ -69,7 +69,9 @@ class Monitor {
   void note_unseen(const char* name, uint32_t evidence);
   int observe_scalars(const foreshock_scalar* scalars, size_t count);
   [[gnu::hot]] bool step_is_sampled();
-  CudaGraphCounter& graphs() { return graphs_; }  // the interposed CUDA functions report to it
+  void begin_graph();                         // foreshock_graph_begins
+  bool end_graph(PassCalls* calls);           // foreshock_graph_ends
+  void launch_graph(const PassCalls* calls);  // foreshock_graph_launched; null: unknown calls
   void set_kernel_finder(KernelCounter::Finder find) { find_cupti_ = find; }  // for --count-kernels
 
   int name_parameters(const foreshock_parameter* parameters, size_t count);

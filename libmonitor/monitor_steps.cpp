@@ -131,10 +131,10 @@ void Monitor::end_step(const foreshock_step& step) {
     graphs_.end_step();
     count_kernels();
     read_switches();  // here too, since begin_step() never runs in a trainer without attention calls
-    // With a device, results may arrive in any later step. The first look, recordings of graphs, and counting
+    // With a device, results may arrive in any later step. The first look, captures of graphs, and counting
     // kernels need the whole end_step() of every step.
     may_be_brief_ = !first_look_.is_open() && !devices_.is_any_used() && !pending_steps_.has_waiting() &&
-                    !graphs_.is_recording() && g_process.settings().count_kernels == 0;
+                    !graphs_.is_capturing() && g_process.settings().count_kernels == 0;
   }
   advance(ended);
   g_process.set_bits(kHotTickPending);

@@ -16,17 +16,6 @@ HAND = str(FOLDER.parent / "support" / "hand_attention.c")
 # Debian 11's, the oldest system that is promised.
 NEWEST_GLIBC = (2, 31)
 
-# Of the CUDA runtime (interpose_cuda.cpp)
-OF_CUDA_RUNTIME = [
-    "cudaGraphClone", "cudaGraphDestroy", "cudaGraphExecDestroy", "cudaGraphExecUpdate", "cudaGraphInstantiate",
-    "cudaGraphInstantiateWithFlags", "cudaGraphInstantiateWithParams", "cudaGraphInstantiateWithParams_ptsz",
-    "cudaGraphLaunch", "cudaGraphLaunch_ptsz", "cudaStreamBeginCapture", "cudaStreamBeginCapture_ptsz",
-    "cudaStreamBeginCaptureToGraph", "cudaStreamBeginCaptureToGraph_ptsz", "cudaStreamEndCapture",
-    "cudaStreamEndCapture_ptsz",
-]  # fmt: skip
-CUDA = pathlib.Path("/usr/local/cuda")
-CUDA_RUNTIME, CUDA_HEADER = CUDA / "lib64" / "libcudart.so.13", CUDA / "include" / "cuda_runtime_api.h"
-
 OF_TRANSFORMER_ENGINE = ["nvte_fused_attn_fwd", "nvte_fused_attn_bwd"]
 
 
@@ -35,51 +24,10 @@ def tool(*command: str) -> str:
 
 
 def test_exported_names(library):
-    """hook.h, the CUDA runtime and TransformerEngine; nothing of the C++ runtime, which would meet
-    the trainer's own."""
+    """hook.h and TransformerEngine; nothing of the C++ runtime, which would meet the trainer's own."""
     names = {line.split()[-1].partition("@")[0] for line in tool("nm", "-D", "--defined-only", library).splitlines()}
     declared = set(re.findall(r"\b(foreshock_\w+)\(", (HEADERS / "foreshock" / "hook.h").read_text()))
-    of_runtime = {name for name in names if name.startswith(("cuda", "libcudart.so."))}
-    assert names == declared | {"FORESHOCK_1"} | set(OF_TRANSFORMER_ENGINE) | of_runtime
-
-
-def test_names_of_the_cuda_runtime_are_exported_under_its_versions_only(library):
-    """A default version would be found by any program that looks whether there is CUDA."""
-    lines = [line.split()[-1] for line in tool("nm", "-D", "--defined-only", library).splitlines()]
-    found = sorted(line for line in lines if line.startswith("cuda"))
-    versions = ("11.0", "12", "13")
-    assert found == sorted(f"{name}@libcudart.so.{version}" for name in OF_CUDA_RUNTIME for version in versions)
-
-
-@pytest.mark.skipif(not CUDA_RUNTIME.exists(), reason="no CUDA 13 toolkit")
-def test_the_cuda_runtime_has_these_names():
-    """And no other form of one for programs compiled with per-thread default streams."""
-    lines = tool("nm", "-D", "--defined-only", str(CUDA_RUNTIME)).splitlines()
-    known = {line.split()[-1].removesuffix("@@libcudart.so.13") for line in lines}
-    assert set(OF_CUDA_RUNTIME) <= known
-    assert {name for name in known if name.partition("_")[0] in OF_CUDA_RUNTIME} == set(OF_CUDA_RUNTIME)
-
-
-@pytest.mark.skipif(not CUDA_HEADER.exists(), reason="no CUDA toolkit")
-def test_functions_of_the_cuda_runtime_take_words_only():
-    """interpose_cuda.cpp passes on six words, and reads the first two."""
-    first = {
-        "StreamBeginCapture": "cudaStream_t stream",
-        "StreamBeginCaptureToGraph": "cudaStream_t stream, cudaGraph_t graph",
-        "StreamEndCapture": "cudaStream_t stream, cudaGraph_t *pGraph",
-        "GraphExecUpdate": "cudaGraphExec_t hGraphExec, cudaGraph_t hGraph",
-        "GraphClone": "cudaGraph_t *pGraphClone, cudaGraph_t originalGraph", "GraphLaunch": "cudaGraphExec_t graphExec",
-        "GraphDestroy": "cudaGraph_t graph", "GraphExecDestroy": "cudaGraphExec_t graphExec",
-    }  # fmt: skip
-    made = "cudaGraphExec_t *pGraphExec, cudaGraph_t graph"
-    first |= dict.fromkeys(("GraphInstantiate", "GraphInstantiateWithFlags", "GraphInstantiateWithParams"), made)
-    header = CUDA_HEADER.read_text()
-    assert {f"cuda{name}" for name in first} == {name for name in OF_CUDA_RUNTIME if "_" not in name}
-    for name, beginning in first.items():
-        (parameters,) = set(re.findall(rf"cudaError_t CUDARTAPI cuda{name}\((.*?)\);", header))
-        assert parameters.startswith(beginning)
-        assert len(parameters.split(",")) <= 6
-        assert not re.search("float|double", parameters)
+    assert names == declared | {"FORESHOCK_1"} | set(OF_TRANSFORMER_ENGINE)
 
 
 @pytest.mark.parametrize("name", OF_TRANSFORMER_ENGINE)

@@ -36,6 +36,7 @@ SMALL = {
     "integrations/torch/older_runtime": OF_A_BUILD,
     "integrations/torch/python/foreshock": "what trainers import",
     "integrations/torch/python/foreshock_torch/__init__": "what Python loads first",
+    "integrations/torch/python/foreshock_torch/graphs": OF_PYTHON,
     "integrations/torch/python/foreshock_torch/numbers": OF_PYTHON,
     "integrations/torch/python/foreshock_torch/signals": OF_PYTHON,
     "integrations/torch/python/foreshock_torch/unseen": OF_PYTHON,

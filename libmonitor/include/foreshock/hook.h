@@ -437,6 +437,19 @@ FORESHOCK_EXPORT size_t foreshock_weights_due(uint32_t* numbers, size_t room);
 FORESHOCK_EXPORT void foreshock_observe_weights(const foreshock_weight_state* states, size_t count,
                                                 uint32_t when);
 
+/* -- CUDA graphs: their launches call no hook -- */
+
+/* Reports that the capture of a CUDA graph begins. */
+FORESHOCK_EXPORT void foreshock_graph_begins(void);
+
+/* Reports that a capture has ended, also if it has failed. Sets calls[0] and calls[1] to the forward and
+ * backward attention calls in the graph, and returns nonzero. Returns 0 if they are unknown, since captures
+ * overlapped. */
+FORESHOCK_EXPORT int foreshock_graph_ends(uint64_t* calls);
+
+/* Reports that a graph was launched. `calls`: as from foreshock_graph_ends; NULL: unknown. */
+FORESHOCK_EXPORT void foreshock_graph_launched(const uint64_t* calls);
+
 #ifdef __cplusplus
 }
 #endif

@@ -16,6 +16,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from . import (
+    graphs,  # counts attention calls in CUDA graphs
     seams,  # wraps functions that compute attention which no hook sees
     tap,  # foreshock.tap(), with which a training reports such attention itself
 )
@@ -244,6 +245,8 @@ def enter() -> None:
         modules.register_module_parameter_registration_hook(_on_module_change)
         modules.register_module_module_registration_hook(_on_submodule)
     _wrap_setstate(modules)
+    if torch.backends.cuda.is_built():
+        graphs.watch(torch.cuda.CUDAGraph, core.core)
     monitor = new_monitor
     tap.is_active = True
     seams.Watch(torch, core, _hidden, new_monitor.add_outside_time)
