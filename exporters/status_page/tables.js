@@ -58,9 +58,10 @@ const isAboveBudget = (rank) => rank.max_slowdown < 1 && rank.slowdown_ratio > r
 const slowdownCell = (rank) => ({ text: percent(rank.slowdown_ratio), alarm: isAboveBudget(rank) });
 
 const passOf = (rank, pass) => rank.attention?.[pass] ?? {};
-// `layer` null: any layer. `statistic`: the one above its limit, deviation_ratio or bias (`of` in the alarms of the state).
-const hasAlarm = (rank, layer, pass, statistic) =>
-  (rank.alarms || []).some((a) => (layer === null || a.layer === layer) && a.pass === pass && a.of === statistic);
+// `layer` null: any layer. `statistic`: deviation_ratio or bias. An alarm of the error ratio (`of` in the alarms of the state:
+// fused_ratio, the error over that of fused attention) marks the cells of the deviation ratio.
+const hasAlarm = (rank, layer, pass, statistic) => (rank.alarms || []).some((a) => (layer === null || a.layer === layer) && a.pass === pass &&
+  (a.of === statistic || (statistic === "deviation_ratio" && a.of === "fused_ratio")));
 const ratioCell = (rank, layer, pass, value) => ({ text: fixed(value, 2), alarm: hasAlarm(rank, layer, pass, "deviation_ratio") });
 const biasCell = (rank, layer, value) => ({ text: signed(value, 3), alarm: hasAlarm(rank, layer, "forward", "bias") });
 
