@@ -28,7 +28,9 @@ def precursor(number: int, level: str, detector: str = "bias", layer: str | None
 
 def sample(number: int, layer: str) -> dict:
     bias = 0.001 * math.sin(number) + (0.3 if number > 270 and layer == "003" else 0)
-    return line("sample", rank=0, step=number, layer=layer, bias_ulp=bias, deviation_ratio=0.5) | {"pass": "forward"}
+    return line("sample", rank=0, step=number, layer=layer, bias_ulp=bias, deviation_ratio=0.5, fused_ratio=0.5) | {
+        "pass": "forward"
+    }
 
 
 def run_with_a_spike(**names: str) -> list[dict]:

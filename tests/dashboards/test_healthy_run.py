@@ -43,7 +43,7 @@ def warned(detector: str) -> dict[str, float]:
 BIAS = 'foreshock_attention_bias_{}{{run="r",rank="1",pass="forward",of="kernel"}}'
 # What is so from then on, the alert, and of how many series: an alert that waits is pending first.
 FAULTS = {
-    "bias": ({BIAS.format("ulp"): 0.08, BIAS.format("zscore"): 9}, "AttentionBias", 2),
+    "bias": ({BIAS.format("ulp"): 0.2, BIAS.format("zscore"): 9}, "AttentionBias", 2),
     "output_error_drift": (warned("output_error_drift"), "AttentionErrorDrift", 1),
     "max_logit": (warned("max_logit"), "AttentionLogitGrowth", 1),
     "gradient_growth": (warned("gradient_growth"), "GradientGrowth", 1),

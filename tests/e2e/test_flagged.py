@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import re
 
 import pytest
 from flagged import Kept, judge, rerun, train
@@ -22,7 +23,8 @@ def test_slices_are_kept_of_the_planted_layer_only(kept):
     for plant, reason in (("head", "deviation_ratio"), ("bias", "bias")):
         files = kept[plant].files()
         assert files
-        assert all(f".forward.{GUILTY}." in path.name for path in files), files
+        # A wrong output also reaches the backward call of the same layer.
+        assert all(re.search(rf"\.(forward|backward)\.{GUILTY}\.", path.name) for path in files), files
         assert kept[plant].files(f".{reason}.")
         assert all(path.stat().st_mode & 0o777 == 0o600 for path in files)
         assert kept[plant].folder.stat().st_mode & 0o777 == 0o700
@@ -48,7 +50,9 @@ def test_the_summary_counts_and_says_where_they_are(kept):
 
 def test_each_layer_has_one_ordinary_slice_as_control(kept):
     # One head of four errs, so the others' slices are ordinary.
-    assert len(kept["head"].files(".control.")) == 1
+    for name in ("forward", "backward"):
+        assert len(kept["head"].files(f".{name}.{GUILTY}.control.")) == 1
+    assert len(kept["head"].files(".control.")) == 2
     assert len(kept["head"].files()) > 4
 
 
@@ -90,14 +94,14 @@ def test_it_is_the_one_of_the_record(kept):
 # The wrong kernel lived in the training's process only: torch's own is sound on the same inputs, and gives the very
 # bits of a slice on which nothing was planted.
 def test_run_again_the_planted_error_does_not_come_back(kept):
-    for report in rerun(*kept["head"].files(".deviation_ratio.")):
+    for report in rerun(*kept["head"].files(f".forward.{GUILTY}.deviation_ratio.")):
         assert report["verdict"] == "does_not_come_back", report
         assert report["results"] == 1
         assert report["stored_ratio"] > 2 > report["ratio"]
     for report in rerun(*kept["bias"].files(".bias.")):
         assert report["verdict"] in ("does_not_come_back", "another_result"), report
         assert report["stored_bias_ulp"] > report["bias_ulp"] + 0.05
-    (control,) = rerun(*kept["head"].files(".control."))
+    (control,) = rerun(*kept["head"].files(f".forward.{GUILTY}.control."))
     assert control["verdict"] == "repeats", control
     assert control["as_stored"]
 

@@ -11,8 +11,8 @@ from segment_file import segments
 
 FOUND_BY_DETECTORS = {"precursor", "loss_spike", "divergence", "loss_rise", "nonfinite_gradient_norm", "resumed"}
 KEYS = ("rank", "step", "event", "layer", "value", "detector", "level", "score")
-# fp32 results about two units in the last place too large.
-BIASED = 1 + 2**-22
+# fp32 results that are too large by a quarter to a half of a unit in the last place of bf16, the unit of the limit.
+BIASED = 1 + 2**-9
 
 
 class Training:
