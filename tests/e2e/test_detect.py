@@ -143,7 +143,7 @@ def test_a_clock_that_jumps_changes_nothing(base, start_hand, foreshock, tmp_pat
     jumped = tmp_path / "jumped.jsonl"
     jumped.write_text("".join(json.dumps(line) + "\n" for line in lines))
     events = detected(foreshock, jumped)
-    assert set(names(events)) == {"bias", "deviation_forward"}
+    assert set(names(events)) == {"bias", "deviation_forward", "deviation_backward"}
     assert events == training.recorded()
 
 
@@ -161,7 +161,7 @@ def test_a_second_run_on_the_same_record_begins_anew(base, start_hand, foreshock
     lines = [json.loads(text) for text in first.trainer.record.read_text().splitlines()]
     assert [line["event"] for line in lines if line["type"] == "event"][0] == "detectors_begin_anew"
     recorded = second.recorded()
-    assert set(names(recorded)) == {"bias", "deviation_forward"}
+    assert set(names(recorded)) == {"bias", "deviation_forward", "deviation_backward"}
     assert recorded == detected(foreshock, first.trainer.record)
 
 
