@@ -332,11 +332,13 @@ std::string key_of(const Finding& finding) {
          std::to_string(is_loss ? finding.since_step : -1);
 }
 
-Verdict verdict_of(const std::vector<Finding>& findings, const PassTotals (&passes)[2]) {
+Verdict verdict_of(const std::vector<Finding>& findings, const AttentionInventory& layers,
+                   const PassTotals (&passes)[2]) {
   if (!findings.empty()) return {info_of(findings.front().kind).headline, true, false};
   if (passes[0].judged + passes[1].judged == 0) return {"attention not checked"};
   if (!passes[0].is_compared && !passes[1].is_compared) return {"attention output not checked"};
   if (std::max(passes[0].judged, passes[1].judged) < kLeastJudged) return {"too few samples for a verdict"};
+  if (!layers.gaps.empty()) return {"PARTLY CHECKED"};
   return {"healthy", false, true};
 }
 

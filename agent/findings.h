@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/inventory.h"
 #include "agent/totals.h"
 #include "agent/weights.h"
 
@@ -106,8 +107,9 @@ struct Verdict {
   bool is_healthy = false;  // there is no finding, and enough was checked
 };
 
-// Attention that was not checked is not reported as healthy.
-Verdict verdict_of(const std::vector<Finding>& findings, const PassTotals (&passes)[2]);
+// Attention that was not checked is not reported as healthy: a run is healthy only if `layers` has no gap.
+Verdict verdict_of(const std::vector<Finding>& findings, const AttentionInventory& layers,
+                   const PassTotals (&passes)[2]);
 
 }  // namespace foreshock
 

@@ -75,8 +75,12 @@ bool lacks_label(const segment::Slot& slot, const RankStatistics& rank) {
 
 void set_layer_names(const std::vector<segment::Layer>& layers, RankStatistics* rank) {
   rank->layer_names.clear();
-  for (const segment::Layer& layer : layers)
-    rank->layer_names.push_back({segment::text_of(layer.label), segment::text_of(layer.name)});
+  for (const segment::Layer& layer : layers) {
+    rank->layer_names.push_back(
+        {segment::text_of(layer.label), segment::text_of(layer.name), layer.attention, {}});
+    for (uint32_t pass = 0; pass < segment::kPasses; ++pass)  // without bits that are no reason
+      rank->layer_names.back().skipped[pass] = layer.skipped[pass] & ((1u << segment::kSkipReasons) - 1);
+  }
 }
 
 // Tensors processed per rank and poll, so that a fast rank cannot starve the others. Kept small: a tensor

@@ -7,6 +7,7 @@
 #define FORESHOCK_AGENT_RANK_STATE_H_
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -294,6 +295,8 @@ bool is_nonfinite(const SliceDeviation& deviation);
 // The label ("003") of a layer and the name of its module, as the trainer has written them.
 struct LayerName {
   std::string label, name;
+  uint32_t attention = 0;                               // bits of segment::LayerAttention
+  std::array<uint32_t, segment::kPasses> skipped = {};  // as segment::Layer::skipped
 };
 
 enum class RunState { kRunning, kFinished, kFailed, kPreempted, kInterrupted };

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "agent/inventory.h"
 #include "agent/node.h"
 #include "agent/publish.h"
 #include "agent/record_lines.h"
@@ -464,7 +465,7 @@ Run::Findings Run::findings_of(uint64_t launcher_id) const {
   for (const FollowedProcess* followed : processes_of(launcher_id)) ranks.push_back(&followed->rank);
   const PassTotals passes[2] = {totals_of(ranks, 0), totals_of(ranks, 1)};
   std::vector<Finding> list = foreshock::findings_of(ranks, &pipeline_->weights(), passes);
-  const Verdict verdict = verdict_of(list, passes);
+  const Verdict verdict = verdict_of(list, inventory_of(ranks), passes);
   return {std::move(list), verdict};
 }
 
@@ -594,8 +595,9 @@ nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
                         {"healthy", findings.verdict.is_healthy},
                         {"findings", findings_json(findings.list)},
                         {"ranks", ranks}};
+  const SummaryInput input = summary_input(launcher_id);
+  all["attention_layers"] = inventory_json(inventory_of(input.ranks));
   if (for_page) {
-    const SummaryInput input = summary_input(launcher_id);
     all["text"] = summary_text(input);
     all["line"] = summary_line(input);
   }

@@ -12,6 +12,7 @@
 
 #include "agent/detection.h"
 #include "agent/findings.h"
+#include "agent/inventory.h"
 #include "agent/publish.h"
 #include "agent/text.h"
 #include "agent/totals.h"
@@ -23,7 +24,7 @@ namespace {
 
 constexpr size_t kLabelColumns = 14;
 // Limits of the printed findings, ranks and notes, and of the names in one list. The others are counted.
-constexpr size_t kMostFindings = 3, kMostRankLines = 4, kMostNotes = 8, kMostNamed = 3;
+constexpr size_t kMostFindings = 3, kMostGaps = 2, kMostRankLines = 4, kMostNotes = 8, kMostNamed = 3;
 constexpr int64_t kMostStepsApart = 1;  // largest distance of the ranks' last steps if none ended early
 // If a rank trained for less time, most of its overhead is set-up, so these seconds are printed beside it.
 constexpr double kShortSeconds = 10;
@@ -103,51 +104,6 @@ std::string headline(const SummaryInput& input, const std::string& verdict) {
 
 std::string ratio_text(const std::optional<double>& ratio) { return formatted("%.2fx", ratio); }
 
-struct LayerCounts {
-  size_t judged[segment::kPasses] = {};  // layers with a checked call, by pass
-  size_t known = 0;                      // estimated number of layers with attention
-};
-
-// Whether a component of the label is a number: true for "003" and "decoder.003", false for "linear1".
-bool is_numbered(std::string_view label) {
-  const auto is_number = [](std::string_view word) {
-    return !word.empty() && word.find_first_not_of("0123456789") == word.npos;
-  };
-  for (size_t dot; (dot = label.find('.')) != label.npos; label.remove_prefix(dot + 1))
-    if (is_number(label.substr(0, dot))) return true;
-  return is_number(label);
-}
-
-// Returns an upper limit of the number of layers with attention: the forward calls per step, rounded up, of
-// all ranks together.
-uint64_t most_layers(const Ranks& ranks) {
-  uint64_t most = 0;
-  for (const RankStatistics* rank : ranks) {
-    const uint64_t steps = std::max<uint64_t>(steps_of(*rank), 1);
-    most += (rank->calls(0) + steps - 1) / steps;
-  }
-  return most;
-}
-
-LayerCounts layers_of(const Ranks& ranks) {
-  std::map<std::string, std::array<uint64_t, segment::kPasses>> judged;
-  for (const RankStatistics* rank : ranks)
-    for (const auto& [label, layer] : rank->layers)
-      for (uint32_t pass = 0; pass < segment::kPasses; ++pass) judged[label][pass] += layer.pass[pass].judged;
-  LayerCounts counts;
-  uint64_t judged_layers = 0;
-  for (const auto& [label, calls] : judged) {
-    // A layer without checked calls is counted only if its label has a number. Embeddings and output heads
-    // are in `layers` too, because of their gradient norms, but have no number.
-    const bool is_judged = calls[0] + calls[1] > 0;
-    judged_layers += is_judged;
-    counts.known += is_judged || is_numbered(label);
-    for (uint32_t pass = 0; pass < segment::kPasses; ++pass) counts.judged[pass] += calls[pass] > 0;
-  }
-  counts.known = std::min(counts.known, std::max(judged_layers, most_layers(ranks)));
-  return counts;
-}
-
 // Returns why the judged backward calls gave no key positions, by which dK and dV are checked: " (mask 12)".
 std::string key_reasons(const Ranks& ranks) {
   std::map<std::string, uint64_t> counts;
@@ -160,13 +116,14 @@ std::string key_reasons(const Ranks& ranks) {
 
 // Returns "126 forward and 126 backward of 500 and 500 calls checked, in 6 of 6 layers; 61 of the backward by
 // dK and dV as well as dQ", for example.
-std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
-  const LayerCounts layers = layers_of(ranks);
+std::string evidence_text(const Ranks& ranks, const AttentionInventory& layers,
+                          const PassTotals (&passes)[2]) {
   std::string text = grouped(passes[0].judged) + " forward and " + grouped(passes[1].judged) +
                      " backward of " + grouped(passes[0].calls) + " and " +
                      counted(passes[1].calls, "call", "calls") + " checked";
-  if (layers.known > 0)
-    text += ", in " + grouped(layers.judged[0]) + " of " + counted(layers.known, "layer", "layers");
+  if (layers.layers > 0)
+    text += ", in " + grouped(layers.judged[0]) + " of " + counted(layers.layers, "layer", "layers") +
+            (layers.is_known ? "" : " (counted from calls)");
   if (passes[1].judged == 0) return text + "; backward not checked";
   if (layers.judged[1] < layers.judged[0]) text += " (backward " + grouped(layers.judged[1]) + ")";
   const uint64_t key_slices = sum_over(ranks, key_slices_of);  // slices of keys: checked by dK and dV
@@ -174,7 +131,9 @@ std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
     if (passes[pass].judged < kLeastJudged)
       text += std::string("; ") + segment::kPassNames[pass] + ": too few samples";
   if (key_slices == 0) return text + "; dK and dV not checked" + key_reasons(ranks);
-  return text + "; " + grouped(key_slices) + " of the backward by dK and dV as well as dQ";
+  text += "; " + grouped(key_slices) + " of the backward by dK and dV as well as dQ";
+  if (layers.judged[2] < layers.judged[1]) text += ", in " + counted(layers.judged[2], "layer", "layers");
+  return text;
 }
 
 // Returns the mean error of dK or dV, divided by that of fused attention. Ranks are weighted by their slices.
@@ -200,7 +159,19 @@ std::string keys_entry(const Ranks& ranks) {
                        formatted("%g", ratio_limit(2, dtype_of(ranks, 1), 0)) + ")");
 }
 
-std::string attention_entries(const Ranks& ranks, const PassTotals (&passes)[2]) {
+// Names the layers that were not checked, and what to do.
+std::string gap_entries(const AttentionInventory& layers, const PassTotals (&passes)[2], size_t most) {
+  if (passes[0].judged + passes[1].judged == 0) return "";  // the verdict and the notes say so
+  std::string out;
+  for (size_t n = 0; n < std::min(layers.gaps.size(), most); ++n)
+    out += entry(n == 0 ? "not checked" : "", printable(text_of(layers.gaps[n])));
+  if (layers.gaps.size() > most)
+    out += entry("", "and " + std::to_string(layers.gaps.size() - most) + " more in foreshock status --json");
+  return out;
+}
+
+std::string attention_entries(const Ranks& ranks, const AttentionInventory& layers,
+                              const PassTotals (&passes)[2]) {
   if (passes[0].calls + passes[1].calls == 0) return entry("attention", "no call seen");
   std::string out;
   if (passes[0].ratio || passes[1].ratio)
@@ -210,7 +181,7 @@ std::string attention_entries(const Ranks& ranks, const PassTotals (&passes)[2])
                                  formatted("%g", ratio_limit(0, dtype_of(ranks, 0), 0)) + " forward, " +
                                  formatted("%g", ratio_limit(1, dtype_of(ranks, 1), 0)) + " backward)") +
           keys_entry(ranks);
-  out += entry(out.empty() ? "attention" : "", evidence_text(ranks, passes));
+  out += entry(out.empty() ? "attention" : "", evidence_text(ranks, layers, passes));
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
     const std::string skipped = listed(passes[pass].skipped), lost = listed(passes[pass].lost);
     if (!skipped.empty()) out += entry("", std::string(segment::kPassNames[pass]) + " skipped: " + skipped);
@@ -512,7 +483,12 @@ std::string too_short_text(const RankStatistics& rank) {
   return steps == 1 ? ended + "sampling begins after the first" : "";
 }
 
-void add_attention_notes(const Ranks& ranks, const PassTotals (&passes)[2], Notes* notes) {
+void add_attention_notes(const Ranks& ranks, const AttentionInventory& layers, const PassTotals (&passes)[2],
+                         Notes* notes) {
+  if (layers.other_mixers > 0)
+    notes->emplace_back("no attention", counted(layers.other_mixers, "module is", "modules are") +
+                                            " linear attention or state space, which is not checked: " +
+                                            printable(layers.mixer_names));
   const bool saw_no_call = passes[0].calls + passes[1].calls == 0;
   // If attention that no hook sees is known to have run, add_coverage_notes() names it.
   const bool is_named_elsewhere = std::any_of(ranks.begin(), ranks.end(), [](auto* rank) {
@@ -520,7 +496,11 @@ void add_attention_notes(const Ranks& ranks, const PassTotals (&passes)[2], Note
       return std::string(segment::unseen_evidence_name(name.evidence)) == "used";
     });
   });
-  if (saw_no_call && !is_named_elsewhere && steps_of(*ranks[0]) >= 10)  // fewer steps prove nothing
+  const bool has_none = ranks[0]->coverage.inventory_is_known != 0 && layers.layers == 0;
+  if (saw_no_call && has_none)
+    notes->emplace_back("not seen",
+                        "any attention call: the model has no attention by the names of its parameters");
+  else if (saw_no_call && !is_named_elsewhere && steps_of(*ranks[0]) >= 10)  // fewer steps prove nothing
     notes->emplace_back(
         "not seen",
         "any attention call: written by hand, a kernel that PyTorch does not dispatch, or the "
@@ -750,10 +730,11 @@ std::string flagged_entries(const SummaryInput& input) {
   return out;
 }
 
-std::string notes_entries(const SummaryInput& input, const PassTotals (&passes)[2]) {
+std::string notes_entries(const SummaryInput& input, const AttentionInventory& layers,
+                          const PassTotals (&passes)[2]) {
   Notes notes;
   add_agent_notes(input, &notes);
-  add_attention_notes(input.ranks, passes, &notes);
+  add_attention_notes(input.ranks, layers, passes, &notes);
   add_coverage_notes(input.ranks, &notes);
   add_layer_notes(input.ranks, &notes);
   add_detector_notes(input.ranks, &notes);
@@ -784,7 +765,8 @@ std::string summary_text(const SummaryInput& input) {
            (refused.empty() ? "" : entry("refused", refused));
   const PassTotals passes[2] = {totals_of(input.ranks, 0), totals_of(input.ranks, 1)};
   const std::vector<Finding> findings = findings_of(input.ranks, input.weights, passes);
-  std::string out = headline(input, verdict_of(findings, passes).headline);
+  const AttentionInventory layers = inventory_of(input.ranks);
+  std::string out = headline(input, verdict_of(findings, layers, passes).headline);
   for (size_t n = 0; n < std::min(findings.size(), kMostFindings); ++n) {
     // The action of a kind is printed once.
     const bool is_known = n > 0 && findings[n].kind == findings[n - 1].kind;
@@ -793,7 +775,8 @@ std::string summary_text(const SummaryInput& input) {
   if (findings.size() > kMostFindings)
     out += entry("", "and " + std::to_string(findings.size() - kMostFindings) + " more");
   if (!refused.empty()) out += entry("refused", refused);
-  out += attention_entries(input.ranks, passes);
+  out += gap_entries(layers, passes, findings.empty() ? kMostGaps : 1);
+  out += attention_entries(input.ranks, layers, passes);
   if (input.ranks.size() == 1) {
     out += entry("loss", loss_text(*input.ranks[0]));
   } else {
@@ -808,7 +791,7 @@ std::string summary_text(const SummaryInput& input) {
     out += entry("gradients", gradients);
   out += skipped_entry(input.ranks);
   out += warnings_entry(input.ranks) + weights_entries(input) + replicas_entry(input) +
-         overhead_entry(input, passes) + flagged_entries(input) + notes_entries(input, passes);
+         overhead_entry(input, passes) + flagged_entries(input) + notes_entries(input, layers, passes);
   if (!input.record.empty()) out += entry("more", "foreshock report " + printable(input.record));
   return shortened(out);
 }
@@ -823,7 +806,9 @@ std::string summary_line(const SummaryInput& input) {
   return line + "  step " + (step < 0 ? "unknown" : grouped(static_cast<uint64_t>(step))) + "  loss " +
          formatted("%.4g", input.ranks[0]->last_loss) + "  error " + ratio_text(passes[0].ratio) + ", " +
          ratio_text(passes[1].ratio) + "  " +
-         verdict_of(findings_of(input.ranks, input.weights, passes), passes).headline + "\n";
+         verdict_of(findings_of(input.ranks, input.weights, passes), inventory_of(input.ranks), passes)
+             .headline +
+         "\n";
 }
 
 }  // namespace foreshock

@@ -166,6 +166,12 @@ int foreshock_name_parameters(const foreshock_parameter* parameters, size_t coun
   return is_valid ? g_monitor.name_parameters(parameters, count) : 0;
 }
 
+int foreshock_name_mixers(const foreshock_mixer* mixers, size_t count) {
+  if (g_process.is_off()) return 0;
+  const bool is_valid = count == 0 || is_readable(mixers);  // count 0: the model has no mixer
+  return is_valid ? g_monitor.name_mixers(mixers, count) : 0;
+}
+
 void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count) {
   if (gradients == nullptr || count == 0 || g_process.is_off()) return;
   if (is_readable(gradients)) g_monitor.observe_gradients(gradients, count);

@@ -26,6 +26,17 @@ void store(T& word, T value) {  // atomically, since the agent reads the records
   std::atomic_ref<T>(word).store(value, std::memory_order_relaxed);
 }
 
+// Adds the name of a class to a list "A, B", unless the list has it or has no room for it.
+template <size_t N>
+void add_class(const char* name, char (&list)[N]) {
+  if (name == nullptr || *name == '\0') return;
+  const size_t length = std::strlen(name), used = std::strlen(list);
+  for (const char* found = std::strstr(list, name); found != nullptr; found = std::strstr(found + 1, name))
+    if ((found == list || found[-1] == ' ') && (found[length] == '\0' || found[length] == ',')) return;
+  if (used + length + 3 > N) return;
+  std::snprintf(list + used, N - used, "%s%s", used > 0 ? ", " : "", name);
+}
+
 }  // namespace
 
 void LayerTable::forget_names() {
@@ -43,6 +54,7 @@ void LayerTable::forget_names() {
 void LayerTable::forget() {
   forget_names();
   layers_ = 0;
+  inventory_ = {};
   begin_gradients();
 }
 
@@ -65,6 +77,7 @@ void LayerTable::publish_names(uint32_t layer) {
   segment::Layer& to = published_[layer];
   std::memcpy(to.label, records_[layer].label, sizeof to.label);
   std::memcpy(to.name, records_[layer].name, sizeof to.name);
+  publish_attention(layer);
   std::atomic_ref<uint32_t>(to.ready).store(1, std::memory_order_release);
 }
 
@@ -112,6 +125,68 @@ bool LayerTable::name(const foreshock_parameter& parameter) {
   if (add(parameter.identity, layer)) return true;
   is_partial_[layer].store(true, std::memory_order_relaxed);  // publish() then skips the layer
   return false;
+}
+
+void LayerTable::name_mixers(const foreshock_mixer* mixers, size_t count, segment::Coverage* coverage) {
+  if (phase_ == Phase::kNone) return;
+  constexpr uint32_t kFromInventory = segment::kHasAttention | segment::kTrainsAttention;
+  for (uint32_t n = 0; n < layers_; ++n)
+    std::atomic_ref<uint32_t>(records_[n].attention).fetch_and(~kFromInventory, std::memory_order_relaxed);
+  inventory_ = {.is_known = true};
+  for (size_t n = 0; n < count; ++n) {
+    const foreshock_mixer& mixer = mixers[n];
+    if (mixer.kind != FORESHOCK_MIXER_ATTENTION) {
+      ++inventory_.other_mixers;
+      add_class(mixer.name, inventory_.names);
+      continue;
+    }
+    const int layer = mixer.layer != nullptr ? index_of(mixer.layer, nullptr) : -1;
+    if (layer < 0) {
+      ++inventory_.attention_layers;
+      continue;
+    }
+    const uint32_t bits =
+        segment::kHasAttention | (mixer.is_trained != 0 ? uint32_t{segment::kTrainsAttention} : 0);
+    const uint32_t before =
+        std::atomic_ref<uint32_t>(records_[layer].attention).fetch_or(bits, std::memory_order_relaxed);
+    // The heads of a hand-written attention may be modules of their own: several modules, one layer.
+    inventory_.attention_layers += (before & segment::kHasAttention) == 0;
+  }
+  for (uint32_t n = 0; n < layers_; ++n) publish_attention(n);
+  if (coverage != nullptr) store_inventory(coverage);
+}
+
+void LayerTable::store_inventory(segment::Coverage* coverage) const {
+  if (!inventory_.is_known) return;
+  store(coverage->attention_layers, inventory_.attention_layers);
+  store(coverage->other_mixers, inventory_.other_mixers);
+  for (size_t n = 0; n < sizeof inventory_.names; ++n) store(coverage->mixer_names[n], inventory_.names[n]);
+  std::atomic_ref<uint32_t>(coverage->inventory_is_known).store(1, std::memory_order_release);
+}
+
+void LayerTable::mark(int layer, uint32_t attention, uint32_t pass, uint32_t skipped) {
+  segment::Layer& record = records_[layer];
+  const auto add = [](uint32_t& word, uint32_t bits) {  // whether a bit is new
+    std::atomic_ref<uint32_t> own(word);
+    return (own.load(std::memory_order_relaxed) & bits) != bits && (own.fetch_or(bits) & bits) != bits;
+  };
+  const bool is_new = add(record.attention, attention);
+  if (add(record.skipped[pass], skipped) || is_new) publish_attention(static_cast<uint32_t>(layer));
+}
+
+// Stores the bits of a layer in the segment. If another thread changes a word meanwhile, stores it again, so
+// that the last store has all bits.
+void LayerTable::publish_attention(uint32_t layer) {
+  if (published_ == nullptr) return;
+  const auto publish_word = [](uint32_t& own, uint32_t& published) {
+    const std::atomic_ref<uint32_t> from(own), to(published);
+    uint32_t bits;
+    do to.store(bits = from.load());
+    while (from.load() != bits);
+  };
+  segment::Layer &from = records_[layer], &to = published_[layer];
+  publish_word(from.attention, to.attention);
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass) publish_word(from.skipped[pass], to.skipped[pass]);
 }
 
 bool LayerTable::add(const void* identity, int layer) {

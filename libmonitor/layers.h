@@ -13,8 +13,9 @@
 namespace foreshock {
 
 // Maps parameters to layers. A parameter is identified by an opaque pointer, its identity; a layer has a
-// label ("003") and a name, that of its module ("blocks.3"). Only find() and has_names() may be called while
-// another thread uses the table. Its hash table has a fixed size and is mapped when first needed.
+// label ("003") and a name, that of its module ("blocks.3"). Only find(), has_names() and mark() may be
+// called while another thread uses the table. Its hash table has a fixed size and is mapped when first
+// needed.
 class LayerTable {
  public:
   // From now on publishes layers in `published`, the kMaxLayers entries of a new segment (the memory shared
@@ -31,6 +32,14 @@ class LayerTable {
   // parameter cannot be stored. If the hash table has no space, the parameter's layer publishes no more
   // norms, since they would lack this parameter's part.
   bool name(const foreshock_parameter& parameter);
+
+  // Marks the layers of the attention modules in `mixers`, instead of those of an earlier call, and counts
+  // all mixers. `coverage`: where the counts are stored too; null while there is no segment.
+  void name_mixers(const foreshock_mixer* mixers, size_t count, segment::Coverage* coverage);
+  // Stores the counts of the last name_mixers(), if there was one, in a segment.
+  void store_inventory(segment::Coverage* coverage) const;
+  // Adds bits to the layer's Layer::attention, and to Layer::skipped of the pass.
+  void mark(int layer, uint32_t attention, uint32_t pass, uint32_t skipped);
 
   void forget_names();  // forgets all identities. The layers stay, and parameters may be named again.
   int find(const void* identity) const;  // returns the layer of a parameter, or -1 if unknown
@@ -54,11 +63,12 @@ class LayerTable {
     void add(int layer, double square);          // layer -1: without a layer
   };
   bool publish(const Sums& sums, int64_t step, double* total_norm);
-  void forget();                              // forgets names, layers and gradients
+  void forget();                              // forgets names, layers, inventory and gradients
   int find_label(const char* label);          // returns the index of the layer, or -1
   bool add(const void* identity, int layer);  // to the hash table; false: it has no space
   void shorten(uint32_t layer, const char* name);
   void publish_names(uint32_t layer);
+  void publish_attention(uint32_t layer);
   enum class Phase { kNone, kEarly, kAttached };  // before, after use_early_layers(), after attach()
 
   // Most parameters; buckets of the hash table, at least half of which stay free.
@@ -77,6 +87,11 @@ class LayerTable {
   uint32_t last_found_ = 0;  // the layer found last; find_label() tries it first, as names come by layer
   std::atomic<uint32_t> named_{0};  // number of parameters in entries_
   Sums gradients_ = {};
+  struct {
+    bool is_known = false;
+    uint32_t attention_layers = 0, other_mixers = 0;
+    char names[sizeof(segment::Coverage::mixer_names)] = {};  // classes of the other mixers
+  } inventory_;                                               // the fields of segment::Coverage
 };
 
 }  // namespace foreshock

@@ -290,7 +290,8 @@ int Monitor::enter(int32_t op, uint32_t flags) {
   if (!is_sampled_call(g_process.settings().seed, step_.load(std::memory_order_relaxed), call, free_slices(),
                        calls_last_step_.load(std::memory_order_relaxed)))
     return leave_out(block.unsampled[pass]);
-  t_open = {.op = op, .call = call, .ordinal = ordinal};
+  t_open = {
+      .op = op, .call = call, .ordinal = ordinal, .needs_gradient = (flags & FORESHOCK_NEEDS_GRADIENT) != 0};
   return 1;
 }
 
@@ -343,6 +344,7 @@ void Monitor::reset() {
   budget_.set_limit(settings.max_slowdown);
   ordinal_ = {};
   layers_.attach(writer.layers());
+  layers_.store_inventory(writer.coverage());
   if (!layers_.has_names()) parameters_without_room_ = 0;  // the count came from the parent process
   store_unnamed_parameters();
   devices_.attach(&writer);

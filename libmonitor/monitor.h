@@ -33,6 +33,7 @@ struct OpenCall {
   bool sizes_segment = false;  // no segment exists yet: leave() creates it, with slots that fit this call
   uint64_t call = 0;           // number within the step
   int ordinal = -1;            // layer number from the order of calls (OrdinalFollower); -1: unknown
+  bool needs_gradient = false;
 };
 extern constinit thread_local OpenCall t_open;  // the call that this thread has begun and not ended
 
@@ -75,6 +76,7 @@ class Monitor {
   void set_kernel_finder(KernelCounter::Finder find) { find_cupti_ = find; }  // for --count-kernels
 
   int name_parameters(const foreshock_parameter* parameters, size_t count);
+  int name_mixers(const foreshock_mixer* mixers, size_t count);
   void observe_gradients(const foreshock_gradient* gradients, size_t count);
 
   int name_weights(const foreshock_weight* weights, size_t count);
@@ -108,6 +110,7 @@ class Monitor {
   uint64_t send_gradients(const foreshock_gradient* gradients, size_t count);
   void mark_sampled_by_gradients();
   void name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot);
+  void mark_layer(const foreshock_attention_call& call, const OpenCall& open, uint32_t pass, int reason);
   bool find_number(uint64_t number, double* value) const;
   void apply_events(const PendingStep& step, bool with_losses);
   void complete_record(PendingStep* step);

@@ -309,8 +309,9 @@ void Monitor::leave(const foreshock_attention_call& call) {
   const uint64_t begin = monotonic_ns();
   const Counting counting = g_process.counting();
   CopiedSlices copied;
-  if (const int reason = take_sample(counting, call, open, pass, &copied); reason >= 0)
-    counting.add(counting.block->skipped[pass][reason]);
+  const int reason = take_sample(counting, call, open, pass, &copied);
+  if (reason >= 0) counting.add(counting.block->skipped[pass][reason]);
+  mark_layer(call, open, pass, reason);
   const uint64_t own_ns = monotonic_ns() - begin + call.prepare_ns;
   counting.add(counting.block->hook_ns, own_ns);
   slices_ns_.fetch_add(own_ns, std::memory_order_relaxed);
@@ -438,6 +439,19 @@ void Monitor::name_layer(const foreshock_attention_call& call, const OpenCall& o
   slot->layer_source = static_cast<uint32_t>(is_unnamed ? segment::LayerSource::kUnnamedParameter
                                                         : segment::LayerSource::kUnknown);
   if (!is_unnamed) assign(open.ordinal, segment::LayerSource::kOrdinal);
+}
+
+// Marks that the call's layer was seen, and why no slice was taken. `reason`: the result of take_sample().
+void Monitor::mark_layer(const foreshock_attention_call& call, const OpenCall& open, uint32_t pass,
+                         int reason) {
+  int layer = layers_.find(call.layer_identity);
+  if (call.layer_name != nullptr)
+    if (TryLock lock(layer_busy_); lock) layer = layers_.index_of(call.layer_name, nullptr);
+  if (layer < 0) return;
+  const bool needs_gradient = pass == FORESHOCK_FORWARD && open.needs_gradient;
+  const uint32_t seen = (pass == FORESHOCK_FORWARD ? segment::kForwardSeen : segment::kBackwardSeen) |
+                        (needs_gradient ? uint32_t{segment::kForwardNeedsGradient} : 0);
+  layers_.mark(layer, seen, pass, reason >= 0 ? uint32_t{1} << reason : 0);
 }
 
 // Counts the thread's open call as skipped. If `op` is not the operation of this call, the reason is unknown.

@@ -244,6 +244,15 @@ int Monitor::name_parameters(const foreshock_parameter* parameters, size_t count
   return stored;
 }
 
+int Monitor::name_mixers(const foreshock_mixer* mixers, size_t count) {
+  TryLock lock(layer_busy_);
+  if (!lock) return -1;
+  const bool has_segment = (g_process.hot() & kHotArmed) != 0;
+  if (!has_segment) layers_.use_early_layers();
+  layers_.name_mixers(mixers, count, has_segment ? g_process.writer().coverage() : nullptr);
+  return static_cast<int>(count);
+}
+
 void Monitor::store_unnamed_parameters() {
   std::atomic_ref<uint64_t>(g_process.writer().coverage()->parameters_unnamed)
       .store(parameters_without_room_, std::memory_order_relaxed);

@@ -57,7 +57,7 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 13;
+inline constexpr uint32_t kLayoutVersion = 14;
 
 inline constexpr uint32_t kPasses = 2;  // 0 forward, 1 backward
 inline constexpr uint32_t kSkipReasons = 14;
@@ -261,8 +261,14 @@ struct Coverage {
   uint64_t reserved;
   // Numbers requested but not copied, by reason; without losses, since the training itself may read these.
   uint64_t numbers_skipped[kSkipReasons];
+  // The model's inventory of attention (foreshock_name_mixers). inventory_is_known is stored last.
+  uint32_t inventory_is_known;  // 0: the layers with attention are not known; the next three are then unset
+  uint32_t attention_layers;    // layers of the model with attention, also those without a Layer record
+  uint32_t other_mixers;        // modules that mix positions without attention: linear attention, state space
+  uint32_t reserved2;
+  char mixer_names[112];  // classes of these modules, separated by ", "
 };
-static_assert(sizeof(Coverage) == 320);
+static_assert(sizeof(Coverage) == 448);
 
 enum class KernelCountState : uint32_t {
   kNotAsked,  // the user did not request a count
@@ -275,17 +281,30 @@ enum class KernelCountState : uint32_t {
   kRefused     // CUPTI returned an error
 };
 
+// Bits of Layer::attention. The first two come from the model's inventory (foreshock_name_mixers), the others
+// from the layer's calls that were to be sampled.
+enum LayerAttention : uint32_t {
+  kHasAttention = 1,          // the layer has attention
+  kTrainsAttention = 2,       // parameters of its attention need gradients
+  kForwardSeen = 4,           // a forward call of this layer was seen
+  kBackwardSeen = 8,          // a backward call of this layer was seen
+  kForwardNeedsGradient = 16  // a forward call of this layer needed a gradient
+};
+
 // A named layer. Every word is stored atomically, `ready` last.
 struct Layer {
   uint32_t ready;
-  uint32_t reserved;
+  uint32_t attention;  // bits of LayerAttention
   char label[32];
   char name[128];            // leading components that all its parameters' names share; only gets shorter
   uint64_t gradient_step;    // step of gradient_norm; 0: none yet
   double gradient_norm;      // before clipping
   uint64_t nonfinite_steps;  // steps whose gradient here held NaN or Inf
   uint64_t last_nonfinite_step;
+  // By pass: bit n is set if a call of the layer was to be sampled and was skipped for FORESHOCK_SKIP_... n.
+  uint32_t skipped[kPasses];
 };
+static_assert(sizeof(Layer) == 208);
 
 // How the layer of a slice was found.
 enum class LayerSource : uint32_t {

@@ -149,7 +149,7 @@ TEST(Findings, ASlowRiseIsAFinding) {
   ASSERT_FALSE(found.empty());
   EXPECT_THAT(found[0].text, HasSubstr("loss began to rise slowly at step "));
   const PassTotals passes[2] = {};
-  EXPECT_EQ(verdict_of(found, passes).headline, "LOSS RISES");
+  EXPECT_EQ(verdict_of(found, inventory_of({&rank}), passes).headline, "LOSS RISES");
 }
 
 TEST(Findings, ALossOfNanIsOneFindingWithTheOrderOfTheFirstOnes) {

@@ -53,8 +53,16 @@ RankStatistics healthy_rank(int number = 0) {
       LayerStatistics* layer = rank.layer_of(label);
       layer->label = label;
       layer->pass[pass].judged = 63;
+      layer->pass[pass].relative_error_mean.add(0.002);
+      for (uint32_t tensor : {2u, 3u}) statistics_of(tensor, layer).judged = 30;
     }
   }
+  for (uint32_t tensor : {2u, 3u}) statistics_of(tensor, &rank).judged = 60;
+  rank.coverage.inventory_is_known = 1;
+  rank.coverage.attention_layers = 2;
+  constexpr uint32_t kAttention =
+      segment::kHasAttention | segment::kTrainsAttention | segment::kForwardSeen | segment::kBackwardSeen;
+  rank.layer_names = {{"000", "", kAttention}, {"001", "", kAttention}};
   return rank;
 }
 
@@ -71,10 +79,7 @@ std::string text_of(const RankStatistics& rank) { return summary_text(input_of({
 // The same with some of its backward slices judged by dK and dV.
 RankStatistics rank_with_keys(double key_ratio, double value_ratio) {
   RankStatistics rank = healthy_rank();
-  for (LayerStatistics* layer : {rank.layer_of("000"), rank.layer_of("001")})
-    for (uint32_t tensor : {2u, 3u}) statistics_of(tensor, layer).judged = 30;
   for (uint32_t tensor : {2u, 3u}) {
-    statistics_of(tensor, &rank).judged = 60;
     statistics_of(tensor, &rank).fused_ratio.add(tensor == 2 ? key_ratio : value_ratio);
   }
   return rank;
@@ -107,7 +112,7 @@ TEST(Summary, HealthyRunFitsTenLinesOfEightyColumns) {
   EXPECT_THAT(text, StartsWith("foreshock  demo finished, 172 steps in 70 s"));
   for (const char* part :
        {"healthy\n", "mean error 0.69x forward, 0.56x backward (dQ)", "(alarm above 2 forward, 3 backward)",
-        "126 forward and 126 backward", "in 2 of 2 layers", "dK and dV not checked",
+        "126 forward and 126 backward", "in 2 of 2 layers", "60 of the backward by dK and dV as well as dQ",
         "5.63 -> 2.39 (nll), no spike", "norm 0.64 before clipping at the last step, all finite",
         "0.53 % of 1 % allowed; 1 step in 8 sampled"})
     EXPECT_THAT(unwrapped(text), HasSubstr(unwrapped(part))) << text;
@@ -117,7 +122,15 @@ TEST(Summary, HealthyRunFitsTenLinesOfEightyColumns) {
   RankStatistics masked = healthy_rank();
   masked.columns_skipped[segment::kColumnsMask] = 120;
   masked.columns_skipped[segment::kColumnsTooLarge] = 6;
+  masked.keys.clear();
+  for (const char* label : {"000", "001"}) {
+    masked.layer_of(label)->keys.clear();
+    masked.layer_of(label)->columns_skipped[segment::kColumnsMask] = 60;
+  }
   EXPECT_THAT(unwrapped(text_of(masked)), HasSubstr("dK and dV not checked (120 mask, 6 too large)"));
+  EXPECT_THAT(text_of(masked), HasSubstr("PARTLY CHECKED\n"));
+  EXPECT_THAT(unwrapped(text_of(masked)),
+              HasSubstr("layers 000, 001: dK and dV not judged; no keys are sampled: mask. See docs/cover"));
 }
 
 TEST(Summary, TheLimitOfTheSlowdownIsForLongerRuns) {
@@ -211,6 +224,11 @@ TEST(Summary, NothingUnjudgedIsCalledHealthy) {
   rank.judged[0] = rank.judged[1] = 0;
   EXPECT_THAT(text_of(rank), HasSubstr("attention not checked\n"));
   EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("backward not checked"));
+  RankStatistics rows = healthy_rank();
+  rows.keys.clear();
+  for (const char* label : {"000", "001"}) rows.layer_of(label)->keys.clear();
+  EXPECT_THAT(text_of(rows), HasSubstr("PARTLY CHECKED\n"));
+  EXPECT_THAT(unwrapped(text_of(rows)), HasSubstr("dK and dV not checked"));
   RankStatistics dropout = healthy_rank();
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) dropout.pass[pass] = {};
   EXPECT_THAT(text_of(dropout), HasSubstr("attention output not checked\n"));
@@ -591,23 +609,49 @@ TEST(Summary, StepsThatAreTooShortAreToldFromWhichLengthOnTheyFit) {
   EXPECT_THAT(text_of(rank), Not(HasSubstr("a step costs")));
 }
 
-TEST(Summary, LayersWithoutANumberHoldNoAttention) {
+TEST(Summary, LayersThatWereNotCheckedAreNamedWithWhatToDo) {
   RankStatistics rank = healthy_rank();
-  for (const char* label : {"embedding", "head", "002"}) rank.layer_of(label)->label = label;
-  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("in 2 of 3 layers"));
+  rank.coverage.attention_layers = 4;
+  for (const char* label : {"002", "003"})
+    rank.layer_names.push_back({label, "", segment::kHasAttention | segment::kTrainsAttention});
+  const std::string text = text_of(rank);
+  EXPECT_THAT(text, HasSubstr("PARTLY CHECKED\n  not checked layers 002, 003: forward not judged; "));
+  EXPECT_THAT(unwrapped(text), HasSubstr("no call reached a hook. Add foreshock.tap to this attention"));
+  EXPECT_THAT(unwrapped(text), HasSubstr("in 2 of 4 layers"));
+  EXPECT_THAT(summary_line(input_of({&rank})), HasSubstr("PARTLY CHECKED\n"));
+  rank.coverage.inventory_is_known = 0;
+  rank.layer_names.resize(2);
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("in 2 of 2 layers (counted from calls)"));
 }
 
-TEST(Summary, ModulesWhoseNameEndsInADigitAreNotLayers) {
+TEST(Summary, AFindingComesBeforeLayersThatWereNotChecked) {
   RankStatistics rank = healthy_rank();
-  for (const char* label : {"linear1", "norm1", "mlp.linear2"}) rank.layer_of(label)->label = label;
-  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("in 2 of 2 layers"));
+  set_fault(&rank, "deviation_ratio", 18, false);
+  rank.layer_of("000")->keys.clear();
+  const std::string text = text_of(rank);
+  EXPECT_THAT(text, HasSubstr("ATTENTION FAULT\n"));
+  EXPECT_LT(text.find("suspect"), text.find("not checked"));
+  EXPECT_THAT(unwrapped(text),
+              HasSubstr("not checked layer 000: dK and dV not judged; too few samples yet."));
 }
 
-TEST(Summary, ThereAreNoMoreLayersThanAttentionCallsInAStep) {
+TEST(Summary, OtherMixersAreNamed) {
   RankStatistics rank = healthy_rank();
-  for (const char* label : {"conv.000", "conv.001", "conv.002"}) rank.layer_of(label)->label = label;
-  rank.totals.calls[0] = 3 * rank.steps;
-  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("in 2 of 3 layers"));
+  rank.coverage.other_mixers = 6;
+  std::strcpy(rank.coverage.mixer_names, "MambaMixer");
+  EXPECT_THAT(unwrapped(text_of(rank)),
+              HasSubstr("no attention 6 modules are linear attention or state space, "
+                        "which is not checked: MambaMixer"));
+}
+
+TEST(Summary, AModelWithoutAttentionIsNotAskedForATap) {
+  RankStatistics rank = healthy_rank();
+  rank.layers.clear();
+  rank.layer_names.clear();
+  rank.coverage.attention_layers = 0;
+  rank.totals.calls[0] = rank.totals.calls[1] = rank.judged[0] = rank.judged[1] = 0;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("the model has no attention"));
+  EXPECT_THAT(text_of(rank), Not(HasSubstr("foreshock.tap")));
 }
 
 }  // namespace

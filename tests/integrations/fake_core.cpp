@@ -282,6 +282,14 @@ int foreshock_name_parameters(const foreshock_parameter* parameters, size_t coun
   return static_cast<int>(count);
 }
 
+int foreshock_name_mixers(const foreshock_mixer* mixers, size_t count) {
+  for (size_t i = 0; i < count; ++i)
+    Record(
+        Format("{\"event\": \"mixer\", \"layer\": \"%s\", \"name\": \"%s\", \"kind\": %u, \"trained\": %u}",
+               mixers[i].layer ? mixers[i].layer : "", mixers[i].name, mixers[i].kind, mixers[i].is_trained));
+  return static_cast<int>(count);
+}
+
 void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count) {
   std::string line = "{\"event\": \"gradients\", \"squares\": {";
   for (size_t i = 0; i < count; ++i) {

@@ -314,6 +314,49 @@ TEST_F(Monitor, NamesAloneMakeNoSegmentAndAreInTheOneThatComes) {
   EXPECT_STREQ(layers[0].label, "007");
 }
 
+TEST_F(Monitor, TheInventoryOfAttentionIsInTheSegmentThatComes) {
+  in_child({}, [] {
+    Trainer trainer;
+    const int weight = 0;
+    const foreshock_parameter query = {sizeof query, 1, &weight, "blocks.7.query.weight", "007", 1};
+    foreshock_name_parameters(&query, 1);
+    const auto mixer = [](const char* layer, const char* name, uint32_t kind, uint32_t is_trained) {
+      return foreshock_mixer{sizeof(foreshock_mixer), 1, layer, name, kind, is_trained};
+    };
+    const foreshock_mixer mixers[] = {mixer("007", "Head", FORESHOCK_MIXER_ATTENTION, 1),
+                                      mixer("007", "Head", FORESHOCK_MIXER_ATTENTION, 1),
+                                      mixer("008", "Attention", FORESHOCK_MIXER_ATTENTION, 0),
+                                      mixer(nullptr, "Attention", FORESHOCK_MIXER_ATTENTION, 1),
+                                      mixer("009", "MambaMixer", FORESHOCK_MIXER_OTHER, 1),
+                                      mixer("010", "Mamba", FORESHOCK_MIXER_OTHER, 1),
+                                      mixer("011", "Mamba", FORESHOCK_MIXER_OTHER, 1)};
+    EXPECT_EQ(foreshock_name_mixers(mixers, 7), 7);
+    for (int64_t step = 1; step <= 2; ++step) {
+      if (foreshock_attention_enter(trainer.forward_op, FORESHOCK_NEEDS_GRADIENT) != 0) {
+        foreshock_attention_call call = trainer.call(trainer.forward_op, false);
+        call.layer_identity = &weight;
+        if (step == 2) call.causal = 99;
+        foreshock_attention_leave(&call);
+      }
+      trainer.end(step);
+    }
+  });
+  auto reader = open();
+  ASSERT_NE(reader, nullptr);
+  const segment::Coverage coverage = reader->coverage();
+  EXPECT_EQ(coverage.inventory_is_known, 1u);
+  EXPECT_EQ(coverage.attention_layers, 3u) << "two heads of one layer, another layer, one without a label";
+  EXPECT_EQ(coverage.other_mixers, 3u);
+  EXPECT_STREQ(coverage.mixer_names, "MambaMixer, Mamba");
+  const auto layers = reader->layers();
+  ASSERT_EQ(layers.size(), 2u);
+  EXPECT_EQ(layers[0].attention, segment::kHasAttention | segment::kTrainsAttention | segment::kForwardSeen |
+                                     segment::kForwardNeedsGradient);
+  EXPECT_EQ(layers[0].skipped[0], 1u << FORESHOCK_SKIP_LAYOUT);
+  EXPECT_STREQ(layers[1].label, "008");
+  EXPECT_EQ(layers[1].attention, uint32_t{segment::kHasAttention});
+}
+
 // There are 512 layers at most. What is told again is counted again, and forgetting it, as where a model
 // goes, is no news.
 TEST_F(Monitor, NamesThatHaveNoRoomAreCounted) {

@@ -66,6 +66,10 @@ class ScribbledSegment : public testing::Test {
     writer_.count(&segment::Coverage::numbers_late, 1);
     writer_.count_skipped_numbers(FORESHOCK_SKIP_DEVICE, 1);
     layers_.name({sizeof(foreshock_parameter), FORESHOCK_ABI_VERSION, &call_, "model.0.weight", "000", 1});
+    const foreshock_mixer mixer = {sizeof mixer, FORESHOCK_ABI_VERSION,     "000",
+                                   "Attention",  FORESHOCK_MIXER_ATTENTION, 1};
+    layers_.name_mixers(&mixer, 1, writer_.coverage());
+    layers_.mark(0, segment::kForwardSeen, FORESHOCK_FORWARD, 1u << FORESHOCK_SKIP_MASK);
     layers_.add_gradient(&call_, 4);
     double norm = 0;
     EXPECT_TRUE(layers_.publish_gradients(step.step, &norm));
@@ -186,6 +190,14 @@ TEST_F(ScribbledSegment, CountsDoNotComeFromTheSegment) {
   writer_.count(&segment::Coverage::norms_untold, 3);
   writer_.count(&segment::Coverage::norms_untold, 4);
   EXPECT_EQ(writer_.coverage()->norms_untold, 7u);
+  use(1);
+  std::vector<uint64_t> ones(sizeof(segment::Layer) / sizeof(uint64_t), ~uint64_t{0});
+  const uint64_t layers = header_.regions[segment::kLayers].offset;
+  ASSERT_EQ(pwrite(segment_, ones.data(), sizeof(segment::Layer), static_cast<off_t>(layers)), ssize_t{208});
+  layers_.mark(0, segment::kBackwardSeen, FORESHOCK_BACKWARD, 0);
+  EXPECT_EQ(writer_.layers()[0].attention, segment::kHasAttention | segment::kTrainsAttention |
+                                               segment::kForwardSeen | segment::kBackwardSeen);
+  EXPECT_EQ(writer_.layers()[0].skipped[FORESHOCK_FORWARD], 1u << FORESHOCK_SKIP_MASK);
 }
 
 // The control file may say anything: the trainer then finds no free slot, or no room in the ring of tensors.

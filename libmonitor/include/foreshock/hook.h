@@ -181,6 +181,18 @@ typedef struct foreshock_parameter {
   uint64_t elements;
 } foreshock_parameter;
 
+/* A module of the model that mixes positions: attention, or another mixer (linear attention, state space). */
+typedef struct foreshock_mixer {
+  uint32_t size;
+  uint32_t version;
+  const char* layer;   /* label of the parameters that compute its query, e.g. "003"; NULL: unknown */
+  const char* name;    /* class of the module */
+  uint32_t kind;       /* FORESHOCK_MIXER_... */
+  uint32_t is_trained; /* nonzero: a parameter of the module needs a gradient */
+} foreshock_mixer;
+
+enum { FORESHOCK_MIXER_ATTENTION = 1, FORESHOCK_MIXER_OTHER = 2 };
+
 /* The gradient of one parameter, before clipping. It is given as values, as a sum of squares, or as a norm
  * that foreshock_fetch copies from a device. */
 typedef struct foreshock_gradient {
@@ -415,6 +427,13 @@ FORESHOCK_EXPORT int foreshock_observe_scalars(const foreshock_scalar* scalars, 
  * same identity. May be called before the process is monitored. Returns how many names were kept. A call with
  * `count` 0 drops all names: necessary if the identities now belong to other tensors. */
 FORESHOCK_EXPORT int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count);
+
+/* Reports all attention modules and other mixers of the model, so that the verdict counts the layers that
+ * exist and not only those whose calls were seen. Replaces an earlier report. May be called before the
+ * process is monitored. `count` 0: the model has none. Without a call, the layers with attention are unknown.
+ * Returns how many modules were kept, or -1 if another thread is using the table: call again at the next
+ * step. */
+FORESHOCK_EXPORT int foreshock_name_mixers(const foreshock_mixer* mixers, size_t count);
 
 /* Reports all gradients of the step that ends next, before clipping, in one call. */
 FORESHOCK_EXPORT void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count);

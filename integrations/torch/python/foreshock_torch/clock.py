@@ -27,6 +27,7 @@ from .core import (
     REPORTED,
     Core,
 )
+from .inventory import mixers_of
 from .modules import Modules
 from .names import Named, layer_labels, naming_order, numbered_labels
 from .numbers import low_64_bits, number_on_cpu, step_number
@@ -505,14 +506,26 @@ class Monitor:
         # The core keeps a limited number of names, so those that identify attention layers go first.
         in_order = sorted(named.items(), key=lambda item: naming_order(item[1][0].name, item[1][1].requires_grad))
         self.core.name_parameters([(a, row.name, labels[row.name], p.numel()) for a, (row, p) in in_order])
+        has_inventory = self._send_inventory(named, labels)
         self._has_cleared_names = False
         if self._owners.has_lost:  # a module was destroyed while its tensors were named
             self._clear_names()
         replicas = Replicas(parameters, self.modules.alive())
         is_listed = self.weights.send_list(optimizers, unfollowed, self._split_step.addresses, named, labels, replicas)
-        if not is_listed or (not self.core.is_monitored() and self._ticks < self.UNMONITORED_TICKS):
+        if not (is_listed and has_inventory) or (not self.core.is_monitored() and self._ticks < self.UNMONITORED_TICKS):
             # The next step names them again: the core was busy, or this process may still become a monitored one.
             self._named_for = ([], [])
+
+    def _send_inventory(self, named: dict[int, tuple[Named, Any]], labels: dict[str, str]) -> bool:
+        """Sends the attention modules of the models of `named`. Returns False if the core was busy: call again."""
+        layers = {address: labels[row.name] for address, (row, _) in named.items()}
+        try:
+            mixers = mixers_of(self.modules.roots_of(named), lambda parameter: layers.get(parameter._cdata))
+        except Exception as error:  # of a parameter of an unknown class; the attention layers are then unknown
+            if is_of_trainer(error):
+                raise
+            return True
+        return self.core.name_mixers(mixers)
 
     def _keep_names(self, named: dict[int, tuple[Named, Any]]) -> tuple[dict[int, tuple[Named, Any]], dict[str, str]]:
         """(parameters with their names, {name: layer label}). A parameter that already has a name keeps it, even if a

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial, update_wrapper
 from typing import Any, NamedTuple
 
+from .inventory import Mixer
 from .logs import Logs
 from .topology import Topology
 from .weights import DIMS, OptimizerNumbers, Weight
@@ -32,6 +33,10 @@ def _structures() -> tuple[Any, ...]:
         _fields_ = [*head, ("identity", c.c_void_p), ("name", c.c_char_p), ("layer", c.c_char_p),
                     ("elements", c.c_uint64)]  # fmt: skip
 
+    class Mixer(c.Structure):
+        _fields_ = [*head, ("layer", c.c_char_p), ("name", c.c_char_p), ("kind", c.c_uint32),
+                    ("is_trained", c.c_uint32)]  # fmt: skip
+
     class Identity(c.Structure):
         _fields_ = [
             *head,
@@ -55,7 +60,7 @@ def _structures() -> tuple[Any, ...]:
         _fields_ = [("number", c.c_uint64), ("addresses", c.c_void_p * 4), ("step", c.c_int64),
                     ("numbers", c.c_double * 5)]  # fmt: skip  # step, numbers: the fields of OptimizerNumbers
 
-    return Parameter, Identity, Scalar, Weight, WeightState
+    return Parameter, Mixer, Identity, Scalar, Weight, WeightState
 
 
 class Arrays:
@@ -107,7 +112,7 @@ class Core:
 
         self._torch, self._ctypes = torch, c
         self.core = c.PyDLL(None)  # the symbols of this process, among them those of libforeshock.so
-        self.Parameter, self.Identity, self.Scalar, self.Weight, self.WeightState = _structures()
+        self.Parameter, self.Mixer, self.Identity, self.Scalar, self.Weight, self.WeightState = _structures()
         self._arrays = Arrays()
         # The addresses passed to the last step_begins(), and a ctypes array of them, for calls with equal addresses.
         self._last_addresses: tuple[list[int], Any] = ([], (c.c_void_p * 0)())
@@ -119,6 +124,7 @@ class Core:
         self._declare(self.core, "observe_loss", None, c.c_double, c.c_uint32)
         self._declare(self.core, "loss_is_of", None, c.c_char_p)
         self._declare(self.core, "name_parameters", None, address, length)
+        self._declare(self.core, "name_mixers", c.c_int, address, length)
         self._declare(self.core, "note_unseen", None, c.c_char_p, c.c_uint32)
         self._declare(self.core, "register_op", c.c_int32, c.c_char_p, c.c_uint32)
         self._declare(self.core, "attention_skip", None, c.c_int32, c.c_uint32)
@@ -257,6 +263,15 @@ class Core:
             entry.identity, entry.elements = identity, elements
             entry.name, entry.layer = name.encode(), layer.encode()
         self.core.foreshock_name_parameters(array, len(rows))
+
+    def name_mixers(self, mixers: list[Mixer]) -> bool:
+        """Sends the model's inventory of attention. Returns False if the core was busy: call again."""
+        array = self._arrays.make(self.Mixer, len(mixers))
+        for entry, mixer in zip(array, mixers):
+            entry.size, entry.version = self._ctypes.sizeof(self.Mixer), ABI
+            entry.layer = None if mixer.layer is None else mixer.layer.encode()
+            entry.name, entry.kind, entry.is_trained = mixer.name.encode(), mixer.kind, mixer.is_trained
+        return self.core.foreshock_name_mixers(array, len(mixers)) >= 0
 
     def name_weights(self, rows: list[Weight]) -> int:
         """Sends the list of weight tensors. Returns how many the core has; 0: not monitored; -1: busy, call again."""

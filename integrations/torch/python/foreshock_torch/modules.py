@@ -3,7 +3,7 @@ the core (libforeshock.so) identifies it, is tensor._cdata."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -153,6 +153,11 @@ class Modules:
             for address, (row, p) in rows.items():
                 prefixed[address] = row._replace(name=f"{model}.{row.name}", model=model), p
         return prefixed
+
+    def roots_of(self, addresses: Iterable[int]) -> list[Any]:
+        """The models that have a parameter at one of `addresses`."""
+        wanted = set(addresses)
+        return [root for root in self._roots() if any(p._cdata in wanted for _, p in parameters_below(root))]
 
     def owners(self, named: dict[int, tuple[Named, Any]]) -> list[tuple[Any, list[int]]]:
         """(module, addresses of its own parameters that are in `named`) of every module and child module."""
