@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "agent/rank_state.h"
+#include "agent/limits.h"
+#include "detect/detector.h"
 #include "segment/layout.h"
 
 namespace foreshock {

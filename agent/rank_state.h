@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "agent/limits.h"
 #include "agent/weights.h"
 #include "detect/detector.h"
 #include "detect/watch.h"
@@ -128,14 +129,6 @@ using KeyStatistics = std::vector<PassStatistics>;
 // Judged backward slices of rows by segment::ColumnsSkip: why their calls gave no slice of key positions.
 using ColumnsSkipped = uint64_t[segment::kColumnsSkips];
 
-// Returns the alarm limit of fused_ratio. `tensor`: 0 output, 1 dQ, 2 dK, 3 dV (JudgedTensor). dK and dV are
-// sums over `query_rows` rows.
-double ratio_limit(uint32_t tensor, DType dtype, uint64_t query_rows);
-// Returns the alarm limit of the bias, in ulp of the format.
-double bias_limit(uint32_t tensor, DType dtype);
-// Returns the format with this name (name_of(DType)); kNone if there is none.
-DType dtype_named(std::string_view name);
-
 // Whether so many of the last slices have a fused_ratio above the limit that the kernel is at fault.
 bool has_large_errors(const PassStatistics& pass, uint32_t tensor);
 
@@ -246,11 +239,6 @@ struct LoggedScalar {
 
 // Limit of the layers of a rank. A trainer has at most kMaxLayers names at a time, but may replace them.
 inline constexpr size_t kMostLayers = 2 * segment::kMaxLayers;
-
-// A JudgedTensor is 0 for out, 1 for grad_query, 2 for grad_key and 3 for grad_value; a pass is 0 for forward
-// and 1 for backward. So out and grad_query have the number of their pass: slices of query rows check these
-// two. Returns whether `tensor` is grad_key or grad_value: slices of key positions check those.
-constexpr bool is_key_gradient(uint32_t tensor) { return tensor >= segment::kPasses; }
 
 // Returns the statistics of `tensor` in a layer or rank. Null: grad_key or grad_value before its first slice.
 template <class Holder>
