@@ -15,6 +15,7 @@ namespace {
 
 constexpr char kMagic[] = "foreshock detectors 4\n";  // begins a saved state; 4: version of the format
 constexpr uint64_t kMostRanks = 4096;                 // ranks with detectors, over all runs
+constexpr uint64_t kMostRuns = 1024;                  // runs with conditions
 
 // Returns a hash of the table of detectors. A state saved with another table cannot be restored.
 uint64_t fingerprint() {
@@ -30,6 +31,7 @@ uint64_t fingerprint() {
     hash = fnv1a(info.name, hash);
     hash = fnv1a({reinterpret_cast<const char*>(numbers), sizeof numbers}, hash);
   }
+  for (const ConditionInfo& info : kConditionTable) hash = fnv1a(info.help, fnv1a(info.name, hash));
   return hash;
 }
 
@@ -46,6 +48,52 @@ EventLine line_of(const WatchEvent& event, const std::string& run, int64_t rank)
   line.level = name_of(event.level);
   line.score = event.score;
   return line;
+}
+
+EventLine line_of(const Condition& condition, const std::string& run, int64_t rank) {
+  EventLine line;
+  line.run = run;
+  line.rank = condition.rank >= 0 ? condition.rank : rank;
+  line.step = condition.since_step;
+  line.event = info_of(condition.id).name;
+  line.detail = sentence_of(condition);
+  line.value = condition.value;
+  return line;
+}
+
+StepFacts facts_of(const StepLine& line) {
+  return {.step = *line.step,
+          .loss = line.loss,
+          .gradient_norm = line.gradient_norm,
+          .learning_rate = line.learning_rate,
+          .skipped_steps = line.skipped_steps,
+          .is_local_loss = line.loss_source == "nll" || line.loss_source == "backward_root"};
+}
+
+TensorFacts facts_of(const TensorLine& line) {
+  return {.tensor = line.tensor,
+          .step = *line.step,
+          .is_16_bit = line.dtype == "bf16" || line.dtype == "fp16",
+          .update_max = line.update_max_abs,
+          .histogram_hash = line.histogram_hash,
+          .sample_elements = line.sample_elements,
+          .sample_unmoved = line.sample_unmoved,
+          .nonfinite = line.nonfinite_values};
+}
+
+OptimizerFacts facts_of(const OptimizerLine& line) {
+  GradientState gradient = GradientState::kUnknown;
+  for (const GradientState each :
+       {GradientState::kPresent, GradientState::kAbsent, GradientState::kNotRequired})
+    if (line.gradient == name_of(each)) gradient = each;
+  return {.tensor = line.tensor,
+          .step = *line.step,
+          .gradient = gradient,
+          .gradient_rms = line.gradient_rms,
+          .epsilon_dominated = line.epsilon_dominated_ratio,
+          .learning_rate = line.learning_rate,
+          .nonfinite_gradient = line.nonfinite_gradient_values,
+          .optimizer_step = line.optimizer_step};
 }
 
 // Reads (StateReader) or writes (StateWriter) the detectors of all ranks.
@@ -85,6 +133,7 @@ static std::optional<double> error_ratio(const SampleLine& line) {
 void Watches::begin() {
   lines_found_.clear();
   found_.clear();
+  begun_.clear();
   if (readings_ != nullptr) readings_->clear();  // the caller of collect() gets the values given to detectors
 }
 
@@ -103,7 +152,15 @@ RankWatch* Watches::watch_for(const std::string& run, int64_t rank) {
 
 const std::vector<EventLine>& Watches::end(const std::string& run, int64_t rank) {
   for (const WatchEvent& event : found_) lines_found_.push_back(line_of(event, run, rank));
+  for (const Condition& condition : begun_) lines_found_.push_back(line_of(condition, run, rank));
   return lines_found_;
+}
+
+RunConditions* Watches::conditions_for(const std::string& run) {
+  const auto found = conditions_.find(run);
+  if (found != conditions_.end()) return &found->second;
+  const bool has_room = conditions_.size() < kMostRuns && run.size() <= StateReader::kLongestText;
+  return has_room ? &conditions_[run] : nullptr;
 }
 
 const std::vector<EventLine>& Watches::observe(const StepLine& line) {
@@ -112,6 +169,8 @@ const std::vector<EventLine>& Watches::observe(const StepLine& line) {
   if (watch == nullptr) return lines_found_;
   watch->observe_step(*line.step, line.loss, line.gradient_norm, &found_, line.learning_rate,
                       line.skipped_steps);
+  if (RunConditions* conditions = conditions_for(line.run))
+    conditions->observe_step(*line.rank, facts_of(line), &begun_);
   return end(line.run, *line.rank);
 }
 
@@ -153,35 +212,66 @@ const std::vector<EventLine>& Watches::observe(const SpectrumLine& line) {
 const std::vector<EventLine>& Watches::observe(const TensorLine& line) {
   begin();
   // Scope "job": `foreshock merge` made this line from lines of nodes. Detectors observe only lines of nodes.
-  if (line.scope == "job" || !line.step || !line.wasserstein_previous) return lines_found_;
-  return observe_of_run(line.run, DetectorId::kWeightShift, line.tensor, line.layer, *line.step,
-                        *line.wasserstein_previous, static_cast<int64_t>(line.interval_steps.value_or(0)));
+  if (line.scope == "job" || !line.step) return lines_found_;
+  const std::optional<int64_t> rank = lowest_rank(line.run);
+  RunConditions* conditions = rank ? conditions_for(line.run) : nullptr;
+  if (conditions != nullptr && line.parts) conditions->observe_tensor(facts_of(line), &begun_);
+  return observe_of_run(line.run, rank, DetectorId::kWeightShift, line, line.wasserstein_previous,
+                        static_cast<int64_t>(line.interval_steps.value_or(0)));
 }
 
 const std::vector<EventLine>& Watches::observe(const OptimizerLine& line) {
   begin();
-  if (!line.step || !line.rms_staleness) return lines_found_;
-  return observe_of_run(line.run, DetectorId::kRmsStaleness, line.tensor, line.layer, *line.step,
-                        *line.rms_staleness);
+  if (!line.step) return lines_found_;
+  const std::optional<int64_t> rank = lowest_rank(line.run);
+  RunConditions* conditions = rank ? conditions_for(line.run) : nullptr;
+  if (conditions != nullptr) conditions->observe_optimizer(facts_of(line), &begun_);
+  return observe_of_run(line.run, rank, DetectorId::kRmsStaleness, line, line.rms_staleness);
 }
 
-// Passes a tensor's value to a detector of the run's lowest rank. `place`: the tensor's name. `span`: the
-// number of steps that the value covers.
-const std::vector<EventLine>& Watches::observe_of_run(const std::string& run, DetectorId detector,
-                                                      const std::string& place, const std::string& layer,
-                                                      int64_t step, double value, int64_t span) {
+std::optional<int64_t> Watches::lowest_rank(const std::string& run) const {
   const auto lowest = watches_.lower_bound({run, INT64_MIN});  // the run's lowest rank, or another run
-  if (lowest == watches_.end() || lowest->first.first != run) return lines_found_;
-  const int64_t rank = lowest->first.second;  // it has detectors, so watch_for() does not return null
-  watch_for(run, rank)->observe(detector, place, layer, step, value, /*control=*/0, &found_, span);
-  return end(run, rank);
+  if (lowest == watches_.end() || lowest->first.first != run) return std::nullopt;
+  return lowest->first.second;
+}
+
+// Passes a tensor's value to a detector of `rank`, the run's lowest, and ends the line. `span`: the number of
+// steps that the value covers.
+template <class Line>
+const std::vector<EventLine>& Watches::observe_of_run(const std::string& run, std::optional<int64_t> rank,
+                                                      DetectorId detector, const Line& line,
+                                                      std::optional<double> value, int64_t span) {
+  if (!rank) return lines_found_;
+  // The rank has detectors, so watch_for() does not return null.
+  if (value)
+    watch_for(run, *rank)
+        ->observe(detector, line.tensor, line.layer, *line.step, *value, /*control=*/0, &found_, span);
+  return end(run, *rank);
 }
 
 const std::vector<EventLine>& Watches::observe(const EventLine& line) {
   begin();
   if (line.event == kDetectorsBeginAnew)
     std::erase_if(watches_, [&](const auto& each) { return each.first.first == line.run; });
+  if (line.event == kDetectorsBeginAnew) conditions_.erase(line.run);
+  if (line.event != kScalerSkips || !line.rank || !line.step || !line.value) return lines_found_;
+  RunConditions* conditions = *line.value >= 0 && *line.value < 0x1p53 ? conditions_for(line.run) : nullptr;
+  if (conditions == nullptr) return lines_found_;
+  conditions->observe_skipped(*line.rank, *line.step, static_cast<uint64_t>(*line.value), &begun_);
+  return end(line.run, *line.rank);
+}
+
+const std::vector<EventLine>& Watches::observe(const RunLine& line) {
+  begin();
+  if (line.state != "started" || !line.rank || !line.pid) return lines_found_;
+  if (RunConditions* conditions = conditions_for(line.run))
+    conditions->observe_process(*line.rank, *line.pid);
   return lines_found_;
+}
+
+const RunConditions* Watches::conditions_of(const std::string& run) const {
+  const auto found = conditions_.find(run);
+  return found != conditions_.end() ? &found->second : nullptr;
 }
 
 const RankWatch* Watches::watch_of(const std::string& run, int64_t rank) const {
@@ -215,6 +305,7 @@ std::string Watches::save(uint64_t note) const {
   writer(note);
   // The const_cast is safe: fields() also serves StateReader, but a StateWriter does not change the members.
   watches_fields(writer, const_cast<Watches*>(this)->watches_);
+  map_fields(writer, const_cast<Watches*>(this)->conditions_, kMostRuns);
   const uint64_t table = fingerprint();
   return kMagic + std::string(reinterpret_cast<const char*>(&table), sizeof table) + writer.bytes();
 }
@@ -228,8 +319,11 @@ bool Watches::restore(std::string_view bytes, uint64_t* note) {
   reader(read_note);
   std::map<std::pair<std::string, int64_t>, RankWatch> read;
   watches_fields(reader, read);
+  std::map<std::string, RunConditions> read_conditions;
+  map_fields(reader, read_conditions, kMostRuns);
   if (!reader.good() || !reader.at_end()) return false;
   watches_ = std::move(read);
+  conditions_ = std::move(read_conditions);
   *note = read_note;
   return true;
 }

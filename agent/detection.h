@@ -11,10 +11,15 @@
 #include <utility>
 #include <vector>
 
+#include "detect/conditions.h"
 #include "detect/watch.h"
 #include "exporters/record.h"
 
 namespace foreshock {
+
+// Name of the event in the record that reports the optimizer steps that a gradient scaler has skipped since
+// the last step; `value` is their number.
+inline constexpr const char* kScalerSkips = "scaler_skips";
 
 // Name of the event in the record that marks where the detectors of a run start from an empty state.
 inline constexpr const char* kDetectorsBeginAnew = "detectors_begin_anew";
@@ -31,8 +36,11 @@ class Watches {
   // far, and are ignored before the run has a rank.
   const std::vector<EventLine>& observe(const TensorLine& line);
   const std::vector<EventLine>& observe(const OptimizerLine& line);
-  // At the event kDetectorsBeginAnew, removes the detectors of its run. Ignores all other events.
+  // At the event kDetectorsBeginAnew, removes the detectors and conditions of its run. Passes kScalerSkips to
+  // the conditions. Ignores all other events.
   const std::vector<EventLine>& observe(const EventLine& line);
+  // Tells the conditions which process a rank has; causes no events.
+  const std::vector<EventLine>& observe(const RunLine& line);
   // Lines of other kinds cause no events.
   template <class Line>
   const std::vector<EventLine>& observe(const Line&) {
@@ -43,6 +51,9 @@ class Watches {
   // Returns the detectors of a rank, or null if it had no line. Valid until they are restored or removed.
   const RankWatch* watch_of(const std::string& run, int64_t rank) const;
   const std::map<std::pair<std::string, int64_t>, RankWatch>& all() const { return watches_; }
+  // Returns the conditions of a run, or null if it had no line. Valid until they are restored or removed.
+  const RunConditions* conditions_of(const std::string& run) const;
+  const std::map<std::string, RunConditions>& conditions() const { return conditions_; }
 
   // From now on each observe() sets *readings to the values that it gave to detectors, each with the score
   // and level that the detector computed. Null ends this.
@@ -64,16 +75,21 @@ class Watches {
   // Returns the detectors of a rank, created if missing, for one line, and counts the line in lines_. If
   // there are too many ranks or the run's name is too long, counts it in lines_left_out_ and returns null.
   RankWatch* watch_for(const std::string& run, int64_t rank);
-  // Passes a tensor's value to a detector of the run's lowest rank. `place`: the tensor, whose values form a
-  // series. `span`: as in RankWatch::observe().
-  const std::vector<EventLine>& observe_of_run(const std::string& run, DetectorId detector,
-                                               const std::string& place, const std::string& layer,
-                                               int64_t step, double value, int64_t span = 0);
+  std::optional<int64_t> lowest_rank(const std::string& run) const;  // absent: the run has no rank yet
+  // Passes a tensor's value, if it is known, to a detector of `rank`. `span`: as in RankWatch::observe().
+  template <class Line>
+  const std::vector<EventLine>& observe_of_run(const std::string& run, std::optional<int64_t> rank,
+                                               DetectorId detector, const Line& line,
+                                               std::optional<double> value, int64_t span = 0);
   const std::vector<EventLine>& end(const std::string& run, int64_t rank);  // fills lines_found_ from found_
+  // The conditions of a run that has detectors or a run line; null if there are too many runs.
+  RunConditions* conditions_for(const std::string& run);
 
   std::map<std::pair<std::string, int64_t>, RankWatch> watches_;
-  std::vector<WatchEvent> found_;       // events of the present observe()
-  std::vector<EventLine> lines_found_;  // the same as lines of the record
+  std::map<std::string, RunConditions> conditions_;  // by run
+  std::vector<WatchEvent> found_;                    // events of the present observe()
+  std::vector<Condition> begun_;                     // conditions that the present observe() has begun
+  std::vector<EventLine> lines_found_;               // the same as lines of the record
   std::vector<WatchReading>* readings_ = nullptr;
   uint64_t lines_ = 0, lines_left_out_ = 0;
   int64_t last_rank_ = 0;

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "agent/condition_list.h"
 #include "agent/detection.h"
 #include "agent/text.h"
 #include "detect/detector.h"
@@ -302,6 +303,22 @@ void add_loss(const Ranks& ranks, std::vector<Finding>* findings) {
   }
 }
 
+// Adds the conditions that are certainly faults.
+void add_conditions(const Ranks& ranks, std::vector<Finding>* findings) {
+  const auto kind_of_condition = [](ConditionId id) {
+    if (id == ConditionId::kNoStepTaken) return FindingKind::kNoStepTaken;
+    return id == ConditionId::kNothingTrained ? FindingKind::kNothingTrained : FindingKind::kWeightsNonfinite;
+  };
+  for (const Condition& condition : conditions_of(ranks)) {
+    if (info_of(condition.id).kind != ConditionKind::kFault) continue;
+    Finding finding = {kind_of_condition(condition.id), Severity::kCondition, sentence_of(condition)};
+    finding.rank = condition.rank;
+    finding.since_step = condition.since_step;
+    finding.last_step = condition.last_step;
+    findings->push_back(std::move(finding));
+  }
+}
+
 }  // namespace
 
 std::vector<Finding> findings_of(const Ranks& ranks, const Weights* weights, const PassTotals (&passes)[2]) {
@@ -310,6 +327,7 @@ std::vector<Finding> findings_of(const Ranks& ranks, const Weights* weights, con
   add_overall(ranks, passes, &findings);
   add_replicas(ranks, weights, &findings);
   add_loss(ranks, &findings);
+  add_conditions(ranks, &findings);
   // An unknown onset (-1) comes last among equals.
   const auto order = [](const Finding& finding) {
     return std::pair(finding.severity, static_cast<uint64_t>(finding.since_step));

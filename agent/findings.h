@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "agent/inventory.h"
 #include "agent/totals.h"
 #include "agent/weights.h"
+#include "detect/conditions.h"
 
 namespace foreshock {
 
@@ -30,6 +32,9 @@ enum class FindingKind : int {
   kLossDiverged,
   kLossSpike,
   kLossRise,
+  kNoStepTaken,  // this and the next two: faults of detect/conditions.h
+  kNothingTrained,
+  kWeightsNonfinite,
   kCount
 };
 
@@ -60,14 +65,33 @@ inline constexpr FindingInfo kFindingTable[] = {
      "keep a checkpoint from before this step; go back to it if the loss does not recover"},
     {FindingKind::kLossRise, "loss_rise", "LOSS RISES",
      "evaluate checkpoints from before and after this step on the same data"},
+    {FindingKind::kNoStepTaken, "no_step_taken", "NO STEP IS TAKEN",
+     "find the layer whose gradient is not finite and lower its scale, or train in bf16"},
+    {FindingKind::kNothingTrained, "nothing_trained", "NOTHING IS TRAINED",
+     "look at the learning rate and at what was passed to the optimizer"},
+    {FindingKind::kWeightsNonfinite, "weights_nonfinite", "WEIGHTS NOT FINITE",
+     "look at the optimizer: its epsilon, its state and its rate for this tensor"},
 };
 constexpr const FindingInfo& info_of(FindingKind kind) { return kFindingTable[static_cast<size_t>(kind)]; }
+
+// Whether a finding has the name, headline and action of the condition that it reports.
+constexpr bool is_row_of(FindingKind kind, ConditionId id) {
+  const FindingInfo& finding = info_of(kind);
+  const ConditionInfo& condition = info_of(id);
+  return std::string_view(finding.name) == condition.name &&
+         std::string_view(finding.headline) == condition.headline &&
+         std::string_view(finding.action) == condition.action;
+}
+static_assert(is_row_of(FindingKind::kNoStepTaken, ConditionId::kNoStepTaken));
+static_assert(is_row_of(FindingKind::kNothingTrained, ConditionId::kNothingTrained));
+static_assert(is_row_of(FindingKind::kWeightsNonfinite, ConditionId::kWeightsNonfinite));
 
 // From the most severe on. kAlarm, kPastAlarm: an active or ended alarm of a layer. kWholePass: a limit that
 // all layers together exceed in one pass.
 enum class Severity : int {
   kNonfinite,
   kReplicas,
+  kCondition,
   kAlarm,
   kLossNonfinite,
   kDiverged,

@@ -312,6 +312,7 @@ void Pipeline::observe(const segment::Slot& slot, const LayerOfCall& layer, cons
 // Detectors belong to a rank number. If `current` is false, a later process of the run has this number now.
 void Pipeline::set_watch(RankStatistics* rank) const {
   rank->watch = rank->current ? watches_.watch_of(rank->run, rank->identity.rank) : nullptr;
+  rank->conditions = rank->current ? watches_.conditions_of(rank->run) : nullptr;
 }
 
 void Pipeline::flush_record() {
@@ -331,6 +332,7 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
   rank->ops = segment.ops();
   rank->unseen = segment.unseen_names();
   rank->coverage = segment.coverage();
+  record_skips(rank);
   rank->totals = segment.totals();
   rank->tensors = segment.tensor_ring();
   rank->steps = segment.steps_consumed();
@@ -367,6 +369,20 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
     if (record.nonfinite_steps > 0) layer->last_nonfinite_step = last_nonfinite_step;
   }
   if (!rank->alive) rank->exit_status = segment.exit_status();
+}
+
+// Records the optimizer steps that a gradient scaler has skipped since the last step, if their number has
+// doubled since it was last recorded, or if the trainer has ended.
+void Pipeline::record_skips(RankStatistics* rank) {
+  const uint64_t in_row = rank->coverage.skipped_in_row;
+  if (in_row == 0) rank->skips_recorded = 0;
+  const uint64_t least =
+      rank->alive ? std::max(kSkipsInRow, 2 * rank->skips_recorded) : rank->skips_recorded + 1;
+  if (in_row < std::max(kSkipsInRow, least)) return;
+  rank->skips_recorded = in_row;
+  const int64_t step = rank->last_step.sequence != 0 ? rank->last_step.step : 0;
+  rank->note_event(kScalerSkips, step, "", static_cast<double>(in_row));
+  detect(event_line(*rank, kScalerSkips, step, "", static_cast<double>(in_row)), rank);
 }
 
 void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {

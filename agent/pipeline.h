@@ -105,7 +105,8 @@ class Pipeline {
   void record_event(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
                     std::optional<double> value, bool is_new = true);
 
-  // Points rank->watch to the detectors of this rank.
+  void record_skips(RankStatistics* rank);
+  // Points rank->watch to the detectors of this rank, and rank->conditions to the conditions of its run.
   void set_watch(RankStatistics* rank) const;
   // Makes sure that written lines reach the record even if the agent is killed. Must be called before the
   // data from which the lines were made is consumed, since it cannot be read again.

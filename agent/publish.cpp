@@ -152,8 +152,8 @@ void publish_training(const RankStatistics& rank, RankWriter& series) {
   series.set(Metric::kStep, rank.last_step.step);
   series.set(Metric::kStepsTotal, rank.steps + rank.steps_lost);
   series.set(Metric::kStepsLostTotal, rank.steps_lost);
-  if (segment::knows_skips(rank.last_step))
-    series.set(Metric::kSkippedStepsTotal, rank.last_step.skipped_steps, "overflow");
+  if (const std::optional<uint64_t> skipped = skipped_steps_of(rank))
+    series.set(Metric::kSkippedStepsTotal, *skipped, "overflow");
   else
     series.clear(Metric::kSkippedStepsTotal);
   series.set(Metric::kLastStepTimestampSeconds, 1e-9 * static_cast<double>(rank.last_step.time_ns));
@@ -421,8 +421,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"taken_up_step", count_or_null(rank.taken_up_step)},
       {"step", rank.last_step.sequence != 0 ? json(rank.last_step.step) : json(nullptr)},
       {"step_source", segment::step_source_name(rank.last_step.step_source)},
-      {"skipped_steps",
-       segment::knows_skips(rank.last_step) ? json(rank.last_step.skipped_steps) : json(nullptr)},
+      {"skipped_steps", skipped_steps_of(rank) ? json(*skipped_steps_of(rank)) : json(nullptr)},
       {"tensors_given_up_step", count_or_null(rank.tensors_given_up_step)},
       {"tensors_given_up_reason", given_up_reason(rank)},
       {"attention", {{"forward", pass_summary(rank, 0)}, {"backward", pass_summary(rank, 1)}}},

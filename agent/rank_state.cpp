@@ -613,6 +613,11 @@ void observe_event(const EventLine& line, RankStatistics* rank) {
   rank->note_event(what.c_str(), *line.step, line.layer, line.value);
 }
 
+std::optional<uint64_t> skipped_steps_of(const RankStatistics& rank) {
+  if (!segment::knows_skips(rank.last_step)) return std::nullopt;
+  return rank.last_step.skipped_steps + rank.coverage.skipped_in_row;
+}
+
 // Continues a rank after `last`, the last step that an earlier agent has processed.
 void resume_from(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank) {
   rank->taken_up_step = last.step;

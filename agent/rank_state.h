@@ -19,6 +19,7 @@
 
 #include "agent/limits.h"
 #include "agent/weights.h"
+#include "detect/conditions.h"
 #include "detect/detector.h"
 #include "detect/watch.h"
 #include "detect/window.h"
@@ -331,6 +332,8 @@ struct RankStatistics {
   // The detectors of this rank, over all attempts. Null until the first line of the record was given to
   // them, and once a later process has replaced this one, so that their events are published only once.
   const RankWatch* watch = nullptr;
+  const RunConditions* conditions = nullptr;  // of all ranks of the run; null in the same cases
+  uint64_t skips_recorded = 0;                // optimizer steps skipped in a row, as last recorded
   // The last step that an earlier agent has processed, if this agent has replaced it; else -1.
   int64_t taken_up_step = -1;
   bool loss_events_known = true;  // the loss events of steps up to taken_up_step are known too
@@ -437,6 +440,10 @@ inline uint64_t key_slices_of(const RankStatistics& rank) {
   const PassStatistics* grad_key = statistics_of(rank, static_cast<uint32_t>(JudgedTensor::kGradKey));
   return grad_key != nullptr ? grad_key->judged : 0;
 }
+
+// Returns the optimizer steps that a gradient scaler has skipped, those since the last step included. Absent
+// if a result of a scaler on a device could not be read.
+std::optional<uint64_t> skipped_steps_of(const RankStatistics& rank);
 
 // Continues a rank after `last`, the last step of an earlier agent. `watch`: the restored detectors, or null.
 void resume_from(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank);

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "agent/rank_state.h"
+#include "detect/conditions.h"
 #include "exporters/record.h"
 #include "segment/layout.h"
 
@@ -278,6 +279,10 @@ TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, b
   line.update_elements = snapshot.update_elements;
   line.update_mean_abs = snapshot.update_mean_abs();
   line.update_max_abs = snapshot.update_max_magnitude;
+  if (snapshot.sample_elements > 0) {
+    line.sample_elements = snapshot.sample_elements;
+    line.sample_unmoved = snapshot.sample_unmoved;
+  }
   line.nonfinite_values = snapshot.histogram.non_finite();
   line.histogram_hash = hexadecimal(fnv1a(snapshot.stored));
   if (with_histogram) line.histogram = to_base64(snapshot.stored);
@@ -326,6 +331,10 @@ OptimizerLine optimizer_line(const std::string& run, const TensorSnapshot& snaps
   line.gradient_rms = sums.gradient_rms();
   const double nonfinite = sums.values[segment::kGradientNonFinite];  // NaN: unknown; exact below 2^53
   if (nonfinite >= 0 && nonfinite < 0x1p53) line.nonfinite_gradient_values = static_cast<uint64_t>(nonfinite);
+  const double gradient = sums.values[segment::kSeenGradient], counted = sums.values[segment::kSeenStep];
+  for (int n = 0; n < kGradientStates; ++n)
+    if (gradient == n) line.gradient = name_of(static_cast<GradientState>(n));
+  if (counted >= 0 && counted < 0x1p53) line.optimizer_step = static_cast<int64_t>(counted);
   line.learning_rate = finite(sums.values[segment::kSeenLearningRate]);
   line.beta1 = finite(sums.values[segment::kSeenBeta1]);
   line.beta2 = finite(sums.values[segment::kSeenBeta2]);

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "agent/condition_list.h"
 #include "agent/inventory.h"
 #include "agent/node.h"
 #include "agent/publish.h"
@@ -261,6 +262,7 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
     RankStatistics& replaced = other->name < followed->name ? other->rank : rank;
     replaced.current = false;
     replaced.watch = nullptr;
+    replaced.conditions = nullptr;
   }
   // The series of the replaced process are removed, since the counters of the new one begin at 0.
   if (rank.current) registry->clear_rank(options_.label, std::to_string(rank.identity.rank));
@@ -449,7 +451,9 @@ void Run::charge_trainers() {
 }
 
 void Run::record_run(const RankStatistics& rank, const char* state) {
-  if (record_ != nullptr) record_->write(run_line(rank, state));
+  const RunLine line = run_line(rank, state);
+  pipeline_->watches().observe(line);
+  if (record_ != nullptr) record_->write(line);
 }
 
 int64_t Run::last_step() const {
@@ -597,6 +601,9 @@ nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
                         {"ranks", ranks}};
   const SummaryInput input = summary_input(launcher_id);
   all["attention_layers"] = inventory_json(inventory_of(input.ranks));
+  const RunConditions* conditions = pipeline_->watches().conditions_of(options_.label);
+  all["conditions"] =
+      conditions_json(conditions != nullptr ? conditions_of(*conditions) : std::vector<Condition>());
   if (for_page) {
     all["text"] = summary_text(input);
     all["line"] = summary_line(input);

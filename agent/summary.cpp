@@ -10,6 +10,7 @@
 #include <set>
 #include <string_view>
 
+#include "agent/condition_list.h"
 #include "agent/detection.h"
 #include "agent/findings.h"
 #include "agent/inventory.h"
@@ -23,8 +24,10 @@ namespace foreshock {
 namespace {
 
 constexpr size_t kLabelColumns = 14;
-// Limits of the printed findings, ranks and notes, and of the names in one list. The others are counted.
-constexpr size_t kMostFindings = 3, kMostGaps = 2, kMostRankLines = 4, kMostNotes = 8, kMostNamed = 3;
+// Limits of the printed findings, gaps, looks, ranks and notes, and of the names in one list. The others are
+// counted.
+constexpr size_t kMostFindings = 3, kMostGaps = 2, kMostLooks = 3, kMostRankLines = 4, kMostNotes = 8,
+                 kMostNamed = 3;
 constexpr int64_t kMostStepsApart = 1;  // largest distance of the ranks' last steps if none ended early
 // If a rank trained for less time, most of its overhead is set-up, so these seconds are printed beside it.
 constexpr double kShortSeconds = 10;
@@ -248,9 +251,8 @@ std::string process_text(const RankStatistics& rank) {
 
 // Reports the optimizer steps that a gradient scaler skipped, on the rank with the most.
 std::string skipped_entry(const Ranks& ranks) {
-  const uint64_t most = max_over(ranks, [](const RankStatistics& rank) {
-    return segment::knows_skips(rank.last_step) ? rank.last_step.skipped_steps : 0;
-  });
+  const uint64_t most =
+      max_over(ranks, [](const RankStatistics& rank) { return skipped_steps_of(rank).value_or(0); });
   if (most == 0) return "";
   return entry("skipped", counted(most, "optimizer step", "optimizer steps") +
                               " by a gradient scaler: gradients were not finite");
@@ -766,7 +768,9 @@ std::string summary_text(const SummaryInput& input) {
   const PassTotals passes[2] = {totals_of(input.ranks, 0), totals_of(input.ranks, 1)};
   const std::vector<Finding> findings = findings_of(input.ranks, input.weights, passes);
   const AttentionInventory layers = inventory_of(input.ranks);
-  std::string out = headline(input, verdict_of(findings, layers, passes).headline);
+  const Verdict verdict = verdict_of(findings, layers, passes);
+  const std::vector<Condition> looks = looks_of(input.ranks);
+  std::string out = headline(input, headline_with_looks(verdict.headline, verdict.is_healthy, looks.size()));
   for (size_t n = 0; n < std::min(findings.size(), kMostFindings); ++n) {
     // The action of a kind is printed once.
     const bool is_known = n > 0 && findings[n].kind == findings[n - 1].kind;
@@ -774,6 +778,9 @@ std::string summary_text(const SummaryInput& input) {
   }
   if (findings.size() > kMostFindings)
     out += entry("", "and " + std::to_string(findings.size() - kMostFindings) + " more");
+  for (size_t n = 0; n < std::min(looks.size(), kMostLooks); ++n) out += entry("look", text_of(looks[n]));
+  if (looks.size() > kMostLooks)
+    out += entry("", "and " + std::to_string(looks.size() - kMostLooks) + " more");
   if (!refused.empty()) out += entry("refused", refused);
   out += gap_entries(layers, passes, findings.empty() ? kMostGaps : 1);
   out += attention_entries(input.ranks, layers, passes);
@@ -800,15 +807,15 @@ std::string summary_line(const SummaryInput& input) {
   std::string line = printable(input.run) + "  " + name_of(input.state);
   if (input.ranks.empty()) return line + "  no rank seen\n";
   const PassTotals passes[2] = {totals_of(input.ranks, 0), totals_of(input.ranks, 1)};
+  const Verdict verdict =
+      verdict_of(findings_of(input.ranks, input.weights, passes), inventory_of(input.ranks), passes);
   int64_t step = -1;
   for (const RankStatistics* rank : input.ranks)
     if (rank->last_step.sequence != 0) step = std::max(step, rank->last_step.step);
   return line + "  step " + (step < 0 ? "unknown" : grouped(static_cast<uint64_t>(step))) + "  loss " +
          formatted("%.4g", input.ranks[0]->last_loss) + "  error " + ratio_text(passes[0].ratio) + ", " +
          ratio_text(passes[1].ratio) + "  " +
-         verdict_of(findings_of(input.ranks, input.weights, passes), inventory_of(input.ranks), passes)
-             .headline +
-         "\n";
+         headline_with_looks(verdict.headline, verdict.is_healthy, looks_of(input.ranks).size()) + "\n";
 }
 
 }  // namespace foreshock

@@ -111,6 +111,8 @@ struct TensorSnapshot {
   // Sum and maximum of the absolute changes of `update_elements` values in this step; absent: not measured.
   std::optional<double> update_sum_magnitude, update_max_magnitude;
   uint64_t update_elements = 0;
+  // Values that were compared with those of the snapshot before, and how many have not changed; 0: none.
+  uint64_t sample_elements = 0, sample_unmoved = 0;
   std::optional<OptimizerSums> optimizer;  // joined over `parts`
   std::vector<int64_t> odd_ranks;          // ranks whose part differs from the same part on other ranks
 

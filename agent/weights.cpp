@@ -98,6 +98,16 @@ void join_update(const segment::TensorView& view, TensorSnapshot* snapshot) {
       std::max(snapshot->update_max_magnitude.value_or(0), reduction(view, segment::kUpdateMaxMagnitude));
 }
 
+void join_sample(const segment::TensorView& view, TensorSnapshot* snapshot) {
+  const double elements = reduction(view, segment::kSampleElements);
+  const double unmoved = reduction(view, segment::kSampleUnmoved);
+  if (!(elements > 0 && elements <= static_cast<double>(view.record.elements)) ||
+      !(unmoved >= 0 && unmoved <= elements))
+    return;
+  snapshot->sample_elements += static_cast<uint64_t>(elements);
+  snapshot->sample_unmoved += static_cast<uint64_t>(unmoved);
+}
+
 // Adds the optimizer sums of a part in snapshot->parts. If the first part has none, the snapshot gets none.
 void join_optimizer(const segment::TensorView& view, TensorSnapshot* snapshot) {
   const segment::Bytes payload = view.payload[segment::kTensorOptimizer];
@@ -260,6 +270,7 @@ void Weights::add_part(const segment::TensorView& view, const Histogram& histogr
   snapshot.elements += record.elements;
   snapshot.sum_of_squares += reduction(view, segment::kSumOfSquares);
   join_update(view, &snapshot);
+  join_sample(view, &snapshot);
   join_optimizer(view, &snapshot);
 }
 

@@ -4,6 +4,7 @@
 #include "agent/detection.h"
 #include "cli/commands.h"
 #include "cli/terminal.h"
+#include "detect/conditions.h"
 #include "detect/detector.h"
 #include "exporters/metrics.h"
 #include "exporters/record.h"
@@ -37,6 +38,23 @@ bool is_default(const DetectorInfo& info) {
   return measured != nullptr && measured->is_proven();
 }
 
+std::string conditions_markdown() {
+  std::string text =
+      "\n## Conditions\n\n"
+      "Faults of the training's loop, found by fixed rules (`detect/conditions.h`) on the same lines. "
+      "`fault`: the\n"
+      "verdict of the run. `look`: true, but it may be intended; a run with such a condition is \"healthy; 1 "
+      "thing\n"
+      "worth a look\". Each is an event of the record, with its name and its sentence.\n\n"
+      "| condition | kind | holds if | found after | do first |\n"
+      "| --- | --- | --- | --- | --- |\n";
+  for (const ConditionInfo& info : kConditionTable)
+    text += std::string("| `") + info.name + "` | " +
+            (info.kind == ConditionKind::kFault ? "fault" : "look") + " | " + info.help + " | " + info.delay +
+            " | " + info.action + " |\n";
+  return text;
+}
+
 std::string detectors_markdown() {
   std::string text =
       "| detector | warns if | method | values learned or looked at | score threshold | least effect | "
@@ -50,7 +68,7 @@ std::string detectors_markdown() {
     text += (info.least > 0 ? numbers : "–");  // 0: the detector has no smallest effect
     text += is_default(info) ? " | default |\n" : " | experimental |\n";
   }
-  return text;
+  return text + conditions_markdown();
 }
 
 }  // namespace

@@ -270,6 +270,11 @@ FORESHOCK_RECORD_LINE(SampleLine, "sample", FORESHOCK_SAMPLE_FIELDS);
   X(RecordCount, update_elements, "values",                                                                  \
     "Number of values that were kept over the step and compared: all values, or, if the tensor is larger "   \
     "than --memory, a part of them that is spread evenly over it.")                                          \
+  X(RecordCount, sample_elements, "values",                                                                  \
+    "Number of values, spread evenly over the tensor, that were kept since the snapshot before and "         \
+    "compared; at most 32 for each part.")                                                                   \
+  X(RecordCount, sample_unmoved, "values",                                                                   \
+    "Number of the `sample_elements` values whose bits are those of the snapshot before.")                   \
   X(RecordCount, nonfinite_values, "values", "NaN and infinite values among the `elements` values.")         \
   X(RecordText, histogram_hash, "",                                                                          \
     "FNV-1a of the stored histogram, in hexadecimal: equal histograms have equal ones.")                     \
@@ -333,6 +338,11 @@ FORESHOCK_RECORD_LINE(ModelLine, "model", FORESHOCK_MODEL_FIELDS);
     "Root of the mean square of the gradient that the optimizer used, after clipping; only finite values " \
     "count.")                                                                                              \
   X(RecordCount, nonfinite_gradient_values, "values", "NaN and infinite values of the gradient.")          \
+  X(RecordText, gradient, "",                                                                              \
+    "present; absent: the parameter requires a gradient and the optimizer has none; not_required: it is "  \
+    "frozen.")                                                                                             \
+  X(RecordInteger, optimizer_step, "steps",                                                                \
+    "Number of steps that the optimizer itself has counted for this parameter.")                           \
   X(RecordNumber, learning_rate, "1", "Learning rate of the parameter's group.")                           \
   X(RecordNumber, beta1, "1", "beta1 of the parameter's group.")                                           \
   X(RecordNumber, beta2, "1", "beta2 of the parameter's group.")                                           \
@@ -378,7 +388,9 @@ FORESHOCK_RECORD_LINE(SpectrumLine, "spectrum", FORESHOCK_SPECTRUM_FIELDS);
     "weight_initial_unknown: a tensor has no first snapshot to compare with, because the run started "       \
     "before this agent, the tensor is now divided into other shards, or there was no room. burst: a "        \
     "detector's level has become watch or warn; from this step on, one step in `value` steps is sampled "    \
-    "for a while. "                                                                                          \
+    "for a while. scaler_skips: a gradient scaler has skipped `value` optimizer steps since this step. "     \
+    "no_step_taken and other names of docs/detectors.md#conditions: a condition has begun; step is its "     \
+    "first. "                                                                                                \
     "Further events are possible.")                                                                          \
   X(RecordText, layer, "", "Label of the layer it happened in.")                                             \
   X(RecordText, detail, "", "A sentence for the reader.")                                                    \

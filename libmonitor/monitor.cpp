@@ -311,6 +311,7 @@ void Monitor::reset() {
     logged_norm_.reset();
     norm_is_seen_ = false;
     skipped_steps_.store(0);
+    skipped_in_row_.store(0);
     skips_unseen_.store(false);
     graphs_.forget();
   }

@@ -112,6 +112,7 @@ class Monitor {
   void name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot);
   void mark_layer(const foreshock_attention_call& call, const OpenCall& open, uint32_t pass, int reason);
   bool find_number(uint64_t number, double* value) const;
+  void store_skipped_in_row(uint64_t count);
   void apply_events(const PendingStep& step, bool with_losses);
   void complete_record(PendingStep* step);
   void complete_pending(bool is_step_end);
@@ -184,7 +185,8 @@ class Monitor {
   CallTotals last_totals_;                // totals at the end of the last step
   StepStride stride_;                     // estimates period_steps_
   std::atomic<uint64_t> calls_last_step_{0};
-  std::atomic<uint64_t> skipped_steps_{0};  // *
+  std::atomic<uint64_t> skipped_steps_{0};   // *
+  std::atomic<uint64_t> skipped_in_row_{0};  // *; since the last step, those known at once
   FirstLook first_look_;
   uint32_t brief_steps_ = 0;               // number of brief steps in brief_
   std::atomic<bool> skips_unseen_{false};  // *

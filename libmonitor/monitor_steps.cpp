@@ -118,6 +118,10 @@ void Monitor::end_step(const foreshock_step& step) {
   record.cost_ns = totals.cost_ns - last_totals_.cost_ns + own_ns;
   if (is_late) record.given |= segment::kNumbersPending;
   if (first_look_.is_open()) record.given |= segment::kFirstLook;
+  if (skipped_in_row_.load(std::memory_order_relaxed) != 0) {
+    skipped_in_row_.store(0, std::memory_order_relaxed);
+    store_skipped_in_row(0);
+  }
   const uint64_t number = g_process.writer().append_step(record);
   if (is_late) pending_steps_.end_step(number, record);
 
@@ -418,7 +422,15 @@ void Monitor::observe_fetched_loss_sum(uint64_t sum, uint64_t weight) {
     pending_steps_.open_with_room().add(PendingEvent{PendingEvent::kSum, {0, sum}, {0, weight}, false});
 }
 
+// Publishes the skipped steps since the last step, since no step record is written while all are skipped.
+void Monitor::store_skipped_in_row(uint64_t count) {
+  if ((g_process.hot() & kHotArmed) == 0) return;
+  std::atomic_ref<uint64_t>(g_process.writer().coverage()->skipped_in_row)
+      .store(count, std::memory_order_relaxed);
+}
+
 void Monitor::skip_step() {
+  store_skipped_in_row(skipped_in_row_.fetch_add(1, std::memory_order_relaxed) + 1);
   {
     TryLock lock(loss_busy_);
     note_event();

@@ -132,6 +132,23 @@ void report_moment(const AdamSums& sums, double* numbers) {
 
 }  // namespace
 
+void ElementSample::renew(const void* values, DType type_now, uint64_t elements_now, uint64_t* compared,
+                          uint64_t* unmoved) {
+  const uint64_t count = std::min(elements_now, kMost);
+  *compared = elements == elements_now && type == type_now ? count : 0;
+  *unmoved = 0;
+  elements = elements_now;
+  type = type_now;
+  const size_t width = size_of(type_now);
+  for (uint64_t n = 0; n < count; ++n) {
+    uint32_t now = 0;
+    std::memcpy(&now, static_cast<const char*>(values) + n * elements_now / count * width,
+                std::min(width, sizeof now));
+    *unmoved += *compared > 0 && now == bits[n];
+    bits[n] = now;
+  }
+}
+
 OptimizerState optimizer_of(const foreshock_weight_state& state) {
   return {.gradient = state.gradient,
           .second_moment = state.square_average,
@@ -140,7 +157,8 @@ OptimizerState optimizer_of(const foreshock_weight_state& state) {
           .beta1 = state.beta1,
           .beta2 = state.beta2,
           .epsilon = state.epsilon,
-          .weight_decay = state.weight_decay};
+          .weight_decay = state.weight_decay,
+          .gradient_state = state.gradient_state};
 }
 
 TensorView view_of(const foreshock_tensor& tensor) {
@@ -170,6 +188,8 @@ void write_optimizer_numbers(const OptimizerState& state, const GradientSums* gr
   numbers[segment::kSeenBeta2] = state.beta2;
   numbers[segment::kSeenEpsilon] = state.epsilon;
   numbers[segment::kSeenWeightDecay] = state.weight_decay;
+  if (state.step >= 0) numbers[segment::kSeenStep] = static_cast<double>(state.step);
+  numbers[segment::kSeenGradient] = state.gradient_state;
   if (moment != nullptr) {
     report_moment(*moment, numbers);
     report_gradient({moment->gradient_squares, moment->counted, moment->nonfinite_gradient}, numbers);

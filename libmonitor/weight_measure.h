@@ -108,11 +108,26 @@ uint64_t CopiesBeforeStep::share_per_tensor(uint64_t room, uint64_t count, const
   return share;
 }
 
+// Keeps the bits of a few elements of a tensor, spread evenly over it, from one snapshot to the next. A type
+// without a constructor: all zero is empty.
+struct ElementSample {
+  static constexpr uint64_t kMost = 32;
+
+  // Compares the elements with the kept ones, and keeps them instead. Sets *compared to the number of kept
+  // elements (0 the first time, or if type or size have changed) and *unmoved to those with the same bits.
+  void renew(const void* values, DType type, uint64_t elements, uint64_t* compared, uint64_t* unmoved);
+
+  uint64_t elements;  // of the tensor; 0: nothing is kept
+  DType type;
+  uint32_t bits[kMost];
+};
+
 // An optimizer's state for one weight; does not own the data. `data` NULL: absent. NaN, and step -1: unknown.
 struct OptimizerState {
   foreshock_tensor gradient, second_moment;
   int64_t step;  // steps of this tensor, including the one just taken
   double learning_rate, beta1, beta2, epsilon, weight_decay;
+  uint32_t gradient_state = FORESHOCK_GRADIENT_UNKNOWN;
 };
 
 OptimizerState optimizer_of(const foreshock_weight_state& state);

@@ -447,6 +447,10 @@ void WeightSampler::measure_on_host(const foreshock_weight_state& state, int64_t
   record->payload[segment::kTensorHistogram] = {kHistogramOffset, packed};
   record->checksum = checksum(values.data, bytes);
   reduce(tensor, values, type, step, draft.reductions);
+  uint64_t compared = 0, unmoved = 0;
+  tensor.sample.renew(values.data, type, tensor.elements, &compared, &unmoved);
+  draft.reductions[segment::kSampleElements] = static_cast<double>(compared);
+  draft.reductions[segment::kSampleUnmoved] = static_cast<double>(unmoved);
   optimizer_numbers(optimizer_of(state), draft.optimizer);
   publish_record(&tensor, &draft, add_heads(tensor, values, round_up(kHistogramOffset + packed, 8), &draft));
   ++host_records_;

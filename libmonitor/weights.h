@@ -220,6 +220,7 @@ class WeightSampler {
     uint32_t turns_to_skip;  // turns that are still skipped because a record did not fit
     uint32_t last_skip;      // turns_to_skip after the last record that did not fit; 0: a record fit since
     CopiesBeforeStep::Copy copy;
+    ElementSample sample;  // elements at the last snapshot of a host tensor
   };
 
   // A record under construction: the parts of fixed size, which are copied into the ring at the end, and the

@@ -258,7 +258,7 @@ struct Coverage {
   // Counts of items beyond a limit.
   uint64_t parameters_unnamed;  // parameters for whose names the table had no space
   uint64_t norms_untold;        // steps without norms, since they had too many gradients for the table
-  uint64_t reserved;
+  uint64_t skipped_in_row;      // optimizer steps that a gradient scaler has skipped since the last step
   // Numbers requested but not copied, by reason; without losses, since the training itself may read these.
   uint64_t numbers_skipped[kSkipReasons];
   // The model's inventory of attention (foreshock_name_mixers). inventory_is_known is stored last.
@@ -629,6 +629,8 @@ enum TensorReduction : uint32_t {
   kUpdateMaxMagnitude,
   kUpdateElements,  // elements in the update's sums and maximum: all, or some spread evenly over the part
   kComparedSumOfSquares,  // as kSumOfSquares, but only of the kUpdateElements elements
+  kSampleElements,  // elements, spread evenly over the part, that were compared with the snapshot before
+  kSampleUnmoved,   // of these, elements with the same bits
   kTensorReductionCount
 };
 
@@ -694,6 +696,8 @@ enum OptimizerNumber : uint32_t {
   kSeenBeta2,
   kSeenEpsilon,
   kSeenWeightDecay,
+  kSeenStep,      // the optimizer's own count of steps for the tensor
+  kSeenGradient,  // FORESHOCK_GRADIENT_... of hook.h
   kOptimizerNumbers
 };
 

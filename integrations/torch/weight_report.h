@@ -12,7 +12,8 @@ extern "C" {
 // One weight tensor as the Python helper reports it (WeightState in core.py). Pointers are addresses of live
 // TensorImpls, NULL if absent. An unknown step is -1, other unknown numbers are NaN.
 typedef struct foreshock_adapter_weight {
-  uint64_t number;  // index in the array given to foreshock_name_weights
+  uint64_t number;          // index in the array given to foreshock_name_weights
+  uint64_t gradient_state;  // FORESHOCK_GRADIENT_... of hook.h
   const void* parameter;
   const void* gradient;
   const void* average;         // exp_avg of Adam: running mean of the gradient
@@ -76,6 +77,7 @@ inline uint64_t observe_weights(const foreshock_adapter_weight* rows, size_t cou
     state.size = sizeof(state);
     state.version = FORESHOCK_ABI_VERSION;
     state.number = static_cast<uint32_t>(rows[i].number);
+    state.gradient_state = static_cast<uint32_t>(rows[i].gradient_state);
     state.parameter = view_of_weight(rows[i].parameter);
     state.gradient = view_of_weight(rows[i].gradient);
     state.average = view_of_weight(rows[i].average);

@@ -241,13 +241,21 @@ enum {
   FORESHOCK_UNFOLLOWED_PACE = 3       /* its optimizer does not step once per step of the training */
 };
 
+/* Whether the optimizer had a gradient for a tensor. ABSENT: the parameter requires one and has none. */
+enum {
+  FORESHOCK_GRADIENT_UNKNOWN = 0,
+  FORESHOCK_GRADIENT_PRESENT = 1,
+  FORESHOCK_GRADIENT_ABSENT = 2,
+  FORESHOCK_GRADIENT_NOT_REQUIRED = 3
+};
+
 /* A weight tensor and its optimizer state, before or after the optimizer's work. Absent tensors have data
  * NULL, unknown numbers are NaN. */
 typedef struct foreshock_weight_state {
   uint32_t size;
   uint32_t version;
-  uint32_t number; /* index in the array given to foreshock_name_weights */
-  uint32_t reserved;
+  uint32_t number;            /* index in the array given to foreshock_name_weights */
+  uint32_t gradient_state;    /* FORESHOCK_GRADIENT_... */
   foreshock_tensor parameter; /* this rank's part; any strides */
   foreshock_tensor gradient;
   foreshock_tensor average;        /* running mean of the gradient: exp_avg of Adam */

@@ -57,8 +57,8 @@ def _structures() -> tuple[Any, ...]:
 
     # number: index in the list of name_weights(). addresses: of parameter, gradient and Adam's two moments; or NULL.
     class WeightState(c.Structure):
-        _fields_ = [("number", c.c_uint64), ("addresses", c.c_void_p * 4), ("step", c.c_int64),
-                    ("numbers", c.c_double * 5)]  # fmt: skip  # step, numbers: the fields of OptimizerNumbers
+        _fields_ = [("number", c.c_uint64), ("gradient_state", c.c_uint64), ("addresses", c.c_void_p * 4),
+                    ("step", c.c_int64), ("numbers", c.c_double * 5)]  # fmt: skip  # the fields of OptimizerNumbers
 
     return Parameter, Mixer, Identity, Scalar, Weight, WeightState
 
@@ -300,8 +300,8 @@ class Core:
         before the optimizer's work, 1 after it; plus 2 if the step has ended. Returns the ns spent in the core."""
         array = self._arrays.make(self.WeightState, len(rows))
         for entry, (number, addresses, numbers) in zip(array, rows):
-            entry.number, entry.step = number, numbers.step
-            entry.addresses[:], entry.numbers[:] = addresses, numbers[1:]
+            entry.number, entry.step, entry.gradient_state = number, numbers.step, numbers.gradient
+            entry.addresses[:], entry.numbers[:] = addresses, numbers[1:6]
         return self.adapter.foreshock_adapter_observe_weights(array, len(rows), when)
 
     def observe_scalars(self, rows: list[tuple[str, float, int]]) -> None:

@@ -26,6 +26,9 @@ BEFORE, AFTER, ENDED = 0, 1, 2
 # Why a tensor is not measured, as FORESHOCK_UNFOLLOWED_...: FLAT: it consists of several parameters; PLACEMENT: the
 # offset of this rank's part is unknown; PACE: its optimizer does not step once per step of the training.
 FLAT, PLACEMENT, PACE = 1, 2, 3
+# Whether the optimizer has a gradient for a parameter, as FORESHOCK_GRADIENT_...: present, absent although it is
+# required, or not required.
+GRADIENT_PRESENT, GRADIENT_ABSENT, GRADIENT_NOT_REQUIRED = 1, 2, 3
 
 
 class Weight(NamedTuple):
@@ -60,6 +63,7 @@ class OptimizerNumbers(NamedTuple):
     beta2: float
     epsilon: float
     decay: float
+    gradient: int = 0  # GRADIENT_...; 0: unknown
 
 
 def local_part(tensor: Any) -> Any:
@@ -229,7 +233,12 @@ class Weights:
         second_moment = None if self._adds_decay(optimizer, group) else state.get("exp_avg_sq")
         tensors = (parameter, parameter.grad, state.get("exp_avg"), second_moment)
         addresses = [local_part(t)._cdata if isinstance(t, self._torch.Tensor) else None for t in tensors]
-        return number, addresses, self._optimizer_numbers(group, state)
+        return number, addresses, self._optimizer_numbers(group, state)._replace(gradient=self._gradient_of(parameter))
+
+    def _gradient_of(self, parameter: Any) -> int:
+        if isinstance(parameter.grad, self._torch.Tensor):
+            return GRADIENT_PRESENT
+        return GRADIENT_ABSENT if parameter.requires_grad else GRADIENT_NOT_REQUIRED
 
     def _adds_decay(self, optimizer: Any, group: dict[str, Any]) -> bool:
         """Whether weight decay is part of the second moment (exp_avg_sq), as in Adam but not in AdamW (decoupled)."""

@@ -1,0 +1,70 @@
+#include "agent/condition_list.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "agent/text.h"
+
+namespace foreshock {
+
+std::vector<Condition> conditions_of(const RunConditions& conditions) {
+  std::vector<Condition> merged;
+  for (const Condition& each : conditions.found()) {
+    const auto same = std::find_if(merged.begin(), merged.end(), [&](const Condition& other) {
+      return other.id == each.id && (other.place.empty() == each.place.empty());
+    });
+    if (same == merged.end()) {
+      merged.push_back(each);
+      continue;
+    }
+    same->rank = -1;
+    same->last_step = std::max(same->last_step, each.last_step);
+    same->is_over = same->is_over && each.is_over;
+  }
+  return merged;
+}
+
+std::vector<Condition> conditions_of(const Ranks& ranks) {
+  // All ranks of a run point to the conditions of the run.
+  for (const RankStatistics* rank : ranks)
+    if (rank->conditions != nullptr) return conditions_of(*rank->conditions);
+  return {};
+}
+
+std::vector<Condition> looks_of(const Ranks& ranks) {
+  std::vector<Condition> looks = conditions_of(ranks);
+  std::erase_if(looks, [](const Condition& each) { return info_of(each.id).kind != ConditionKind::kLook; });
+  return looks;
+}
+
+std::string text_of(const Condition& condition) {
+  return printable(sentence_of(condition)) + ". Do: " + info_of(condition.id).action;
+}
+
+std::string headline_with_looks(const std::string& headline, bool is_healthy, size_t looks) {
+  if (!is_healthy || looks == 0) return headline;
+  return headline + "; " + std::to_string(looks) + (looks == 1 ? " thing" : " things") + " worth a look";
+}
+
+nlohmann::json conditions_json(const std::vector<Condition>& conditions) {
+  const auto number = [](double x) { return std::isfinite(x) ? nlohmann::json(x) : nlohmann::json(nullptr); };
+  nlohmann::json all = nlohmann::json::array();
+  for (const Condition& each : conditions) {
+    const ConditionInfo& info = info_of(each.id);
+    all.push_back({{"condition", info.name},
+                   {"kind", info.kind == ConditionKind::kFault ? "fault" : "look"},
+                   {"rank", each.rank >= 0 ? nlohmann::json(each.rank) : nlohmann::json(nullptr)},
+                   {"since_step", each.since_step},
+                   {"last_step", each.last_step},
+                   {"holds", !each.is_over},
+                   {"episodes", each.episodes},
+                   {"value", number(each.value)},
+                   {"usual", number(each.usual)},
+                   {"text", sentence_of(each)},
+                   {"action", info.action}});
+  }
+  return all;
+}
+
+}  // namespace foreshock

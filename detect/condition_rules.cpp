@@ -1,0 +1,308 @@
+// The board of conditions, their sentences, and the rules over the steps of one rank.
+#include "detect/condition_rules.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+#include "detect/loss_rules.h"
+
+namespace foreshock {
+namespace {
+
+std::string number_text(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.4g", value);
+  return text;
+}
+
+std::string percent_text(double share) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.0f %%", 100 * share);
+  return text;
+}
+
+double median_of(const Window<kLoneWindow>& window) {
+  std::array<double, kLoneWindow> values = {};
+  const auto end = std::copy_n(window.data(), window.size(), values.begin());
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(window.size() / 2);
+  std::nth_element(values.begin(), middle, end);
+  return *middle;
+}
+
+// Returns " in steps 12 to 43", or " since step 12" while the condition holds.
+std::string when_text(const Condition& condition) {
+  const std::string since = std::to_string(condition.since_step);
+  if (!condition.is_over) return " since step " + since;
+  if (condition.last_step == condition.since_step) return " at step " + since;
+  return " from step " + since + " to " + std::to_string(condition.last_step);
+}
+
+}  // namespace
+
+std::string sentence_of(const Condition& condition) {
+  const std::string since = std::to_string(condition.since_step);
+  const std::string value = number_text(condition.value), usual = number_text(condition.usual);
+  const std::string count = std::to_string(condition.count);
+  const std::string on_rank = condition.rank > 0 ? " on rank " + std::to_string(condition.rank) : "";
+  switch (condition.id) {
+    case ConditionId::kNoStepTaken:
+      return (condition.is_over ? "no optimizer step was taken for some time"
+                                : "no optimizer step is taken") +
+             when_text(condition) + on_rank + ": the gradient scaler has skipped " + count + " in a row";
+    case ConditionId::kStepsSkipped:
+      return "the gradient scaler skips " + percent_text(condition.value) + " of the optimizer steps" +
+             when_text(condition) + on_rank;
+    case ConditionId::kRateZero:
+      return "the learning rate is 0" + when_text(condition) + on_rank +
+             (condition.usual > 0 ? " (largest before: " + usual + ")" : "");
+    case ConditionId::kRateJump:
+      return "the learning rate jumps at step " + since + on_rank + " to " + value +
+             ", its largest value before was " + usual;
+    case ConditionId::kRateComesBack:
+      return "the learning rate was at its end at step " + since + on_rank + " and rises again: to " + value +
+             " at step " + std::to_string(condition.last_step) + " (largest before: " + usual + ")";
+    case ConditionId::kNothingTrained:
+      return (condition.is_over ? "nothing was trained" : "nothing is trained") + when_text(condition) +
+             ": none of " + count + " tensors has changed" +
+             (condition.place.empty() ? "" : "; " + condition.place);
+    case ConditionId::kWeightsNonfinite:
+      return "weights hold NaN or Inf" + when_text(condition) +
+             ", while their gradients are finite: " + condition.place +
+             (condition.count > 1 ? " and others" : "");
+    case ConditionId::kNoGradient:
+      return count + (condition.count == 1 ? " parameter got" : " parameters got") + " no gradient" +
+             when_text(condition) + ": " + condition.place;
+    case ConditionId::kZeroGradient:
+      return "the gradient of " + count + (condition.count == 1 ? " parameter" : " parameters") +
+             " is exactly 0" + when_text(condition) + ": " + condition.place;
+    case ConditionId::kWeightsStuck:
+      return percent_text(condition.value) + " of the 16-bit weights did not change between two looks" +
+             when_text(condition) + ": the updates are below the spacing of the format";
+    case ConditionId::kOptimizerBeganAgain:
+      if (!condition.place.empty())
+        return "the optimizer's state began again at step " + since +
+               " while the weights went on: it counts " + value + " steps for " + condition.place +
+               ", and counted " + usual + " before";
+      return "a new process counts its steps from " + since + on_rank + ", but its loss continues at " +
+             value + " where the earlier one stopped at " + usual + ": the optimizer's state began again";
+    case ConditionId::kLoneLoss:
+      return (condition.episodes > 1
+                  ? std::to_string(condition.episodes) + " losses stand out alone, the first"
+                  : "one loss stands out alone") +
+             std::string(" at step ") + since + on_rank + ": " + value + ", the losses before it are near " +
+             usual +
+             (condition.episodes > 1 ? "; the last at step " + std::to_string(condition.last_step) : "");
+    case ConditionId::kZeroLoss:
+      return "loss and gradient are exactly 0" + when_text(condition) + on_rank;
+    case ConditionId::kCount:
+      break;
+  }
+  return "";
+}
+
+Condition* ConditionBoard::find(ConditionId id, int64_t rank) {
+  const auto found = std::find_if(found_.begin(), found_.end(),
+                                  [&](const Condition& each) { return each.id == id && each.rank == rank; });
+  return found != found_.end() ? &*found : nullptr;
+}
+
+Condition* ConditionBoard::note(ConditionId id, int64_t rank, int64_t since, int64_t step) {
+  Condition* condition = find(id, rank);
+  const bool begins = condition == nullptr || condition->is_over;
+  if (condition == nullptr) {
+    if (found_.size() >= kMost) return nullptr;
+    condition = &found_.emplace_back();
+    condition->id = id;
+    condition->rank = rank;
+    condition->since_step = since;
+  }
+  if (begins) {
+    ++condition->episodes;
+    condition->is_over = false;
+    begun_.push_back(static_cast<size_t>(condition - found_.data()));
+  }
+  condition->last_step = step;
+  return condition;
+}
+
+void ConditionBoard::end(ConditionId id, int64_t rank) {
+  if (Condition* condition = find(id, rank)) condition->is_over = true;
+}
+
+bool ConditionBoard::holds(ConditionId id, int64_t rank) const {
+  return std::any_of(found_.begin(), found_.end(), [&](const Condition& each) {
+    return each.id == id && each.rank == rank && !each.is_over;
+  });
+}
+
+std::vector<Condition> ConditionBoard::take_begun() {
+  std::vector<Condition> begun;
+  for (const size_t index : begun_) begun.push_back(found_[index]);
+  begun_.clear();
+  return begun;
+}
+
+void RateRule::observe(int64_t step, double rate, int64_t rank, ConditionBoard* board) {
+  if (!std::isfinite(rate) || rate < 0) return;
+  if (rate == 0) {
+    if (zeros_++ == 0) zero_since_ = step;
+    if (zeros_ >= kZeroRates)
+      if (Condition* found = board->note(ConditionId::kRateZero, rank, zero_since_, step)) {
+        found->usual = most_;
+        found->count = zeros_;
+      }
+  } else if (zeros_ > 0) {
+    if (zeros_ >= kZeroRates) board->end(ConditionId::kRateZero, rank);
+    zeros_ = 0;
+  }
+  // The factor allows for the rounding of a rate that is computed by multiplication.
+  if (known_ >= kRateLearning && rate > kRateJumpFactor * most_ * (1 + 1e-9))
+    if (Condition* found = board->note(ConditionId::kRateJump, rank, step, step)) {
+      if (found->episodes == 1) found->value = rate, found->usual = most_;
+      found->is_over = true;
+    }
+  follow_cycle(step, rate, rank, board);
+  known_ += rate > 0;
+  last_ = rate;
+}
+
+// Follows the fall of the rate from its maximum to its trough, and the rise after it. A jump upwards, or a
+// fall that begins before a quarter of the maximum is reached, begins another cycle of the schedule.
+void RateRule::follow_cycle(int64_t step, double rate, int64_t rank, ConditionBoard* board) {
+  constexpr double kNear = 0.99;  // share of the maximum that counts as the maximum
+  const auto begin_fall = [&] {
+    trough_ = rate;
+    trough_step_ = step;
+  };
+  if (known_ == 0 && rate > 0) first_step_ = step;
+  if (rate >= kNear * most_) {
+    if (kNear * rate > most_) peak_step_ = step;
+    most_ = std::max(most_, rate);
+    leave_step_ = step;
+    return begin_fall();
+  }
+  const bool jumps = rate > 4 * last_ && rate >= kRateBack * most_;
+  const bool falls = rate < last_;
+  if (rate <= trough_ || jumps) return begin_fall();
+  if (falls && trough_ > kRateTrough * most_) return begin_fall();
+  if (falls || trough_ > kRateTrough * most_) return;
+  if (rate < kRateBack * most_ || has_come_back_) return;
+  const int64_t rise = step - trough_step_, fall = trough_step_ - leave_step_;
+  const int64_t first_rise = peak_step_ - first_step_;
+  has_come_back_ = rise >= kRateRise && 4 * rise >= fall && rise > 2 * first_rise;
+  if (!has_come_back_) return begin_fall();
+  if (Condition* found = board->note(ConditionId::kRateComesBack, rank, trough_step_, step)) {
+    found->value = rate;
+    found->usual = most_;
+    found->is_over = true;
+  }
+}
+
+void SkipRule::observe(int64_t step, uint64_t skipped, int64_t rank, ConditionBoard* board) {
+  // A count that falls is that of a new process. Many skips in a row are kNoStepTaken.
+  uint64_t more = has_last_ && skipped >= last_ ? skipped - last_ : 0;
+  if (more >= kSkipsInRow) more = 0;
+  last_ = skipped;
+  has_last_ = true;
+  if (taken_++ < kSkipsLearning) return;
+  if (taken_in_block_ + skipped_in_block_ == 0) block_step_ = step;
+  ++taken_in_block_;
+  skipped_in_block_ += more;
+  const uint64_t iterations = taken_in_block_ + skipped_in_block_;
+  if (iterations < kSkipBlock) return;
+  const double share = static_cast<double>(skipped_in_block_) / static_cast<double>(iterations);
+  if (share < kSkipShare) {
+    board->end(ConditionId::kStepsSkipped, rank);
+  } else if (Condition* found = board->note(ConditionId::kStepsSkipped, rank, block_step_, step)) {
+    found->value = share;
+    found->count = skipped_in_block_;
+  }
+  taken_in_block_ = skipped_in_block_ = 0;
+}
+
+void LoneLossRule::observe(int64_t step, double loss, int64_t rank, ConditionBoard* board) {
+  if (!std::isfinite(loss)) return restart();  // reported as a loss event
+  bool stands_out = false;
+  double usual = 0;
+  if (window_.full()) {
+    usual = median_of(window_);
+    const double largest = *std::max_element(window_.data(), window_.data() + window_.size());
+    // If all losses of the window are equal, a distance of rounding errors does not count.
+    const double reach = std::max(largest - usual, kLossLeastSpread * std::fabs(usual));
+    stands_out = loss - usual > kLoneFactor * reach;
+  }
+  if (!stands_out) {
+    window_.add(loss);
+    if (candidate_step_ < 0 || ++after_ < kLoneAfter) return;
+    if (Condition* found = board->note(ConditionId::kLoneLoss, rank, candidate_step_, candidate_step_)) {
+      if (found->episodes == 1) found->value = candidate_, found->usual = usual_;
+      found->is_over = true;
+    }
+    candidate_step_ = -1;
+    return;
+  }
+  // A second one soon after the first: a spike, or a new level of the loss.
+  if (candidate_step_ >= 0) return restart();
+  candidate_step_ = step;
+  candidate_ = loss;
+  usual_ = usual;
+  after_ = 0;
+}
+
+void ZeroLossRule::observe(const StepFacts& facts, int64_t rank, ConditionBoard* board) {
+  if (!facts.is_local_loss || !facts.loss || !facts.gradient_norm) return;
+  if (*facts.loss != 0 || *facts.gradient_norm != 0) {
+    if (in_row_ >= kZeroLosses) board->end(ConditionId::kZeroLoss, rank);
+    in_row_ = 0;
+    return;
+  }
+  if (in_row_++ == 0) since_ = facts.step;
+  if (in_row_ < kZeroLosses) return;
+  if (Condition* found = board->note(ConditionId::kZeroLoss, rank, since_, facts.step))
+    found->count = in_row_;
+}
+
+void RestartRule::begin_process(int64_t pid) {
+  is_new_process_ = pid_ >= 0 && pid != pid_;
+  pid_ = pid;
+}
+
+// The step at which the new process begins is below the last step, or the process has restored its count and
+// with it the state of its optimizer.
+void RestartRule::observe(int64_t step, const std::optional<double>& loss, int64_t rank,
+                          ConditionBoard* board) {
+  const bool goes_back = step <= last_step_;
+  last_step_ = step;
+  if (is_new_process_ || goes_back) {
+    const auto summary = last_.summary();
+    // A process that starts at a later step has restored its count from a checkpoint.
+    is_checking_ = is_new_process_ && goes_back && step == 1 && last_.full() && firsts_ == kFirst;
+    is_new_process_ = false;
+    first_step_ = step;
+    new_sum_ = 0;
+    news_ = 0;
+    if (is_checking_) usual_ = summary->mean, spread_ = summary->std;
+    last_.clear();
+  }
+  if (!loss || !std::isfinite(*loss)) return;
+  last_.add(*loss);
+  if (firsts_ < kFirst) {
+    first_sum_ += *loss;
+    ++firsts_;
+  }
+  if (!is_checking_) return;
+  new_sum_ += *loss;
+  if (++news_ < kNew) return;
+  is_checking_ = false;
+  const double untrained = first_sum_ / kFirst, now = new_sum_ / kNew, fall = untrained - usual_;
+  if (fall <= kRestartSpread * spread_ || now > usual_ + kRestartShare * fall) return;
+  if (Condition* found = board->note(ConditionId::kOptimizerBeganAgain, rank, first_step_, step)) {
+    found->value = now;
+    found->usual = usual_;
+    found->is_over = true;
+  }
+}
+
+}  // namespace foreshock

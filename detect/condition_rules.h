@@ -1,0 +1,368 @@
+// The table of conditions (conditions.h), and the rules over the steps of one rank.
+#ifndef FORESHOCK_DETECT_CONDITION_RULES_H_
+#define FORESHOCK_DETECT_CONDITION_RULES_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "detect/window.h"
+
+namespace foreshock {
+
+// The conditions, in the order of the table below.
+enum class ConditionId : int {
+  kNoStepTaken,
+  kNothingTrained,
+  kWeightsNonfinite,
+  kStepsSkipped,
+  kRateZero,
+  kRateJump,
+  kRateComesBack,
+  kOptimizerBeganAgain,
+  kLoneLoss,
+  kZeroLoss,
+  kNoGradient,
+  kZeroGradient,
+  kWeightsStuck,
+  kCount
+};
+inline constexpr size_t kConditions = static_cast<size_t>(ConditionId::kCount);
+
+// kFault: the training is certainly wrong; the condition is a headline of its own. kLook: the condition is
+// true but may be intended; the run stays "healthy", and the condition is "worth a look".
+enum class ConditionKind : int { kFault, kLook };
+
+struct ConditionInfo {
+  ConditionId id;
+  const char* name;
+  ConditionKind kind;
+  const char* headline;  // of a fault, in capitals; "" for kLook
+  const char* help;      // the rule
+  const char* delay;     // from the onset until the rule finds it
+  const char* action;    // what to do first
+};
+
+// Limits of the rules, with the reason why sound trainings do not reach them.
+
+// A scaler halves its scale at each skipped step, and begins at 2^32 at most (DeepSpeed; torch begins at
+// 2^16). After 32 halvings in a row the scale was divided by 2^32, so an overflow comes from the training
+// and not from the scale. A sound training never has so many in a row.
+inline constexpr uint64_t kSkipsInRow = 32;
+// A scaler at its ceiling skips one step in each growth interval (2000 steps by default). A share of a
+// quarter needs a growth interval of 3. The first kSkipsLearning steps do not count, since the scale is then
+// still searched.
+inline constexpr uint64_t kSkipBlock = 128;
+inline constexpr double kSkipShare = 0.25;
+inline constexpr uint64_t kSkipsLearning = 8;
+// A warm-up from 0 has one step of rate 0. A longer row of zeros trains nothing in these steps.
+inline constexpr uint64_t kZeroRates = 32;
+// A restart of a schedule returns to an earlier rate at most, and a warm-up rises by small factors. Stepwise
+// warm-ups rise tenfold at most (0.01 to 0.1 in the residual networks of 2015), so more than ten times the
+// largest earlier rate, in one step, is not a usual schedule. The rate of kRateLearning steps must be known.
+inline constexpr double kRateJumpFactor = 10;
+inline constexpr uint64_t kRateLearning = 32;
+// Warm restarts return to the maximum within a step or a short warm-up. Cyclic rates rise as slowly in their
+// first cycle as in later ones. What remains is a schedule that runs beyond its end: it falls to 1 % of the
+// maximum, and then rises for at least kRateRise steps, not faster than four times the fall, and more than
+// twice as long as the first rise. It is found at a quarter of the maximum.
+inline constexpr double kRateTrough = 0.01;
+inline constexpr double kRateBack = 0.25;
+inline constexpr int64_t kRateRise = 16;
+// A single loss stands out if it exceeds the median of the last kLoneWindow losses by kLoneFactor times as
+// much as the largest of them does. For losses with an exponential tail (heavier than in most trainings), the
+// n = kLoneWindow / 2 losses above the median give a largest excess M with E[exp(-k M)] = n! k! / (n + k)!,
+// which is 2.3e-6 for n = 32 and k = 5: one false report in 400,000 steps. For normal losses it is below
+// 1e-12.
+inline constexpr size_t kLoneWindow = 64;
+inline constexpr double kLoneFactor = 5;
+inline constexpr int kLoneAfter = 3;  // ordinary losses in a row after it, so that it is no spike
+// A loss and a gradient of exactly 0 in so many steps in a row. One batch without labels can occur by chance.
+inline constexpr uint64_t kZeroLosses = 8;
+// After a restart at step 1, the weights went on if the first losses are nearer to the last losses before the
+// restart than a quarter of the whole fall of the loss. The fall must exceed kRestartSpread standard
+// deviations of the last losses, so that untrained weights (loss at its first level) are told apart.
+inline constexpr size_t kRestartLosses = 16;
+inline constexpr double kRestartShare = 0.25;
+inline constexpr double kRestartSpread = 6;
+
+// A tensor never had a gradient if the optimizer has no gradient and no state for it after kNoGradientSteps
+// steps of others; or, of optimizers that count no steps, if two looks so many steps apart found none, and
+// its values have not changed since the first of them. Frozen tensors (which require no gradient) do not
+// count. If other tensors of the same name but for a number have a gradient, as experts do, the steps are
+// kUnusedSteps: an expert that is used in one step of 20 is unused in 512 steps with a probability of 4e-12.
+// A gradient of exactly 0 needs a second moment that is 0 everywhere after twice the steps, or three looks
+// and values that have not changed.
+inline constexpr int64_t kNoGradientSteps = 64;
+inline constexpr int64_t kUnusedSteps = 512;
+// Nothing is trained if so many looks over kNoGradientSteps steps have seen no changed value in any tensor.
+inline constexpr uint64_t kNothingLooks = 8;
+// Share of sampled values of 16-bit weights whose bits are those of the look before, usually 64 steps before.
+// A value that moves with probability p per step stays with (1 - p)^64: below 0.5 from p = 0.011 on, so
+// stochastic rounding is silent unless the updates are below a hundredth of the spacing. The mean is over at
+// least kUnmovedTensors tensors (or all), each with 32 values: its standard error is below 0.5 / sqrt(256).
+inline constexpr double kUnmovedShare = 0.5;
+inline constexpr size_t kUnmovedTensors = 8;
+
+inline constexpr ConditionInfo kConditionTable[kConditions] = {
+    {ConditionId::kNoStepTaken, "no_step_taken", ConditionKind::kFault, "NO STEP IS TAKEN",
+     "a gradient scaler has skipped 32 optimizer steps in a row", "32 iterations",
+     "find the layer whose gradient is not finite and lower its scale, or train in bf16"},
+    {ConditionId::kNothingTrained, "nothing_trained", ConditionKind::kFault, "NOTHING IS TRAINED",
+     "8 looks at weights over 64 steps have seen no changed value", "64 steps",
+     "look at the learning rate and at what was passed to the optimizer"},
+    {ConditionId::kWeightsNonfinite, "weights_nonfinite", ConditionKind::kFault, "WEIGHTS NOT FINITE",
+     "a tensor holds NaN or Inf, its gradient and all losses so far are finite, and it was finite before",
+     "one interval of looks", "look at the optimizer: its epsilon, its state and its rate for this tensor"},
+    {ConditionId::kStepsSkipped, "steps_skipped", ConditionKind::kLook, "",
+     "a gradient scaler skips at least a quarter of 128 iterations", "128 iterations",
+     "look for gradients that grow; if the scale is fixed, lower it"},
+    {ConditionId::kRateZero, "rate_zero", ConditionKind::kLook, "",
+     "the learning rate is exactly 0 in 32 steps in a row", "32 steps",
+     "compare the number of steps with the total that the scheduler was given"},
+    {ConditionId::kRateJump, "rate_jump", ConditionKind::kLook, "",
+     "the learning rate becomes more than 10 times its largest earlier value in one step", "1 step",
+     "look for a scheduler that was replaced, loaded or stepped twice at that step"},
+    {ConditionId::kRateComesBack, "rate_comes_back", ConditionKind::kLook, "",
+     "the learning rate has fallen to 1 % of its maximum and rises slowly to a quarter of it",
+     "until a quarter of the maximum",
+     "check that the scheduler is stepped once per step and that its total covers the run"},
+    {ConditionId::kOptimizerBeganAgain, "optimizer_began_again", ConditionKind::kLook, "",
+     "a new process counts from step 1, and its loss continues where the earlier process stopped", "2 steps",
+     "load the optimizer's state together with the weights"},
+    {ConditionId::kLoneLoss, "lone_loss", ConditionKind::kLook, "",
+     "the loss of a single step is 5 times as far above the median as any of 64 losses before it", "3 steps",
+     "look at the batch of that step"},
+    {ConditionId::kZeroLoss, "zero_loss", ConditionKind::kLook, "",
+     "loss and gradient norm are exactly 0 in 8 steps in a row", "8 steps",
+     "check that the batches have labels that count"},
+    {ConditionId::kNoGradient, "no_gradient", ConditionKind::kLook, "",
+     "parameters that require a gradient never got one, and others did",
+     "64 steps; 512 if a parameter of the same name but for a number has a gradient",
+     "look for a detach, a custom backward that returns None, or checkpointing of inputs without a gradient"},
+    {ConditionId::kZeroGradient, "zero_gradient", ConditionKind::kLook, "",
+     "the gradient of parameters is exactly 0, and they were never trained",
+     "128 steps; 1024 if a parameter of the same name but for a number has a gradient",
+     "look for a factor of 0 before the loss, or for experts that are never chosen"},
+    {ConditionId::kWeightsStuck, "weights_stuck", ConditionKind::kLook, "",
+     "most sampled values of weights in bf16 or fp16 are the same at two looks in a row, though they have "
+     "gradients",
+     "two looks, 64 to 128 steps", "keep the weights in fp32 (autocast), or round stochastically"},
+};
+
+constexpr const ConditionInfo& info_of(ConditionId id) { return kConditionTable[static_cast<size_t>(id)]; }
+
+// What a rule has found. Each condition has one entry for each rank; further episodes extend it.
+struct Condition {
+  ConditionId id = ConditionId::kCount;
+  int64_t rank = -1;                      // -1: concerns the whole run
+  int64_t since_step = 0, last_step = 0;  // first step of the first episode, last step of the last one
+  uint64_t episodes = 0;                  // how often it has begun
+  uint64_t count = 0;                     // steps, iterations or tensors; see sentence_of()
+  double value = NAN, usual = NAN;        // what was measured, and what it is compared with
+  std::string place;                      // the tensors or ranks concerned, if any
+  bool is_over = false;                   // it no longer holds
+};
+
+// Returns the condition as one sentence with its first step: "the learning rate is 0 since step 12".
+std::string sentence_of(const Condition& condition);
+
+// Collects what the rules find.
+class ConditionBoard {
+ public:
+  static constexpr size_t kMost = 256;  // entries; further ones are dropped
+
+  // Notes that a condition holds at `step`. Begins an episode if the condition did not hold; `since` is then
+  // its first step. Returns the entry, to which the rule adds its numbers; null if the board is full.
+  Condition* note(ConditionId id, int64_t rank, int64_t since, int64_t step);
+  // Notes that the condition no longer holds.
+  void end(ConditionId id, int64_t rank);
+  // Whether the condition holds.
+  bool holds(ConditionId id, int64_t rank) const;
+
+  const std::vector<Condition>& found() const { return found_; }
+  // Returns copies of the conditions that have begun since the last call.
+  std::vector<Condition> take_begun();
+
+  template <class State>
+  void fields(State& state) {
+    uint64_t size = found_.size();
+    if constexpr (State::kReads) {
+      size = state.count(kMost);
+      found_.assign(size, {});
+    } else {
+      state(size);
+    }
+    for (Condition& each : found_) {
+      int id = static_cast<int>(each.id);
+      state(id);
+      const bool in_range = id >= 0 && id < static_cast<int>(kConditions);
+      state.require(in_range);
+      each.id = static_cast<ConditionId>(in_range ? id : 0);  // require() only marks the state as invalid
+      for (int64_t* number : {&each.rank, &each.since_step, &each.last_step}) state(*number);
+      for (uint64_t* number : {&each.episodes, &each.count}) state(*number);
+      for (double* number : {&each.value, &each.usual}) state(*number);
+      state(each.place);
+      state(each.is_over);
+    }
+  }
+
+ private:
+  Condition* find(ConditionId id, int64_t rank);
+
+  std::vector<Condition> found_;
+  std::vector<size_t> begun_;  // indices in found_
+};
+
+// The numbers of an ended optimizer step; unknown numbers are absent.
+struct StepFacts {
+  int64_t step = 0;
+  std::optional<double> loss = {}, gradient_norm = {}, learning_rate = {};
+  std::optional<uint64_t> skipped_steps = {};
+  bool is_local_loss =
+      false;  // computed by this rank, and not a value that the training has reduced and logged
+};
+
+// Finds learning rates of 0, jumps, and schedules that run beyond their end.
+class RateRule {
+ public:
+  void observe(int64_t step, double rate, int64_t rank, ConditionBoard* board);
+
+  template <class State>
+  void fields(State& state) {
+    for (double* number : {&most_, &last_, &trough_}) state(*number);
+    for (int64_t* number : {&first_step_, &peak_step_, &leave_step_, &trough_step_, &zero_since_})
+      state(*number);
+    for (uint64_t* number : {&known_, &zeros_}) state(*number);
+    state(has_come_back_);
+  }
+
+ private:
+  void follow_cycle(int64_t step, double rate, int64_t rank, ConditionBoard* board);
+
+  double most_ = 0, last_ = 0;                // largest rate so far, last rate
+  double trough_ = 0;                         // lowest rate since the last step near the maximum
+  int64_t first_step_ = 0, peak_step_ = 0;    // peak_step_: first step near the maximum
+  int64_t leave_step_ = 0, trough_step_ = 0;  // last step near the maximum; step of trough_
+  int64_t zero_since_ = 0;
+  uint64_t known_ = 0, zeros_ = 0;  // steps with a rate above 0; zeros in a row
+  bool has_come_back_ = false;
+};
+
+// Finds gradient scalers that skip many steps.
+class SkipRule {
+ public:
+  void observe(int64_t step, uint64_t skipped, int64_t rank, ConditionBoard* board);
+
+  template <class State>
+  void fields(State& state) {
+    for (uint64_t* number : {&last_, &taken_, &taken_in_block_, &skipped_in_block_}) state(*number);
+    state(block_step_);
+    state(has_last_);
+  }
+
+ private:
+  uint64_t last_ = 0, taken_ = 0, taken_in_block_ = 0, skipped_in_block_ = 0;
+  int64_t block_step_ = 0;
+  bool has_last_ = false;
+};
+
+// Finds single losses that stand out.
+class LoneLossRule {
+ public:
+  void observe(int64_t step, double loss, int64_t rank, ConditionBoard* board);
+  void restart() { *this = LoneLossRule(); }
+
+  template <class State>
+  void fields(State& state) {
+    window_.fields(state);
+    state(candidate_step_);
+    state(candidate_);
+    state(usual_);
+    state(after_);
+    state.require(after_ >= 0 && after_ <= kLoneAfter);
+  }
+
+ private:
+  Window<kLoneWindow> window_;   // the last losses that do not stand out
+  int64_t candidate_step_ = -1;  // -1: none
+  double candidate_ = 0, usual_ = 0;
+  int after_ = 0;  // ordinary losses since the candidate
+};
+
+// Finds losses and gradients of exactly 0.
+class ZeroLossRule {
+ public:
+  void observe(const StepFacts& facts, int64_t rank, ConditionBoard* board);
+
+  template <class State>
+  void fields(State& state) {
+    state(since_);
+    state(in_row_);
+  }
+
+ private:
+  int64_t since_ = 0;
+  uint64_t in_row_ = 0;
+};
+
+// Finds a new process that starts at step 1 with trained weights.
+class RestartRule {
+ public:
+  void begin_process(int64_t pid);
+  void observe(int64_t step, const std::optional<double>& loss, int64_t rank, ConditionBoard* board);
+
+  template <class State>
+  void fields(State& state) {
+    last_.fields(state);
+    state(pid_);
+    for (int64_t* number : {&last_step_, &first_step_}) state(*number);
+    for (double* number : {&first_sum_, &new_sum_, &usual_, &spread_}) state(*number);
+    for (uint64_t* number : {&firsts_, &news_}) state(*number);
+    for (bool* flag : {&is_new_process_, &is_checking_}) state(*flag);
+  }
+
+ private:
+  static constexpr uint64_t kFirst = 4;  // losses that give the level of untrained weights
+  static constexpr uint64_t kNew = 2;    // losses of the new process
+
+  Window<kRestartLosses> last_;
+  int64_t pid_ = -1;
+  int64_t last_step_ = -1, first_step_ = 0;  // first_step_: of the new process
+  double first_sum_ = 0, new_sum_ = 0;
+  double usual_ = 0, spread_ = 0;  // mean and standard deviation of the losses before the restart
+  uint64_t firsts_ = 0, news_ = 0;
+  bool is_new_process_ = false, is_checking_ = false;
+};
+
+// Saves or restores a map of objects that have fields(). Refuses maps with more than `most` elements.
+template <class State, class Map>
+void map_fields(State& state, Map& map, uint64_t most) {
+  if constexpr (State::kReads) {
+    map.clear();
+    const uint64_t count = state.count(most);
+    for (uint64_t n = 0; n < count && state.good(); ++n) {
+      typename Map::key_type key{};
+      state(key);
+      map[key].fields(state);
+    }
+  } else {
+    state(static_cast<uint64_t>(map.size()));
+    for (auto& [key, value] : map) {
+      state(key);
+      value.fields(state);
+    }
+  }
+}
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_DETECT_CONDITION_RULES_H_

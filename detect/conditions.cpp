@@ -1,0 +1,67 @@
+// Passes the facts of a run to the rules of its ranks.
+#include "detect/conditions.h"
+
+#include <algorithm>
+
+namespace foreshock {
+namespace {
+
+void append(std::vector<Condition> begun, std::vector<Condition>* to) {
+  to->insert(to->end(), begun.begin(), begun.end());
+}
+
+}  // namespace
+
+RunConditions::Rank* RunConditions::rank_of(int64_t rank) {
+  const auto found = ranks_.find(rank);
+  if (found != ranks_.end()) return &found->second;
+  return ranks_.size() < kMostRanks ? &ranks_[rank] : nullptr;
+}
+
+void RunConditions::observe_step(int64_t rank, const StepFacts& facts, std::vector<Condition>* begun) {
+  Rank* rules = rank_of(rank);
+  if (rules == nullptr) return;
+  board_.end(ConditionId::kNoStepTaken, rank);
+  rules->restart.observe(facts.step, facts.loss, rank, &board_);
+  if (facts.learning_rate) rules->rate.observe(facts.step, *facts.learning_rate, rank, &board_);
+  if (facts.skipped_steps) rules->skips.observe(facts.step, *facts.skipped_steps, rank, &board_);
+  if (facts.loss) rules->lone_loss.observe(facts.step, *facts.loss, rank, &board_);
+  rules->zero_loss.observe(facts, rank, &board_);
+  tensors_.observe_step(facts);
+  append(board_.take_begun(), begun);
+}
+
+void RunConditions::observe_tensor(const TensorFacts& facts, std::vector<Condition>* begun) {
+  tensors_.observe(facts, &board_);
+  append(board_.take_begun(), begun);
+}
+
+void RunConditions::observe_optimizer(const OptimizerFacts& facts, std::vector<Condition>* begun) {
+  tensors_.observe(facts, &board_);
+  append(board_.take_begun(), begun);
+}
+
+void RunConditions::observe_skipped(int64_t rank, int64_t step, uint64_t in_row,
+                                    std::vector<Condition>* begun) {
+  if (in_row < kSkipsInRow) return;
+  // No step has a number while none is taken, so the last step of the episode is the step that was tried.
+  if (Condition* found = board_.note(ConditionId::kNoStepTaken, rank, step + 1, step + 1))
+    found->count = in_row;
+  append(board_.take_begun(), begun);
+}
+
+void RunConditions::observe_process(int64_t rank, int64_t pid) {
+  Rank* rules = rank_of(rank);
+  if (rules != nullptr) rules->restart.begin_process(pid);
+}
+
+std::vector<Condition> RunConditions::found() const {
+  std::vector<Condition> found = board_.found();
+  std::stable_sort(found.begin(), found.end(), [](const Condition& a, const Condition& b) {
+    const auto rank = [](const Condition& each) { return info_of(each.id).kind != ConditionKind::kFault; };
+    return rank(a) != rank(b) ? rank(a) < rank(b) : a.since_step < b.since_step;
+  });
+  return found;
+}
+
+}  // namespace foreshock

@@ -1,0 +1,80 @@
+// Finds conditions: faults of a training's loop that are visible in the record, such as a learning rate of 0,
+// a parameter without a gradient or a batch whose loss stands out. A condition has a first step, a sentence
+// and one action. Like the detectors, the rules depend only on the lines of the record and their order, so
+// that the agent and a replay find the same conditions.
+//
+//   ConditionInfo    a row of the table: the rule, its delay, its false-alarm bound and the action
+//   Condition        what a rule has found
+//   ConditionBoard   collects what the rules find; each condition has one entry for each rank
+//   RunConditions    all rules over all ranks of one run
+#ifndef FORESHOCK_DETECT_CONDITIONS_H_
+#define FORESHOCK_DETECT_CONDITIONS_H_
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "detect/condition_rules.h"
+#include "detect/tensor_conditions.h"
+
+namespace foreshock {
+
+// All rules over all ranks of a run. Not thread-safe.
+class RunConditions {
+ public:
+  static constexpr size_t kMostRanks = 4096;  // further ranks are ignored
+
+  // Takes the numbers of an ended optimizer step of a rank. Appends conditions that begin to `*begun`.
+  void observe_step(int64_t rank, const StepFacts& facts, std::vector<Condition>* begun);
+  // The gradient scaler has skipped `in_row` optimizer steps since `step`, the last step of the rank.
+  void observe_skipped(int64_t rank, int64_t step, uint64_t in_row, std::vector<Condition>* begun);
+  // Looks at a tensor of the run. The optimizer's facts must follow the tensor's facts for the same step.
+  void observe_tensor(const TensorFacts& facts, std::vector<Condition>* begun);
+  void observe_optimizer(const OptimizerFacts& facts, std::vector<Condition>* begun);
+  // A process of the rank was found. Another process than before means that the training was started again.
+  void observe_process(int64_t rank, int64_t pid);
+
+  // All conditions of the run so far, faults first, then in the order in which they began.
+  std::vector<Condition> found() const;
+
+  template <class State>
+  void fields(State& state) {  // saves or restores the members (state.h)
+    board_.fields(state);
+    map_fields(state, ranks_, kMostRanks);
+    tensors_.fields(state);
+  }
+
+ private:
+  struct Rank {
+    RateRule rate;
+    SkipRule skips;
+    LoneLossRule lone_loss;
+    ZeroLossRule zero_loss;
+    RestartRule restart;
+
+    template <class State>
+    void fields(State& state) {
+      rate.fields(state);
+      skips.fields(state);
+      lone_loss.fields(state);
+      zero_loss.fields(state);
+      restart.fields(state);
+    }
+  };
+
+  // The rules of a rank; null if there are too many ranks.
+  Rank* rank_of(int64_t rank);
+
+  ConditionBoard board_;
+  std::map<int64_t, Rank> ranks_;
+  TensorRules tensors_;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_DETECT_CONDITIONS_H_

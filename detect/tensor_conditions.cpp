@@ -1,0 +1,216 @@
+// The rules over the looks at weight tensors.
+#include "detect/tensor_conditions.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+
+namespace foreshock {
+namespace {
+
+// Returns the name with each part that is a number replaced by *: "blocks.3.norm.weight" becomes
+// "blocks.*.norm.weight".
+std::string pattern_of(const std::string& name) {
+  std::string pattern;
+  for (size_t begin = 0; begin <= name.size();) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    const bool is_number = end > begin && std::all_of(name.begin() + static_cast<std::ptrdiff_t>(begin),
+                                                      name.begin() + static_cast<std::ptrdiff_t>(end),
+                                                      [](unsigned char c) { return std::isdigit(c) != 0; });
+    pattern += is_number ? "*" : name.substr(begin, end - begin);
+    if (end < name.size()) pattern += '.';
+    begin = end + 1;
+  }
+  return pattern;
+}
+
+}  // namespace
+
+std::string patterns_text(const std::vector<std::string>& names) {
+  constexpr size_t kMostNamed = 3;
+  std::map<std::string, std::vector<std::string>> patterns;
+  for (const std::string& name : names) patterns[pattern_of(name)].push_back(name);
+  std::string text;
+  size_t named = 0, more = 0;
+  for (const auto& [pattern, of] : patterns) {
+    if (++named > kMostNamed) {
+      more += of.size();
+      continue;
+    }
+    text += (text.empty() ? "" : ", ") +
+            (of.size() == 1 ? of[0] : pattern + " (" + std::to_string(of.size()) + ")");
+  }
+  return more == 0 ? text : text + " and " + std::to_string(more) + " more";
+}
+
+void TensorRules::observe_step(const StepFacts& facts) {
+  const auto is_nonfinite = [](const std::optional<double>& x) { return x && !std::isfinite(*x); };
+  has_nonfinite_ = has_nonfinite_ || is_nonfinite(facts.loss) || is_nonfinite(facts.gradient_norm);
+  if (facts.learning_rate && std::isfinite(*facts.learning_rate)) {
+    last_rate_ = *facts.learning_rate;
+    most_rate_ = std::max(most_rate_, last_rate_);
+  }
+}
+
+void TensorRules::observe(const TensorFacts& facts, ConditionBoard* /*board*/) {
+  if (!tensors_.contains(facts.tensor) && tensors_.size() >= kMostTensors) return;
+  Tensor& tensor = tensors_[facts.tensor];
+  if (facts.step < tensor.step) {  // the training has gone back to an earlier step
+    tensor = {};
+    most_optimizer_steps_ = 0;
+  }
+  const bool knows_hashes = tensor.looks > 0 && !tensor.hash.empty() && !facts.histogram_hash.empty();
+  const bool moves =
+      (facts.update_max && *facts.update_max > 0) || (knows_hashes && tensor.hash != facts.histogram_hash);
+  // Without a copy from before the step, the first look cannot tell whether the values change.
+  tensor.is_moved_known = moves || facts.update_max || knows_hashes;
+  tensor.has_moved = tensor.has_moved || moves;
+  tensor.is_16_bit = facts.is_16_bit;
+  tensor.hash = facts.histogram_hash;
+  tensor.step = facts.step;
+  tensor.nonfinite = facts.nonfinite.value_or(0);
+  tensor.unmoved = -1;
+  if (facts.sample_elements && facts.sample_unmoved && *facts.sample_elements > 0)
+    tensor.unmoved = static_cast<double>(*facts.sample_unmoved) / static_cast<double>(*facts.sample_elements);
+  ++tensor.looks;
+  known_looks_ += tensor.is_moved_known;
+  if (first_step_ < 0) first_step_ = facts.step;
+  last_step_ = facts.step;
+  has_moved_ = has_moved_ || moves;
+}
+
+void TensorRules::observe(const OptimizerFacts& facts, ConditionBoard* board) {
+  const auto found = tensors_.find(facts.tensor);
+  if (found == tensors_.end() || found->second.step != facts.step) return;
+  Tensor& tensor = found->second;
+  has_rate_ = has_rate_ || !facts.learning_rate || *facts.learning_rate != 0;
+  judge_gradient(facts, &tensor, board);
+  judge_optimizer_step(facts, &tensor, board);
+  judge_unmoved(facts, &tensor, board);
+  judge_nonfinite(facts, &tensor, board);
+  judge_all(facts.step, board);
+}
+
+void TensorRules::judge_gradient(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board) {
+  const bool is_zero = facts.gradient_rms && *facts.gradient_rms == 0;
+  tensor->has_gradient = facts.gradient_rms && *facts.gradient_rms > 0;
+  has_gradient_ = has_gradient_ || tensor->has_gradient;
+  if (facts.gradient != GradientState::kAbsent) tensor->none_looks = 0;
+  if (!is_zero) tensor->zero_looks = 0;
+  if (facts.gradient == GradientState::kAbsent && tensor->none_looks++ == 0) tensor->none_since = facts.step;
+  if (is_zero && tensor->zero_looks++ == 0) tensor->zero_since = facts.step;
+  const auto spans = [&](int64_t since, int64_t steps) { return facts.step - since >= steps; };
+  const bool was_none = tensor->is_none, was_zero = tensor->is_zero;
+  // A module of which some copies have a gradient, such as an expert, may be unused for a while.
+  const int64_t none_steps = has_sibling_with_gradient(facts.tensor) ? kUnusedSteps : kNoGradientSteps;
+  // An optimizer that counts its steps for each tensor has no state for one that never had a gradient.
+  const bool has_no_state = !facts.optimizer_step && most_optimizer_steps_ >= none_steps;
+  const bool was_always_none =
+      tensor->none_looks >= 2 && spans(tensor->none_since, none_steps) && !tensor->has_moved;
+  tensor->is_none = tensor->none_looks > 0 && has_gradient_ && (has_no_state || was_always_none);
+  if (tensor->is_none && has_no_state)
+    tensor->none_since = std::min(tensor->none_since, facts.step - most_optimizer_steps_ + 1);
+  const bool has_empty_moment = facts.epsilon_dominated && *facts.epsilon_dominated == 1;
+  const bool was_always_zero = tensor->zero_looks >= 3 && spans(tensor->zero_since, 2 * none_steps) &&
+                               (has_empty_moment || !tensor->has_moved);
+  const bool has_steps = facts.optimizer_step && *facts.optimizer_step >= 2 * none_steps;
+  tensor->is_zero = is_zero && has_gradient_ && ((has_empty_moment && has_steps) || was_always_zero);
+  if (tensor->is_none || was_none)
+    report(ConditionId::kNoGradient, &Tensor::is_none, &Tensor::none_since, facts.step, board);
+  if (tensor->is_zero || was_zero)
+    report(ConditionId::kZeroGradient, &Tensor::is_zero, &Tensor::zero_since, facts.step, board);
+}
+
+bool TensorRules::has_sibling_with_gradient(const std::string& name) const {
+  const std::string pattern = pattern_of(name);
+  if (pattern == name) return false;  // no number in the name
+  return std::any_of(tensors_.begin(), tensors_.end(), [&](const auto& each) {
+    return each.second.has_gradient && each.first != name && pattern_of(each.first) == pattern;
+  });
+}
+
+// Reports the tensors that have the flag as one condition.
+void TensorRules::report(ConditionId id, bool Tensor::*flag, int64_t Tensor::*since, int64_t step,
+                         ConditionBoard* board) const {
+  std::vector<std::string> names;
+  int64_t first = step;
+  for (const auto& [name, tensor] : tensors_)
+    if (tensor.*flag) {
+      names.push_back(name);
+      first = std::min(first, tensor.*since);
+    }
+  if (names.empty()) return board->end(id, -1);
+  if (Condition* found = board->note(id, -1, first, step)) {
+    found->since_step = std::min(found->since_step, first);
+    found->count = names.size();
+    found->place = patterns_text(names);
+  }
+}
+
+// The optimizer counts its steps for each tensor, so a lower count means that its state was lost.
+void TensorRules::judge_optimizer_step(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board) {
+  if (!facts.optimizer_step) return;
+  most_optimizer_steps_ = std::max(most_optimizer_steps_, *facts.optimizer_step);
+  const int64_t before = tensor->optimizer_step;
+  tensor->optimizer_step = *facts.optimizer_step;
+  if (before < 0 || *facts.optimizer_step >= before) return;
+  const int64_t since = facts.step - *facts.optimizer_step + 1;
+  if (Condition* found = board->note(ConditionId::kOptimizerBeganAgain, -1, since, facts.step)) {
+    if (found->count++ == 0) {
+      found->place = facts.tensor;
+      found->value = static_cast<double>(*facts.optimizer_step);
+      found->usual = static_cast<double>(before);
+    }
+    found->is_over = true;
+  }
+}
+
+// The share is judged at the usual rate only: not in a warm-up, and not at the end of a decay.
+void TensorRules::judge_unmoved(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board) {
+  const double rate = facts.learning_rate.value_or(last_rate_);
+  if (!tensor->is_16_bit || !tensor->has_gradient || rate * 2 < most_rate_) tensor->unmoved = -1;
+  double sum = 0;
+  size_t judged = 0, of = 0;  // tensors whose share is known; 16-bit tensors
+  for (const auto& [name, each] : tensors_) {
+    of += each.is_16_bit;
+    if (each.unmoved < 0) continue;
+    sum += each.unmoved;
+    ++judged;
+  }
+  if (judged < kUnmovedTensors && judged < of) return;
+  if (judged == 0 || 2 * judged < of) return;
+  const double mean = sum / static_cast<double>(judged);
+  if (mean < kUnmovedShare) return board->end(ConditionId::kWeightsStuck, -1);
+  if (Condition* found = board->note(ConditionId::kWeightsStuck, -1, first_step_, facts.step)) {
+    found->value = mean;
+    found->count = judged;
+  }
+}
+
+void TensorRules::judge_nonfinite(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board) {
+  if (tensor->nonfinite == 0) {
+    tensor->finite_step = facts.step;
+    return;
+  }
+  const bool has_finite_gradient =
+      facts.gradient == GradientState::kPresent && facts.nonfinite_gradient && *facts.nonfinite_gradient == 0;
+  if (tensor->finite_step < 0 || has_nonfinite_ || !has_finite_gradient) return;
+  const int64_t since = tensor->finite_step + 1;
+  if (Condition* found = board->note(ConditionId::kWeightsNonfinite, -1, since, facts.step)) {
+    if (found->count++ == 0) found->place = facts.tensor;
+    found->value = static_cast<double>(tensor->nonfinite);
+  }
+}
+
+void TensorRules::judge_all(int64_t step, ConditionBoard* board) {
+  if (has_moved_) return board->end(ConditionId::kNothingTrained, -1);
+  if (known_looks_ < kNothingLooks || step - first_step_ < kNoGradientSteps) return;
+  if (Condition* found = board->note(ConditionId::kNothingTrained, -1, first_step_, step)) {
+    found->count = tensors_.size();
+    found->place = has_rate_ ? "" : "the learning rate is 0";
+    if (!has_gradient_)
+      found->place += found->place.empty() ? "all gradients are 0" : ", all gradients are 0";
+  }
+}
+
+}  // namespace foreshock

@@ -1,0 +1,420 @@
+#include "detect/conditions.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <numbers>
+#include <random>
+
+#include "detect/state.h"
+
+namespace foreshock {
+namespace {
+
+constexpr double kPi = std::numbers::pi;
+
+// A training of one rank whose numbers are functions of the step.
+struct Training {
+  RunConditions conditions;
+  std::vector<Condition> begun;
+
+  void step(const StepFacts& facts, int64_t rank = 0) { conditions.observe_step(rank, facts, &begun); }
+  void rates(int64_t steps, const std::function<double(int64_t)>& rate) {
+    for (int64_t n = 1; n <= steps; ++n) step({.step = n, .learning_rate = rate(n)});
+  }
+  void losses(int64_t steps, const std::function<double(int64_t)>& loss) {
+    for (int64_t n = 1; n <= steps; ++n) step({.step = n, .loss = loss(n)});
+  }
+  // The name of the only condition; "" without one, all names if there are several.
+  std::string name() const {
+    std::string text;
+    for (const Condition& each : conditions.found())
+      text += (text.empty() ? "" : ", ") + std::string(info_of(each.id).name);
+    return text;
+  }
+  Condition only() const {
+    const auto found = conditions.found();
+    return found.size() == 1 ? found[0] : Condition{};
+  }
+};
+
+double warm_cosine(double t, double warm, double total) {
+  return std::min(1.0, t / warm) * 0.5 * (1 + std::cos(kPi * t / total));
+}
+
+TEST(Conditions, TheTableIsInTheOrderOfTheIds) {
+  for (size_t n = 0; n < kConditions; ++n) {
+    EXPECT_EQ(static_cast<size_t>(kConditionTable[n].id), n);
+    EXPECT_EQ(*kConditionTable[n].headline != 0, kConditionTable[n].kind == ConditionKind::kFault);
+  }
+}
+
+TEST(Conditions, ARateOfZeroIsNamedWithItsFirstStep) {
+  Training training;
+  training.rates(200, [](int64_t n) { return n < 60 ? 1e-3 : 0; });
+  EXPECT_EQ(training.name(), "rate_zero");
+  EXPECT_EQ(training.only().since_step, 60);
+  EXPECT_EQ(training.only().last_step, 200);
+  EXPECT_EQ(sentence_of(training.only()), "the learning rate is 0 since step 60 (largest before: 0.001)");
+  ASSERT_EQ(training.begun.size(), 1u);
+  training.step({.step = 201, .learning_rate = 1e-3});
+  EXPECT_EQ(sentence_of(training.only()),
+            "the learning rate is 0 from step 60 to 200 (largest before: 0.001)");
+}
+
+TEST(Conditions, AWarmUpFromZeroAndADecayToZeroAreSound) {
+  Training training;
+  training.rates(300, [](int64_t n) { return 1e-3 * warm_cosine(static_cast<double>(n - 1), 20, 299); });
+  EXPECT_EQ(training.name(), "");
+}
+
+TEST(Conditions, ARateThatRisesAgainAfterItsEndIsNamed) {
+  Training training;
+  // The scheduler is stepped twice per step, so that the cosine is at its end after 150 steps.
+  training.rates(300,
+                 [](int64_t n) { return 1e-2 * warm_cosine(2.0 * static_cast<double>(n - 1), 20, 300); });
+  EXPECT_EQ(training.name(), "rate_comes_back");
+  EXPECT_EQ(training.only().since_step, 151);
+  EXPECT_LE(training.begun.at(0).last_step, 205);  // a quarter of the maximum is reached after a third
+}
+
+TEST(Conditions, SoundSchedulesThatRiseAreNotNamed) {
+  const std::map<std::string, std::function<double(int64_t)>> schedules = {
+      {"constant", [](int64_t) { return 0.1; }},
+      {"warm restarts",
+       [](int64_t n) { return 0.5 * (1 + std::cos(kPi * static_cast<double>(n % 100) / 99)); }},
+      {"warm restarts with a warm-up",
+       [](int64_t n) {
+         const auto t = static_cast<double>(n % 100);
+         return t < 20 ? t / 20 : 0.5 * (1 + std::cos(kPi * (t - 20) / 79));
+       }},
+      {"warm restarts to a lower maximum",
+       [](int64_t n) {
+         const auto t = static_cast<double>(n % 100);
+         const double most = std::pow(0.7, static_cast<double>(n / 100));
+         return most * (t < 8 ? t / 8 : 0.5 * (1 + std::cos(kPi * (t - 8) / 91)));
+       }},
+      {"cyclic", [](int64_t n) { return 1.001 - std::abs(static_cast<double>(n % 200) - 100) / 100; }},
+      {"one cycle",
+       [](int64_t n) {
+         const auto t = static_cast<double>(n);
+         return t < 90 ? 0.04 + 0.96 * 0.5 * (1 - std::cos(kPi * t / 90))
+                       : 1e-5 + 0.5 * (1 + std::cos(kPi * (t - 90) / 910));
+       }},
+      {"steps", [](int64_t n) { return std::pow(0.1, static_cast<double>(n / 300)); }},
+      {"stepwise warm-up", [](int64_t n) { return n < 100 ? 0.01 : 0.1; }},
+      {"linear to 0, then 0 for a few steps",
+       [](int64_t n) { return std::max(0.0, 1 - static_cast<double>(n) / 980); }},
+      {"inverse root",
+       [](int64_t n) {
+         const auto t = static_cast<double>(n);
+         return std::min(t * std::pow(400, -1.5), 1 / std::sqrt(t));
+       }},
+  };
+  for (const auto& [name, rate] : schedules) {
+    Training training;
+    training.rates(1000, rate);
+    EXPECT_EQ(training.name(), "") << name;
+  }
+}
+
+TEST(Conditions, AJumpOfTheRateIsNamed) {
+  Training training;
+  training.rates(200, [](int64_t n) { return n < 120 ? 3e-3 : 0.3; });
+  EXPECT_EQ(training.name(), "rate_jump");
+  EXPECT_EQ(sentence_of(training.only()),
+            "the learning rate jumps at step 120 to 0.3, its largest value before was 0.003");
+}
+
+TEST(Conditions, NoStepIsTakenWhileTheScalerSkipsAll) {
+  Training training;
+  for (int64_t n = 1; n <= 149; ++n) training.step({.step = n, .skipped_steps = 0});
+  training.conditions.observe_skipped(0, 149, 20, &training.begun);
+  EXPECT_EQ(training.name(), "");
+  training.conditions.observe_skipped(0, 149, 40, &training.begun);
+  training.conditions.observe_skipped(0, 149, 151, &training.begun);
+  EXPECT_EQ(training.begun.size(), 1u);
+  EXPECT_EQ(training.name(), "no_step_taken");
+  EXPECT_EQ(sentence_of(training.only()),
+            "no optimizer step is taken since step 150: the gradient scaler has skipped 151 in a row");
+  training.step({.step = 150, .skipped_steps = 151});
+  EXPECT_TRUE(training.only().is_over);
+}
+
+TEST(Conditions, AScalerThatSkipsManyStepsIsNamed) {
+  const auto named = [](uint64_t skips_each, int64_t steps_each) {
+    Training training;
+    uint64_t skipped = 16;  // the search for the first scale
+    for (int64_t n = 1; n <= 600; ++n) {
+      if (n % steps_each == 0) skipped += skips_each;
+      training.step({.step = n, .skipped_steps = skipped});
+    }
+    return training.name();
+  };
+  EXPECT_EQ(named(1, 2), "steps_skipped");
+  EXPECT_EQ(named(0, 1), "");
+  EXPECT_EQ(named(1, 10), "");  // a growth interval of 10 steps
+}
+
+TEST(Conditions, ASingleLossThatStandsOutIsNamed) {
+  std::mt19937_64 engine(5);
+  std::normal_distribution<double> noise(0, 0.05);
+  Training training;
+  training.losses(320, [&](int64_t n) {
+    return n == 200 || n == 260 ? 6.1 : 1.5 + 2.5 * std::exp(-static_cast<double>(n) / 40) + noise(engine);
+  });
+  EXPECT_EQ(training.name(), "lone_loss");
+  const Condition found = training.only();
+  EXPECT_EQ(found.since_step, 200);
+  EXPECT_EQ(found.last_step, 260);
+  EXPECT_EQ(found.episodes, 2u);
+  EXPECT_EQ(found.value, 6.1);
+  EXPECT_NEAR(found.usual, 1.53, 0.05);
+}
+
+TEST(Conditions, OrdinaryLossesDoNotStandOut) {
+  std::mt19937_64 engine(7);
+  std::normal_distribution<double> normal;
+  std::exponential_distribution<double> exponential;
+  const std::map<std::string, std::function<double(int64_t)>> losses = {
+      {"normal", [&](int64_t) { return 2 + 0.1 * normal(engine); }},
+      {"exponential tail", [&](int64_t) { return exponential(engine); }},
+      {"falling",
+       [&](int64_t n) { return 10 * std::exp(-static_cast<double>(n) / 100) + 0.1 * normal(engine); }},
+      {"constant", [](int64_t) { return 0.693147; }},
+      {"constant but for rounding",
+       [](int64_t n) { return 0.693147 * (1 + 1e-7 * static_cast<double>(n % 3)); }},
+      {"negative", [&](int64_t) { return -3 + normal(engine); }},
+      {"spike of three", [&](int64_t n) { return (n % 500 < 3 && n > 100 ? 9 : 2) + 0.1 * normal(engine); }},
+      {"new level", [&](int64_t n) { return (n > 300 ? 9 : 2) + 0.1 * normal(engine); }},
+  };
+  for (const auto& [name, loss] : losses) {
+    Training training;
+    training.losses(20'000, loss);
+    EXPECT_EQ(training.name(), "") << name;
+  }
+}
+
+TEST(Conditions, ALossAndAGradientOfExactlyZeroAreNamed) {
+  Training training;
+  const auto step = [&](int64_t n, double loss, double norm, bool is_local) {
+    training.step({.step = n, .loss = loss, .gradient_norm = norm, .is_local_loss = is_local});
+  };
+  for (int64_t n = 1; n <= 20; ++n) step(n, 0, 1, true);    // an advantage of 0 has a gradient
+  for (int64_t n = 21; n <= 40; ++n) step(n, 0, 0, false);  // a logged value
+  for (int64_t n = 41; n <= 47; ++n) step(n, 0, 0, true);
+  EXPECT_EQ(training.name(), "");
+  step(48, 0, 0, true);
+  EXPECT_EQ(training.name(), "zero_loss");
+  EXPECT_EQ(sentence_of(training.only()), "loss and gradient are exactly 0 since step 41");
+}
+
+// `again`: the loss of the second process as a function of its steps.
+std::string name_after_restart(int64_t first_step, double again) {
+  Training training;
+  std::mt19937_64 engine(3);
+  std::normal_distribution<double> noise(0, 0.05);
+  training.conditions.observe_process(0, 100);
+  training.losses(
+      300, [&](int64_t n) { return 1.5 + 2.7 * std::exp(-static_cast<double>(n) / 50) + noise(engine); });
+  training.conditions.observe_process(0, 101);
+  for (int64_t n = first_step; n < first_step + 40; ++n)
+    training.step({.step = n, .loss = again + noise(engine)});
+  return training.name();
+}
+
+TEST(Conditions, ATrainingThatGoesOnWithoutTheOptimizersStateIsNamed) {
+  EXPECT_EQ(name_after_restart(1, 1.6), "optimizer_began_again");
+  EXPECT_EQ(name_after_restart(301, 1.6), "");  // the state was restored
+  EXPECT_EQ(name_after_restart(201, 1.6), "");  // from an earlier checkpoint
+  EXPECT_EQ(name_after_restart(1, 4.2), "");    // another training with new weights
+}
+
+// Looks at tensors, each once in 64 steps. A look is described by a function that changes the usual facts.
+struct Looks {
+  Training training;
+  std::vector<std::string> names;
+  std::function<void(const std::string&, int64_t, TensorFacts*, OptimizerFacts*)> change;
+
+  std::string run(int64_t steps) {
+    for (int64_t step = 1; step <= steps; ++step)
+      for (size_t n = 0; n < names.size(); ++n) {
+        if (step % 64 != static_cast<int64_t>(n * 64 / names.size())) continue;
+        TensorFacts values = {.tensor = names[n],
+                              .step = step,
+                              .update_max = 1e-3,
+                              .histogram_hash = std::to_string(step),
+                              .sample_elements = step > 64 ? std::optional<uint64_t>(32) : std::nullopt,
+                              .sample_unmoved = 0,
+                              .nonfinite = 0};
+        OptimizerFacts optimizer = {.tensor = names[n],
+                                    .step = step,
+                                    .gradient = GradientState::kPresent,
+                                    .gradient_rms = 0.01,
+                                    .epsilon_dominated = 0,
+                                    .learning_rate = 1e-3,
+                                    .nonfinite_gradient = 0,
+                                    .optimizer_step = step};
+        if (change) change(names[n], step, &values, &optimizer);
+        training.conditions.observe_tensor(values, &training.begun);
+        training.conditions.observe_optimizer(optimizer, &training.begun);
+      }
+    return training.name();
+  }
+};
+
+const std::vector<std::string> kNames = {
+    "emb.weight",           "blocks.0.norm.weight", "blocks.0.up.weight", "blocks.0.experts.0.w",
+    "blocks.0.experts.1.w", "blocks.1.norm.weight", "blocks.1.up.weight", "blocks.1.experts.0.w",
+    "blocks.1.experts.1.w", "norm.weight",          "head.weight",
+};
+
+void stands_still(TensorFacts* values) {
+  values->update_max = 0;
+  values->histogram_hash = "same";
+}
+
+void has_no_gradient(TensorFacts* values, OptimizerFacts* optimizer, GradientState state) {
+  stands_still(values);
+  optimizer->gradient = state;
+  optimizer->gradient_rms = optimizer->epsilon_dominated = std::nullopt;
+  optimizer->optimizer_step.reset();
+}
+
+TEST(Conditions, ASoundTrainingHasNoneOfItsTensors) {
+  EXPECT_EQ((Looks{.training = {}, .names = kNames, .change = {}}).run(2000), "");
+}
+
+TEST(Conditions, ParametersWithoutAGradientAreOneSentence) {
+  Looks looks = {
+      .training = {}, .names = kNames, .change = [](auto& name, auto, auto* values, auto* optimizer) {
+        if (name.find("norm") != std::string::npos)
+          has_no_gradient(values, optimizer, GradientState::kAbsent);
+      }};
+  EXPECT_EQ(looks.run(150), "no_gradient");
+  EXPECT_EQ(sentence_of(looks.training.only()),
+            "3 parameters got no gradient since step 5: blocks.*.norm.weight (2), norm.weight");
+}
+
+TEST(Conditions, FrozenAndUnusedParametersAreSound) {
+  const auto name_with = [](const char* part, GradientState state, int64_t from, int64_t to) {
+    Looks looks = {.training = {},
+                   .names = kNames,
+                   .change = [=](auto& name, int64_t step, auto* values, auto* optimizer) {
+                     if (name.find(part) != std::string::npos && step >= from && step < to)
+                       has_no_gradient(values, optimizer, state);
+                   }};
+    return looks.run(600);
+  };
+  EXPECT_EQ(name_with("up", GradientState::kNotRequired, 0, 600), "");  // a frozen base
+  EXPECT_EQ(name_with("up", GradientState::kUnknown, 0, 600), "");
+  EXPECT_EQ(name_with("experts.1", GradientState::kAbsent, 0, 200), "");    // chosen later
+  EXPECT_EQ(name_with("experts.1", GradientState::kAbsent, 300, 600), "");  // was trained
+  EXPECT_EQ(name_with("blocks.1.experts.1", GradientState::kAbsent, 0, 400), "");
+  // Gradients that are kept elsewhere are absent for all tensors, which change all the same.
+  Looks elsewhere = {.training = {}, .names = kNames, .change = [](auto&, auto, auto*, auto* optimizer) {
+                       optimizer->gradient = GradientState::kAbsent;
+                       optimizer->gradient_rms.reset();
+                     }};
+  EXPECT_EQ(elsewhere.run(600), "");
+}
+
+TEST(Conditions, AGradientOfExactlyZeroIsNamed) {
+  const auto name_if = [](bool was_trained) {
+    Looks looks = {.training = {}, .names = kNames, .change = [=](auto& name, auto, auto*, auto* optimizer) {
+                     if (name != "head.weight") return;
+                     optimizer->gradient_rms = 0;
+                     optimizer->epsilon_dominated = was_trained ? 0.2 : 1;
+                   }};
+    return looks.run(300);
+  };
+  EXPECT_EQ(name_if(false), "zero_gradient");
+  EXPECT_EQ(name_if(true), "");
+}
+
+TEST(Conditions, NothingIsTrainedWithARateOfZero) {
+  Looks looks = {.training = {}, .names = kNames, .change = [](auto&, auto, auto* values, auto* optimizer) {
+                   stands_still(values);
+                   optimizer->learning_rate = 0;
+                 }};
+  EXPECT_EQ(looks.run(60), "");
+  EXPECT_EQ(looks.run(100), "nothing_trained");
+  EXPECT_EQ(sentence_of(looks.training.only()),
+            "nothing is trained since step 5: none of 11 tensors has changed; the learning rate is 0");
+}
+
+TEST(Conditions, LooksThatCannotTellAChangeAreNotJudged) {
+  Looks looks = {.training = {}, .names = kNames, .change = [](auto&, auto, auto* values, auto*) {
+                   values->update_max.reset();  // on a device
+                   values->histogram_hash = "";
+                 }};
+  EXPECT_EQ(looks.run(300), "");
+}
+
+TEST(Conditions, WeightsBelowHalfASpacingAreNamed) {
+  const auto name_if = [](bool is_16_bit, uint64_t unmoved, const std::function<double(int64_t)>& rate) {
+    Looks looks = {
+        .training = {}, .names = kNames, .change = [=](auto&, int64_t step, auto* values, auto* optimizer) {
+          values->is_16_bit = is_16_bit;
+          values->sample_unmoved = unmoved;
+          optimizer->learning_rate = rate(step);
+        }};
+    for (int64_t n = 1; n <= 300; ++n) looks.training.step({.step = n, .learning_rate = rate(n)});
+    return looks.run(300);
+  };
+  const auto constant = [](int64_t) { return 1e-4; };
+  EXPECT_EQ(name_if(true, 24, constant), "weights_stuck");
+  EXPECT_EQ(name_if(true, 8, constant), "");
+  EXPECT_EQ(name_if(false, 24, constant), "");
+  EXPECT_EQ(name_if(true, 24, [](int64_t n) { return n < 60 ? 1e-2 : 1e-3; }), "");  // the end of a decay
+}
+
+TEST(Conditions, AnOptimizerThatBeganAgainIsNamed) {
+  Looks looks = {.training = {}, .names = kNames, .change = [](auto&, int64_t step, auto*, auto* optimizer) {
+                   if (step > 300) optimizer->optimizer_step = step - 300;
+                 }};
+  EXPECT_EQ(looks.run(500), "optimizer_began_again");
+  EXPECT_EQ(looks.training.only().since_step, 301);
+  EXPECT_EQ(looks.training.only().count, 11u);
+}
+
+TEST(Conditions, WeightsThatAreNotFiniteAreNamedWhileGradientsAre) {
+  const auto name_if = [](double loss) {
+    Looks looks = {
+        .training = {}, .names = kNames, .change = [](auto& name, int64_t step, auto* values, auto*) {
+          if (name == "head.weight" && step > 150) values->nonfinite = 3;
+        }};
+    looks.training.step({.step = 1, .loss = loss});
+    return looks.run(300);
+  };
+  EXPECT_EQ(name_if(2), "weights_nonfinite");
+  EXPECT_EQ(name_if(NAN), "");
+}
+
+TEST(Conditions, AnAgentThatStartsAgainGoesOn) {
+  Training whole, first, second;
+  std::mt19937_64 engine(11);
+  std::normal_distribution<double> noise(0, 0.05);
+  std::vector<StepFacts> facts;
+  for (int64_t n = 1; n <= 300; ++n)
+    facts.push_back({.step = n,
+                     .loss = n == 150 ? 9 : 2 + noise(engine),
+                     .learning_rate = n > 130 ? 0 : 1e-2,
+                     .skipped_steps = static_cast<uint64_t>(n / 2)});
+  for (const StepFacts& each : facts) whole.step(each);
+  for (size_t n = 0; n < 151; ++n) first.step(facts[n]);
+  StateWriter writer;
+  first.conditions.fields(writer);
+  StateReader reader(writer.bytes());
+  second.conditions.fields(reader);
+  ASSERT_TRUE(reader.good() && reader.at_end());
+  for (size_t n = 151; n < facts.size(); ++n) second.step(facts[n]);
+  EXPECT_EQ(whole.name(), "steps_skipped, rate_zero, lone_loss");
+  const auto a = whole.conditions.found(), b = second.conditions.found();
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t n = 0; n < a.size(); ++n) EXPECT_EQ(sentence_of(a[n]), sentence_of(b[n]));
+}
+
+}  // namespace
+}  // namespace foreshock

@@ -1,0 +1,155 @@
+"""A small training whose loop has a known fault, or none: python condition_training.py KIND [PART FILE]."""
+
+import math
+import subprocess
+import sys
+
+import torch
+from tiny_gpt import Batches, TinyGpt, fingerprint, loss_of, set_up, tell
+from torch import nn
+
+LENGTH = 32
+
+
+class NormWithoutGradient(torch.autograd.Function):
+    """A scale whose backward pass forgets the gradient of the gain."""
+
+    @staticmethod
+    def forward(ctx, x, gain):
+        ctx.save_for_backward(gain)
+        return x * gain
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (gain,) = ctx.saved_tensors
+        return gradient * gain, None
+
+
+class Gain(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return NormWithoutGradient.apply(x, self.gain)
+
+
+class Training:
+    """The usual loop; the kinds change its parts."""
+
+    def __init__(self, rate: float = 3e-3, model: nn.Module | None = None, **options) -> None:
+        self.model = TinyGpt(layers=1) if model is None else model
+        self.batches = Batches(batch=4, length=LENGTH)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate, **options)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=50, enabled=False)
+        self.losses = []
+
+    def step(self, tokens: torch.Tensor | None = None, pieces: int = 1, overflow: bool = False) -> None:
+        self.optimizer.zero_grad()
+        for _ in range(pieces):
+            loss = loss_of(self.model, self.batches() if tokens is None else tokens)
+            if overflow:  # a gradient of Inf, and no change of the loss
+                weight = self.model.head.weight[0, 0]
+                loss = loss + torch.sqrt((weight - weight.detach()).abs())
+            self.scaler.scale(loss / pieces).backward()
+        self.scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.losses.append(loss.item())
+
+    def end(self) -> None:
+        tell(bits=fingerprint(self.losses, self.model), losses=self.losses)
+
+
+def cosine(step: int, total: int, warm: int = 10) -> float:
+    return min(1.0, step / warm) * 0.5 * (1 + math.cos(math.pi * step / total))
+
+
+def sound() -> None:
+    """Frozen parameters in the optimizer, an embedding tied to the head, accumulation, a scaler that overflows twice,
+    and a rate that begins and ends at 0."""
+    model = TinyGpt(layers=1)
+    model.head.weight = model.embedding.weight
+    for parameter in model.blocks[0].up.parameters():
+        parameter.requires_grad_(False)
+    training = Training(model=model)
+    training.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=50)
+    schedule = torch.optim.lr_scheduler.LambdaLR(training.optimizer, lambda step: cosine(step, 150))
+    for step in range(1, 151):
+        training.step(pieces=2, overflow=step in (60, 61))
+        schedule.step()
+    training.end()
+
+
+def overflows() -> None:
+    """From iteration 41 on each gradient is Inf."""
+    training = Training()
+    training.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+    for step in range(1, 101):
+        training.step(overflow=step > 40)
+    training.end()
+
+
+def no_gradient() -> None:
+    model = TinyGpt(layers=2)
+    for block in model.blocks:
+        block.norm1 = nn.Sequential(nn.LayerNorm(32), Gain(32))
+    training = Training(model=model)
+    for _ in range(150):
+        training.step()
+    training.end()
+
+
+def rate_of_zero() -> None:
+    training = Training(rate=0.0)
+    for _ in range(150):
+        training.step()
+    training.end()
+
+
+def rate_comes_back() -> None:
+    training = Training()
+    schedule = torch.optim.lr_scheduler.LambdaLR(training.optimizer, lambda step: cosine(step, 150))
+    for _ in range(150):
+        training.step()
+        schedule.step()
+        schedule.step()
+    training.end()
+
+
+def small_updates() -> None:
+    """Weights in bf16, and steps far below half a spacing of most of them."""
+    training = Training(rate=2e-5, model=TinyGpt(layers=1).bfloat16(), weight_decay=0.0)
+    for _ in range(200):
+        training.step()
+    training.end()
+
+
+def one_bad_batch() -> None:
+    training = Training()
+    generator = torch.Generator().manual_seed(7)
+    for step in range(1, 301):
+        noise = torch.randint(64, (4, LENGTH + 1), generator=generator)
+        training.step(tokens=noise if step == 280 else None)
+    training.end()
+
+
+def lost_state(file: str, part: str = "") -> None:
+    """Two processes; the second loads the weights and not the state of the optimizer."""
+    if not part:
+        for each in ("1", "2"):
+            subprocess.run([sys.executable, __file__, "lost_state", file, each], check=True)
+        return
+    training = Training()
+    if part == "2":
+        training.model.load_state_dict(torch.load(file))
+    for _ in range(120):
+        training.step()
+    torch.save(training.model.state_dict(), file)
+    training.end()
+
+
+if __name__ == "__main__":
+    set_up()
+    globals()[sys.argv[1]](*sys.argv[2:])
