@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string_view>
 
-#include "kernels/dtype.h"
 #include "segment/layout.h"
+#include "shadow/slice.h"
 
 namespace foreshock {
 

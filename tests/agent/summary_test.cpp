@@ -626,11 +626,11 @@ TEST(Summary, LayersThatWereNotCheckedAreNamedWithWhatToDo) {
 
 TEST(Summary, AFindingComesBeforeLayersThatWereNotChecked) {
   RankStatistics rank = healthy_rank();
-  set_fault(&rank, "deviation_ratio", 18, false);
+  set_fault(&rank, "fused_ratio", 18, false);
   rank.layer_of("000")->keys.clear();
   const std::string text = text_of(rank);
   EXPECT_THAT(text, HasSubstr("ATTENTION FAULT\n"));
-  EXPECT_LT(text.find("suspect"), text.find("not checked"));
+  EXPECT_LT(text.find("finding"), text.find("not checked"));
   EXPECT_THAT(unwrapped(text),
               HasSubstr("not checked layer 000: dK and dV not judged; too few samples yet."));
 }

@@ -75,12 +75,17 @@ class DeviceTest : public MonitorTest {
     for (const auto& entry : fs::directory_iterator(base_ + "/r")) fs::remove(entry.path());
   }
 
-  Samples samples() {
+  // A call's slice of key columns takes the place of its slice of rows; without columns it is left out.
+  Samples samples(bool with_columns = true) {
     Samples found;
     auto reader = open();
     SegmentReader::Ready ready;
     while (reader != nullptr && reader->next_ready(&ready)) {
       EXPECT_EQ(ready.why, nullptr) << ready.why;
+      if (!with_columns && ready.view.header.columns == 1) {
+        reader->consume_judged(ready);
+        continue;
+      }
       Sample& sample = found[{ready.view.header.step, ready.view.header.pass}];
       sample.header = ready.view.header;
       for (uint32_t n = 0; n < segment::kPayloads; ++n)
