@@ -37,7 +37,7 @@ class AlertCommand {
   AlertCommand(const AlertCommand&) = delete;
   AlertCommand& operator=(const AlertCommand&) = delete;
 
-  // Queues the command for a finding that has begun.
+  // Queues the command for a finding that is new.
   void add(const FindingLine& finding, Clock::time_point now);
   // Queues the command for a gradient norm that is not finite, or for a default detector that starts to warn.
   // Other events are ignored: experimental detectors warn in sound trainings too, and an event of the loss is

@@ -39,7 +39,7 @@ class Watches {
   // At the event kDetectorsBeginAnew, removes the detectors and conditions of its run. Passes kScalerSkips to
   // the conditions. Ignores all other events.
   const std::vector<EventLine>& observe(const EventLine& line);
-  // Tells the conditions which process a rank has; causes no events.
+  // Reports to the conditions which process a rank has; causes no events.
   const std::vector<EventLine>& observe(const RunLine& line);
   // Lines of other kinds cause no events.
   template <class Line>
@@ -88,7 +88,7 @@ class Watches {
   std::map<std::pair<std::string, int64_t>, RankWatch> watches_;
   std::map<std::string, RunConditions> conditions_;  // by run
   std::vector<WatchEvent> found_;                    // events of the present observe()
-  std::vector<Condition> begun_;                     // conditions that the present observe() has begun
+  std::vector<Condition> begun_;                     // conditions that are new in the present observe()
   std::vector<EventLine> lines_found_;               // the same as lines of the record
   std::vector<WatchReading>* readings_ = nullptr;
   uint64_t lines_ = 0, lines_left_out_ = 0;

@@ -84,12 +84,12 @@ inline constexpr int64_t kRateRise = 16;
 // 1e-12.
 inline constexpr size_t kLoneWindow = 64;
 inline constexpr double kLoneFactor = 5;
-inline constexpr int kLoneAfter = 3;  // ordinary losses in a row after it, so that it is no spike
+inline constexpr int kLoneAfter = 3;  // ordinary losses in a row after it: a spike has none
 // A loss and a gradient of exactly 0 in so many steps in a row. One batch without labels can occur by chance.
 inline constexpr uint64_t kZeroLosses = 8;
 // After a restart at step 1, the weights went on if the first losses are nearer to the last losses before the
 // restart than a quarter of the whole fall of the loss. The fall must exceed kRestartSpread standard
-// deviations of the last losses, so that untrained weights (loss at its first level) are told apart.
+// deviations of the last losses, so that untrained weights (loss at its first level) can be distinguished.
 inline constexpr size_t kRestartLosses = 16;
 inline constexpr double kRestartShare = 0.25;
 inline constexpr double kRestartSpread = 6;
@@ -165,7 +165,7 @@ struct Condition {
   ConditionId id = ConditionId::kCount;
   int64_t rank = -1;                      // -1: concerns the whole run
   int64_t since_step = 0, last_step = 0;  // first step of the first episode, last step of the last one
-  uint64_t episodes = 0;                  // how often it has begun
+  uint64_t episodes = 0;                  // number of times that it started
   uint64_t count = 0;                     // steps, iterations or tensors; see sentence_of()
   double value = NAN, usual = NAN;        // what was measured, and what it is compared with
   std::string place;                      // the tensors or ranks concerned, if any
@@ -189,7 +189,7 @@ class ConditionBoard {
   bool holds(ConditionId id, int64_t rank) const;
 
   const std::vector<Condition>& found() const { return found_; }
-  // Returns copies of the conditions that have begun since the last call.
+  // Returns copies of the conditions that are new since the last call.
   std::vector<Condition> take_begun();
 
   template <class State>

@@ -29,7 +29,7 @@ class RunConditions {
  public:
   static constexpr size_t kMostRanks = 4096;  // further ranks are ignored
 
-  // Takes the numbers of an ended optimizer step of a rank. Appends conditions that begin to `*begun`.
+  // Takes the numbers of an ended optimizer step of a rank. Appends the conditions that begin.
   void observe_step(int64_t rank, const StepFacts& facts, std::vector<Condition>* begun);
   // The gradient scaler has skipped `in_row` optimizer steps since `step`, the last step of the rank.
   void observe_skipped(int64_t rank, int64_t step, uint64_t in_row, std::vector<Condition>* begun);

@@ -62,7 +62,7 @@ void TensorRules::observe(const TensorFacts& facts, ConditionBoard* /*board*/) {
   const bool knows_hashes = tensor.looks > 0 && !tensor.hash.empty() && !facts.histogram_hash.empty();
   const bool moves =
       (facts.update_max && *facts.update_max > 0) || (knows_hashes && tensor.hash != facts.histogram_hash);
-  // Without a copy from before the step, the first look cannot tell whether the values change.
+  // Without a copy from before the step, the first look does not show whether the values change.
   tensor.is_moved_known = moves || facts.update_max || knows_hashes;
   tensor.has_moved = tensor.has_moved || moves;
   tensor.is_16_bit = facts.is_16_bit;

@@ -102,7 +102,7 @@ class TensorRules {
   bool has_nonfinite_ = false;                    // a loss or gradient norm was not finite
   int64_t first_step_ = -1, last_step_ = -1;      // of the looks
   int64_t most_optimizer_steps_ = 0;              // largest OptimizerFacts::optimizer_step
-  uint64_t known_looks_ = 0;                      // looks that could tell whether the values change
+  uint64_t known_looks_ = 0;                      // looks that show whether the values change
   double most_rate_ = 0, last_rate_ = 0;          // of the steps
 };
 

@@ -389,7 +389,7 @@ FORESHOCK_RECORD_LINE(SpectrumLine, "spectrum", FORESHOCK_SPECTRUM_FIELDS);
     "before this agent, the tensor is now divided into other shards, or there was no room. burst: a "        \
     "detector's level has become watch or warn; from this step on, one step in `value` steps is sampled "    \
     "for a while. scaler_skips: a gradient scaler has skipped `value` optimizer steps since this step. "     \
-    "no_step_taken and other names of docs/detectors.md#conditions: a condition has begun; step is its "     \
+    "no_step_taken and other names of docs/detectors.md#conditions: a condition has started; step is its "   \
     "first. "                                                                                                \
     "Further events are possible.")                                                                          \
   X(RecordText, layer, "", "Label of the layer it happened in.")                                             \
