@@ -294,15 +294,22 @@ json alarms_json(const RankStatistics& rank) {
 
 // Exports the number of layers with an alarm, by pass and kind of alarm. Combinations without a layer are
 // exported as 0, because alert rules need them. To save series, all kinds other than bias and nonfinite are
-// counted together as deviation_ratio.
+// counted together as deviation_ratio. A pass whose layers exceed a limit only together counts as one layer.
 void publish_alarms(const RankStatistics& rank, RankWriter& series) {
   std::map<std::pair<uint32_t, std::string>, std::set<const LayerStatistics*>> layers;
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
     for (const char* kind : {"deviation_ratio", "bias", "nonfinite"}) layers[{pass, kind}] = {};
-  for (const LayerAlarm& alarm : rank.alarms()) {
+  const std::vector<LayerAlarm> alarms = rank.alarms();
+  for (const LayerAlarm& alarm : alarms) {
     const std::string kind = alarm.kind;
     layers[{alarm.pass, kind == "bias" || kind == "nonfinite" ? kind : "deviation_ratio"}].insert(
         alarm.layer);
+  }
+  const bool is_any_mixed = std::any_of(rank.layers.begin(), rank.layers.end(),
+                                        [](const auto& layer) { return layer.second.is_mixed; });
+  for (uint32_t pass = 0; alarms.empty() && pass < segment::kPasses; ++pass) {
+    if (has_large_errors(rank.pass[pass], pass)) layers[{pass, "deviation_ratio"}] = {nullptr};
+    if (!is_any_mixed && is_biased(rank.pass[pass], pass)) layers[{pass, "bias"}] = {nullptr};
   }
   for (const auto& [pass_and_kind, alarmed] : layers)
     series.set(Metric::kAttentionAlarmLayers, uint64_t{alarmed.size()},

@@ -16,7 +16,7 @@ def worst_ranks(expression: str) -> Query:
 
 
 def errors(values: Values) -> Row:
-    limit, bias = values["deviation"], values["bias"]
+    limit = values["verdict"]
     ratio = of_ranks("attention_deviation_ratio", PASS + MEAN)
     return Row(
         "Error against the fp64 reference",
@@ -36,20 +36,20 @@ def errors(values: Values) -> Row:
                 "Magnitude of the mean signed error, in ulp (spacings of the number format), over the last 64"
                 " samples of the worst process rank. Forward: of the output; backward: of dQ. kernel: your"
                 " attention. rounded_reference: the fp64 result rounded once, a control that stays near 0. Usual"
-                f" is near 0; an alert fires if the kernel is above {bias['ulp']} here and above {bias['z']} in"
+                f" is near 0; an alert fires if the kernel is above {limit['ulp']} here and above {limit['z']} in"
                 " 'Bias, z', and the control is not.",
                 ULP,
                 Query(f"max by (of) (abs({of_ranks('attention_bias_ulp', PASS)}))", "{{of}}"),
-                dashed=[("red", bias["ulp"])],
+                dashed=[("red", limit["ulp"])],
             ),
             lines(
                 "Bias, z",
                 "The mean signed error of 'Bias', divided by its standard error between samples: how certain it is"
                 f" that the bias is not 0. Of the worst process rank. Below 3 is chance; the alert needs more than"
-                f" {bias['z']} here and a bias above its own limit.",
+                f" {limit['z']} here and a bias above its own limit.",
                 SIGMA,
                 Query(f"max by (of) (abs({of_ranks('attention_bias_zscore', PASS)}))", "{{of}}"),
-                dashed=[("red", bias["z"])],
+                dashed=[("red", limit["z"])],
             ),
             layer_heatmap(
                 "Deviation ratio by layer",
@@ -64,13 +64,13 @@ def errors(values: Values) -> Row:
             layer_heatmap(
                 "Bias by layer",
                 "Magnitude of the mean signed error of each layer, in ulp (spacings of the number format), over its"
-                f" last 64 samples; of the worst process rank, over time. Usual is near 0. Above {bias['ulp']} a layer"
-                f" is in alarm if the bias is also certain (more than {bias['z']} standard errors) and sound attention"
+                f" last 64 samples; of the worst process rank, over time. Usual is near 0. Above {limit['ulp']} a layer"
+                f" is in alarm if the bias is also certain (more than {limit['z']} standard errors) and sound attention"
                 " has none.",
                 f"abs({of_ranks('layer_attention_bias_ulp', PASS)})",
                 ULP,
                 colours_from=0,
-                colours_to=4 * bias["ulp"],  # above the limit, so that layers in alarm differ in colour
+                colours_to=4 * limit["ulp"],  # above the limit, so that layers in alarm differ in colour
             ),
             lines(
                 "Relative error",

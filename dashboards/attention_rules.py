@@ -7,10 +7,7 @@ An Alert has name, kind, component, dashboard, expression, summary, description,
 
 from rule import AT_STEP, CHOICE, RANK_KEY, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, Alert, Group, Record, ranks, where
 
-# Matchers for the bias of the trainer's attention, and of the fp64 result rounded once, which shows only rounding.
-KERNEL, CONTROL = 'of="kernel"', 'of="rounded_reference"'
-RATIO = "run:foreshock_attention_deviation_ratio:max"  # this and the names below are of recording rules
-UPDATE = "run:foreshock_optimizer_update_ratio:max"
+UPDATE = "run:foreshock_optimizer_update_ratio:max"  # this and the names below are of recording rules
 
 # Excludes runs that have ended. For series without a rank; UNLESS_ENDED is for series of ranks.
 UNLESS_RUN_ENDED = f'unless on ({TARGET_KEY}, run) foreshock_run_state{{state="running"}} == 0'
@@ -37,53 +34,41 @@ def newest_checksum() -> Record:
     )
 
 
-def biased(source: str, limits: dict) -> str:
-    """Selects ranks and passes in which both the size of the bias and its z (bias / standard error) exceed their
-    limits. `source`: KERNEL or CONTROL."""
-    ulp, z = f"foreshock_attention_bias_ulp{{{source}}}", f"foreshock_attention_bias_zscore{{{source}}}"
-    return f"(abs({ulp}) > {limits['ulp']}) and (abs({z}) > {limits['z']})"
+def layers_in_alarm(kind: str) -> str:
+    """Selects passes with layers in alarm. The agent judges, because its limits depend on the number format, which a
+    rule does not know. `kind`: a value of the label `of`."""
+    series = f'foreshock_attention_alarm_layers{{of="{kind}"}}'
+    return f"max by ({RUN_KEY}, pass) ({series} {UNLESS_ENDED}) > 0"
 
 
 def bias(limits: dict) -> Alert:
     return Alert(
         "ForeshockAttentionBias", "precursor", "attention", "attention",
-        # Two conditions: a rank's mean over all layers is biased, or the agent has found a biased layer.
-        f"""
-        max by ({RUN_KEY}, pass) (
-          {biased(KERNEL, limits)}
-          unless ignoring (of) ({biased(CONTROL, limits)})
-          {UNLESS_ENDED}
-        )
-        or max by ({RUN_KEY}, pass) (foreshock_attention_alarm_layers{{of="bias"}} {UNLESS_ENDED}) > 0
-        """,
+        layers_in_alarm("bias"),
         RUN + ": {{ $labels.pass }} attention is biased",
         "The signed error of {{ $labels.pass }} attention does not average out to zero"
         # The detector checks only the forward pass, so its layers are not shown for backward.
         '{{ if eq $labels.pass "forward" }}' + where('"bias"') + "{{ end }}" + AT_STEP
-        + f". Its mean is larger than {limits['ulp']} ulp (spacings of the number format), and larger than"
-        f" {limits['z']} of its own standard errors. Rounding does not explain such a bias, but a bias alone is often"
-        " harmless. First see whether ForeshockAttentionErrorDrift fires for this run. If it does, change the kernel."
-        " If it does not, nothing is urgent: test the kernel with foreshock judge --function MODULE:NAME.",
+        + ". The bias is above the limit of its number format, and neither rounding nor fused attention has it. A bias"
+        " alone is often harmless. First see whether ForeshockAttentionErrorDrift fires for this run. If it does,"
+        " change the kernel. If it does not, nothing is urgent: test the kernel with foreshock judge --function"
+        " MODULE:NAME.",
         limits["for"], limits["keep"],
     )  # fmt: skip
 
 
-def deviation(limits: dict) -> Alert:
+def deviation(limits: dict, verdict: dict) -> Alert:
     return Alert(
         "ForeshockAttentionDeviation", "precursor", "attention", "attention",
-        f"""
-        {RATIO}{{pass="forward"}} > {limits["forward"]}
-        or {RATIO}{{pass="backward"}} > {limits["backward"]}
-        or max by ({RUN_KEY}, pass) (foreshock_attention_alarm_layers{{of="deviation_ratio"}} {UNLESS_ENDED}) > 0
-        """,
+        layers_in_alarm("deviation_ratio"),
         RUN + ": the error of {{ $labels.pass }} attention is above its limit",
         # The detector is deviation_forward or deviation_backward.
         "The error of {{ $labels.pass }} attention is above its limit" + where('(printf "deviation_%s" $labels.pass)')
-        + AT_STEP
-        + f'. The limit is {{{{ if eq $labels.pass "forward" }}}}{limits["forward"]}{{{{ else }}}}{limits["backward"]}'
-        "{{ end }} times the error of plain (unfused) attention in the same precision. Single layers have further"
-        " limits, which the run's page names. The kernel computes less exactly than its precision explains. First look"
-        " at the panel 'Worst deviation' of the fleet dashboard. If one process rank alone is high, test its device"
+        + AT_STEP + '. The limit is {{ if eq $labels.pass "forward" }}'
+        f'{verdict["forward"]}{{{{ else }}}}{verdict["backward"]}{{{{ end }}}} times the error of fused attention in'
+        " the same precision, and twice that in fp32 and fp64. dK, dV and the log-sum-exp have limits of their own; the"
+        " run's page names the tensor. The kernel computes less exactly than its precision explains. First look at the"
+        " panel 'Worst deviation' of the fleet dashboard. If one process rank alone is high, test its device"
         " (dcgmi diag). If all are high, update or change the kernel.",
         limits["for"], limits["keep"],
     )  # fmt: skip
@@ -151,14 +136,11 @@ def attention_rules(values: dict) -> Group:
     return Group(
         "foreshock-attention",
         [
-            Record(
-                RATIO, f'max by ({RUN_KEY}, pass) (foreshock_attention_deviation_ratio{{stat="mean"}} {UNLESS_ENDED})'
-            ),
             Record(UPDATE, f'max by ({RUN_KEY}) (foreshock_optimizer_update_ratio{{stat="max"}} {UNLESS_RUN_ENDED})'),
             newest_checksum(),
             differing_ranks(values["replica_mismatch"]),
             bias(values["bias"]),
-            deviation(values["deviation"]),
+            deviation(values["deviation"], values["verdict"]),
             update_ratio(values["update_ratio"]),
             replica_mismatch(),
         ],

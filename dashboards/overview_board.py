@@ -89,7 +89,7 @@ def loss_row() -> Row:
 
 
 def precursors_row(values: Values) -> Row:
-    ratio, bias = of_not_ended("attention_deviation_ratio", ',stat="mean"'), values["bias"]
+    ratio, limit = of_not_ended("attention_deviation_ratio", ',stat="mean"'), values["verdict"]
     return Row(
         "Before the loss",
         [
@@ -110,20 +110,20 @@ def precursors_row(values: Values) -> Row:
                 "Deviation ratio",
                 f"Ratio: {DEVIATION}, on the same inputs. forward: of the output; backward: of dQ. Mean over the"
                 " last 64 samples, of the worst process rank. Usual is below 1. An alert fires above"
-                f" {values['deviation']['forward']} (forward) or {values['deviation']['backward']} (backward).",
+                f" {limit['forward']} (forward) or {limit['backward']} (backward).",
                 panel.RATIO,
                 Query(f"max by (pass) ({ratio})", "{{pass}}"),
-                dashed=[("orange", values["deviation"]["forward"]), ("red", values["deviation"]["backward"])],
+                dashed=[("orange", limit["forward"]), ("red", limit["backward"])],
             ),
             panel.lines(
                 "Bias",
                 "Mean signed error of attention (forward: of the output; backward: of dQ), divided by its standard"
                 " error between samples; of the worst process rank. rounded_reference: the fp64 result rounded"
-                f" once, a control. Below 3 is chance. An alert needs more than {bias['z']} here, and more than"
-                f" {bias['ulp']} ulp in the panel 'Bias' of the attention dashboard.",
+                f" once, a control. Below 3 is chance. An alert needs more than {limit['z']} here, and more than"
+                f" {limit['ulp']} ulp in the panel 'Bias' of the attention dashboard.",
                 panel.SIGMA,
                 Query(f"max by (pass, of) (abs({of_not_ended('attention_bias_zscore')}))", "{{pass}}, {{of}}"),
-                dashed=[("red", bias["z"])],
+                dashed=[("red", limit["z"])],
             ),
             panel.lines(
                 "Largest logit",

@@ -358,6 +358,23 @@ TEST_F(Publish, AlarmsAreCountedByPassAndKindAndAreZeroWithoutOne) {
           << pass << of << text;
 }
 
+TEST_F(Publish, AnErrorOfAllLayersTogetherCountsAsOneLayer) {
+  RankStatistics rank;
+  rank.run = "run";
+  rank.identity.rank = 0;
+  for (const char* label : {"000", "001"}) rank.layers[label].pass[1].fused_ratio.add(7);  // one slice each
+  for (int slice = 0; slice < 2; ++slice) rank.pass[1].fused_ratio.add(7);
+  ASSERT_TRUE(rank.alarms().empty());
+  Registry registry;
+  publish_rank(rank, 2, &registry);
+  const std::string text = exposition(*registry.snapshot());
+  for (const auto& [pass, count] : {std::pair("backward", 1), std::pair("forward", 0)})
+    EXPECT_NE(text.find(std::string(R"(foreshock_attention_alarm_layers{run="run",rank="0",pass=")") + pass +
+                        R"(",of="deviation_ratio"} )" + std::to_string(count)),
+              std::string::npos)
+        << pass << text;
+}
+
 TEST_F(Publish, TheSameEventOfALayerIsOneAndTheOldestGoFirst) {
   RankStatistics rank;
   rank.note_event("nonfinite", 3, "001", 2.0);

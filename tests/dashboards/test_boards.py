@@ -359,7 +359,7 @@ def test_the_limits_drawn_are_those_of_the_alerts():
     assert rules["groups"]
     panel = next(panel for name, panel in PANELS if (name, panel["title"]) == ("attention", "Bias"))
     steps = [step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]]
-    assert steps == [None, VALUES["bias"]["ulp"]]
+    assert steps == [None, VALUES["verdict"]["ulp"]]
 
 
 def test_the_runbook_names_panels_that_exist():

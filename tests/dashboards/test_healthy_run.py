@@ -40,10 +40,10 @@ def warned(detector: str) -> dict[str, float]:
     return {f'foreshock_precursor_level{{run="r",rank="1",detector="{detector}"}}': 2}
 
 
-BIAS = 'foreshock_attention_bias_{}{{run="r",rank="1",pass="forward",of="kernel"}}'
+BIAS = 'foreshock_attention_alarm_layers{run="r",rank="1",pass="forward",of="bias"}'
 # What is so from then on, the alert, and of how many series: an alert that waits is pending first.
 FAULTS = {
-    "bias": ({BIAS.format("ulp"): 0.2, BIAS.format("zscore"): 9}, "AttentionBias", 2),
+    "bias": ({BIAS: 1}, "AttentionBias", 2),
     "output_error_drift": (warned("output_error_drift"), "AttentionErrorDrift", 1),
     "max_logit": (warned("max_logit"), "AttentionLogitGrowth", 1),
     "gradient_growth": (warned("gradient_growth"), "GradientGrowth", 1),

@@ -20,7 +20,7 @@ HELD = {
     "fleet": ("fleet", ["stalled", "ranks_missing", "no_data", "run_id_shared"]),
     "monitor": ("monitor", ["coverage", "degraded", "overhead", "series_dropped"]),
 }
-NO_ALERTS = {"links", "receivers", "notifications"}
+NO_ALERTS = {"links", "receivers", "notifications", "verdict"}
 
 
 def scaled(value: float | str, factor: float) -> float | str:

@@ -130,10 +130,10 @@ def test_every_alert_names_run_fact_meaning_and_action():
 def test_the_values_are_those_of_the_verdict():
     header = (ROOT / "detect" / "detector.h").read_text()
     constants = dict(re.findall(r"(k\w+) = ([\d.]+);", header))
-    assert VALUES["bias"]["ulp"] == float(constants["kBiasUlp"])
-    assert VALUES["bias"]["z"] == float(constants["kBiasZ"])
-    assert VALUES["deviation"]["forward"] == float(constants["kDeviationRatioForward"])
-    assert VALUES["deviation"]["backward"] == float(constants["kDeviationRatioBackward"])
+    assert VALUES["verdict"]["ulp"] == float(constants["kBiasUlp"])
+    assert VALUES["verdict"]["z"] == float(constants["kBiasZ"])
+    assert VALUES["verdict"]["forward"] == float(constants["kDeviationRatioForward"])
+    assert VALUES["verdict"]["backward"] == float(constants["kDeviationRatioBackward"])
 
 
 def test_every_detector_exists_and_is_told_of_where_it_is_right_or_nothing_else_looks():
