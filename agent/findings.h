@@ -17,7 +17,7 @@
 namespace foreshock {
 
 // If neither pass (forward, backward) has this many checked calls, a run without findings gets no verdict. An
-// error of 5 % in one layer is found within 8 sampled calls of the layer (docs/verdicts.md).
+// error of 5 % in one layer is found within 8 sampled calls of the layer (docs/research.md).
 inline constexpr uint64_t kLeastJudged = 8;
 
 // The order is that of the table below.

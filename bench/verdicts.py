@@ -1,4 +1,4 @@
-"""Measures how soon a wrong attention kernel is found, and how often a right one is accused, for docs/verdicts.md.
+"""Measures how soon a wrong attention kernel is found, and how often a right one is accused, for docs/research.md.
 
 PyTorch's own CPU kernel computes the calls. An error is added to its results. Slices are chosen as by the monitor in a
 trainer and judged by the agent's code (bench/verdicts/judge_stream.cpp) as slices of one layer. A cell is the number of
@@ -30,7 +30,7 @@ BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 FORMATS = {torch.float32: 2, torch.bfloat16: 3, torch.float16: 4}  # their numbers in kernels/dtype.h
-PAGE = ROOT / "docs" / "verdicts.md"
+PAGE = ROOT / "docs" / "research.md"
 BLOCK = re.compile(r"(<!-- (\w+) -->).*?(<!-- end -->)", re.S)  # a generated part of PAGE, with its name
 ROWS = 16  # query rows or key positions of a slice, the judged part of a call
 MOST_CALLS = 64  # sampled calls of a trial; an error not found within them is reported as "no"
@@ -549,7 +549,7 @@ def sound_table(results: list[tuple[Situation | Training, Sound]]) -> list[str]:
 
 
 def page(measured: list[Measured], sound: list[tuple[Situation | Training, Sound]], trials: int) -> str:
-    """The text of docs/verdicts.md with the blocks between its markers filled."""
+    """The text of docs/research.md with the blocks between its markers filled."""
     total, alarms = sum(s.slices for _, s in sound), sum(len(s.alarms) for _, s in sound)
     version = torch.__version__.split("+")[0]
     blocks = (

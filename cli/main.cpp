@@ -50,7 +50,7 @@ constexpr Command kCommands[] = {
      "foreshock judge --function my_module:my_attention", "lab.md"},
     {"compare", nullptr, compare, 0, "compare A B [C ...]",
      "measure how far apart the weights of checkpoints are",
-     "foreshock compare before.safetensors after.safetensors", "compare.md"},
+     "foreshock compare before.safetensors after.safetensors", "research.md#comparing-checkpoints"},
     {"lab", nullptr, lab, 0, "lab [SWEEP ...] [options]",
      "emulate algorithms and number formats against fp64", "foreshock lab ties bias --report bias.html",
      "lab.md"},

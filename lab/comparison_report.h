@@ -8,7 +8,7 @@
 
 namespace foreshock::lab {
 
-// {"schema": 1, "versions", "checkpoints": [paths], "pairs": [...]}; docs/compare.md lists the fields.
+// {"schema": 1, "versions", "checkpoints": [paths], "pairs": [...]}; docs/research.md lists the fields.
 // Numbers that are not finite are null.
 std::string to_json(const Comparison& comparison);
 
