@@ -345,7 +345,8 @@ Adapter prepare_adapter_for(const Installation& installation, const FoundLibtorc
 std::string link_problem(const FoundLibtorch& libtorch) {
   if (libtorch.program.empty() || libtorch.has_monitor) return "";
   return libtorch.program +
-         " is linked with LibTorch, but not with libforeshock.so: give --preload, or link it (docs/cpp.md)";
+         " is linked with LibTorch, but not with libforeshock.so: give --preload, or link it "
+         "(docs/install.md)";
 }
 
 std::string helper_problem(const FoundPython& python) {
