@@ -153,7 +153,7 @@ def test_the_limits_of_a_scrape_are_above_what_an_agent_shows():
     constant = lambda path, name: int(re.search(rf"{name} = (\d+);", (ROOT / path).read_text())[1])  # noqa: E731
     budget = constant("exporters/metrics.h", "kDefaultSeriesBudget")
     runs = constant("agent/discovery.h", "kMostRuns")
-    told = (ROOT / "docs" / "operations.md").read_text()
+    told = (ROOT / "docs" / "alerts.md").read_text()
     of_one, of_tree = map(int, re.search(r"`sample_limit: (\d+)` for agents of one run, `(\d+)` for", told).groups())
     assert of_a_run > 28
     assert budget + of_a_run < of_one

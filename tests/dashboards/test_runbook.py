@@ -10,7 +10,7 @@ from runbook import PAGE, RESULTS, runbook
 pytestmark = pytest.mark.quick
 
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.S | re.M))
-PAGES = [ROOT / "docs" / name for name in ("runbook.md", "operations.md", "alerts.md")]
+PAGES = [ROOT / "docs" / name for name in ("runbook.md", "alerts.md")]
 
 
 def test_the_figures_are_those_of_the_bench():
