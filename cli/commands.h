@@ -50,7 +50,7 @@ struct LabRequest {  // the command line of `foreshock lab`
 // Returns "" or one line that says what is wrong and what to do.
 std::string parse_lab_request(const std::vector<std::string>& words, LabRequest* request);
 
-// foreshock docs commands|detectors|...: prints the part of a page of docs/ that is generated from a table.
+// foreshock docs detectors|metrics|...: prints the part of a page of docs/ that is generated from a table.
 int docs(const std::vector<std::string>& words);
 
 }  // namespace foreshock::cli

@@ -1,4 +1,4 @@
-// foreshock docs: prints generated pages of docs/ for `./dev docs`. main.cpp prints the page "commands".
+// foreshock docs: prints generated pages of docs/ for `./dev docs`. main.cpp prints the page "options".
 #include <cstdio>
 
 #include "agent/detection.h"
@@ -77,10 +77,9 @@ int docs(const std::vector<std::string>& words) {
   const std::string page = words.size() == 1 ? words[0] : "";
   std::string text;
   if (page == "detectors") text = detectors_markdown();
-  if (page == "options") text = options_markdown();
   if (page == "metrics") text = metrics_markdown();
   if (page == "record") text = record_markdown();
-  if (text.empty()) return wrong_use("usage: foreshock docs commands|detectors|metrics|options|record");
+  if (text.empty()) return wrong_use("usage: foreshock docs detectors|metrics|options|record");
   std::fputs(text.c_str(), stdout);
   return 0;
 }
