@@ -100,7 +100,7 @@ std::vector<std::string> series_left_out(const RankWatch& watch);
 // Returns series_left_out() of all ranks, with "rank 3: " if there are several, and reports ignored lines.
 std::vector<std::string> left_out(const Watches& watches);
 
-// Results of the benchmark of detectors (docs/precursors.md) for one detector, over all trainings of the
+// Results of the benchmark of detectors (docs/detectors.md) for one detector, over all trainings of the
 // benchmark. They are copied from bench/precursors/results.json at build time. NaN is unknown.
 struct Measured {
   double events, hits;   // loss events, and loss events that an alarm preceded

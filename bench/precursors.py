@@ -14,7 +14,7 @@ OUT/results.json. OUT is build/precursors unless --out names another directory.
 
 With --keep, the data of each training that scoring needs is stored in bench/precursors/trainings. The results are then
 computed from the trainings stored there, from any day and machine, except those whose recipe or training code has
-changed since. They are also written to bench/precursors/results.json, from which `./dev docs` writes docs/precursors.md
+changed since. They are also written to bench/precursors/results.json, from which `./dev docs` writes docs/detectors.md
 and bench/precursors/RESULTS.md. A stored training is made again only if the recipe, the training code, the detectors or
 the code that checks attention has changed. A training that lost too many weight snapshots, as on a busy machine, is not
 stored.

@@ -1,4 +1,4 @@
-"""Writes the results of comparison.results() as text: into the blocks of RESULTS.md and of docs/precursors.md, and as
+"""Writes the results of comparison.results() as text: into the blocks of RESULTS.md and of docs/detectors.md, and as
 the bench's output. A block lies between "<!-- NAME -->" and "<!-- end -->". `results` is the content of results.json.
 "shipped" and "learned" in it: detectors scored with their own and with learned thresholds; "ours" lists those that are
 foreshock's. `of` is the entry of one detector there; `found` has figures of the detector: over all recipes
@@ -24,7 +24,7 @@ import provenance
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
 REPORT = RESULTS.with_name("RESULTS.md")
-PAGE = ROOT / "docs" / "precursors.md"
+PAGE = ROOT / "docs" / "detectors.md"
 BLOCK = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.S)
 # Columns. "95 %": interval of the share of hits. "twin": how often the twin had an alarm in the same steps before an
 # event. "right": alarms that an event follows. "false": alarms in trainings without a fault (for one recipe: its twin).
@@ -179,7 +179,7 @@ def filled(document: pathlib.Path, blocks: dict[str, str]) -> str:
 
 
 def page(results: dict, current: str) -> str:
-    """The text of docs/precursors.md. `current`: the hash of the detectors of this tree."""
+    """The text of docs/detectors.md. `current`: the hash of the detectors of this tree."""
     blocks = {
         "made": made(results, current),
         "standing": standing(results),

@@ -1,5 +1,5 @@
 """Acts on foreshock.advice(), the detectors' warning level. plain_loop.py and lightning_callback.py import this file.
-A detector may raise a false alarm (docs/precursors.md), so choose an action that does not harm a healthy training."""
+A detector may raise a false alarm (docs/detectors.md), so choose an action that does not harm a healthy training."""
 
 from __future__ import annotations
 
