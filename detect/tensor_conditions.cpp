@@ -105,9 +105,9 @@ void TensorRules::judge_gradient(const OptimizerFacts& facts, Tensor* tensor, Co
   const int64_t none_steps = has_sibling_with_gradient(facts.tensor) ? kUnusedSteps : kNoGradientSteps;
   // An optimizer that counts its steps for each tensor has no state for one that never had a gradient.
   const bool has_no_state = !facts.optimizer_step && most_optimizer_steps_ >= none_steps;
-  const bool was_always_none =
-      tensor->none_looks >= 2 && spans(tensor->none_since, none_steps) && !tensor->has_moved;
-  tensor->is_none = tensor->none_looks > 0 && has_gradient_ && (has_no_state || was_always_none);
+  const bool was_always_none = tensor->none_looks >= 2 && !tensor->has_moved;
+  tensor->is_none =
+      was_always_none && has_gradient_ && (has_no_state || spans(tensor->none_since, none_steps));
   if (tensor->is_none && has_no_state)
     tensor->none_since = std::min(tensor->none_since, facts.step - most_optimizer_steps_ + 1);
   const bool has_empty_moment = facts.epsilon_dominated && *facts.epsilon_dominated == 1;

@@ -1,8 +1,11 @@
 """A small training whose loop has a known fault, or none: python condition_training.py KIND [PART FILE]."""
 
 import math
+import pathlib
 import subprocess
 import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
 from tiny_gpt import Batches, TinyGpt, fingerprint, loss_of, set_up, tell
