@@ -11,6 +11,7 @@
 #include <string>
 
 #include "agent/detection.h"
+#include "agent/limits.h"
 #include "agent/restart_state.h"
 #include "detect/detector.h"
 #include "exporters/http_routes.h"
@@ -125,8 +126,8 @@ void publish_counts(const RankStatistics& rank, RankWriter& series) {
 void publish_pass(const PassStatistics& pass, const char* name, RankWriter& series) {
   series.set(Metric::kAttentionRelativeError, mean_of(pass.relative_error_mean), name, "mean");
   series.set(Metric::kAttentionRelativeError, max_of(pass.relative_error_max), name, "max");
-  series.set(Metric::kAttentionDeviationRatio, mean_of(pass.deviation_ratio), name, "mean");
-  series.set(Metric::kAttentionDeviationRatio, max_of(pass.deviation_ratio), name, "max");
+  series.set(Metric::kAttentionDeviationRatio, mean_of(pass.fused_ratio), name, "mean");
+  series.set(Metric::kAttentionDeviationRatio, max_of(pass.fused_ratio), name, "max");
   const auto set_bias = [&](const BiasPool& pool, const char* result) {
     const std::optional<Bias> pooled = pool.bias();
     series.set(Metric::kAttentionBiasUlp, pooled ? std::optional(pooled->ulp) : std::nullopt, name, result);
@@ -138,7 +139,7 @@ void publish_pass(const PassStatistics& pass, const char* name, RankWriter& seri
 
 void publish_layer(const LayerStatistics& layer, RankWriter& series) {
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
-    series.set(Metric::kLayerAttentionDeviationRatio, mean_of(layer.pass[pass].deviation_ratio), layer.label,
+    series.set(Metric::kLayerAttentionDeviationRatio, mean_of(layer.pass[pass].fused_ratio), layer.label,
                segment::kPassNames[pass]);
     if (const std::optional<Bias> bias = layer.pass[pass].bias.bias())
       series.set(Metric::kLayerAttentionBiasUlp, bias->ulp, layer.label, segment::kPassNames[pass]);
@@ -294,21 +295,20 @@ json alarms_json(const RankStatistics& rank) {
 
 // Exports the number of layers with an alarm, by pass and kind of alarm. Combinations without a layer are
 // exported as 0, because alert rules need them. To save series, all kinds other than bias and nonfinite are
-// counted together as deviation_ratio. A pass whose layers exceed a limit only together counts as one layer.
+// counted together as error. A pass whose layers exceed a limit only together counts as one layer.
 void publish_alarms(const RankStatistics& rank, RankWriter& series) {
   std::map<std::pair<uint32_t, std::string>, std::set<const LayerStatistics*>> layers;
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
-    for (const char* kind : {"deviation_ratio", "bias", "nonfinite"}) layers[{pass, kind}] = {};
+    for (const char* kind : {"error", "bias", "nonfinite"}) layers[{pass, kind}] = {};
   const std::vector<LayerAlarm> alarms = rank.alarms();
   for (const LayerAlarm& alarm : alarms) {
     const std::string kind = alarm.kind;
-    layers[{alarm.pass, kind == "bias" || kind == "nonfinite" ? kind : "deviation_ratio"}].insert(
-        alarm.layer);
+    layers[{alarm.pass, kind == "bias" || kind == "nonfinite" ? kind : "error"}].insert(alarm.layer);
   }
   const bool is_any_mixed = std::any_of(rank.layers.begin(), rank.layers.end(),
                                         [](const auto& layer) { return layer.second.is_mixed; });
   for (uint32_t pass = 0; alarms.empty() && pass < segment::kPasses; ++pass) {
-    if (has_large_errors(rank.pass[pass], pass)) layers[{pass, "deviation_ratio"}] = {nullptr};
+    if (has_large_errors(rank.pass[pass], pass)) layers[{pass, "error"}] = {nullptr};
     if (!is_any_mixed && is_biased(rank.pass[pass], pass)) layers[{pass, "bias"}] = {nullptr};
   }
   for (const auto& [pass_and_kind, alarmed] : layers)
@@ -490,6 +490,10 @@ json state_of(const RankStatistics& rank, int cores_per_rank) {
                                {"step", 1e-9 * static_cast<double>(rank.totals.step_ns)},
                                {"agent", rank.agent_seconds}};
   state["slots_refused"] = rank.refused_slots;
+  // The limits in the rank's number format; those of thresholds_json() are for 16 bits.
+  state["limits"] = {{"deviation_ratio_forward", ratio_limit(0, rank.pass[0].dtype, 0)},
+                     {"deviation_ratio_backward", ratio_limit(1, rank.pass[1].dtype, 0)},
+                     {"bias_ulp", bias_limit(0, rank.pass[0].dtype)}};
   state["events"] = events_json(rank);
   json logged = json::object();
   for (const auto& [name, scalar] : rank.logged)

@@ -327,11 +327,12 @@ void add_known(History& history, int64_t step, size_t column, const std::optiona
   if (value) history.add(step, column, *value);
 }
 
+// The ratio in the history is the one that the limits judge.
 void add_to_history(const segment::Slot& slot, const SliceDeviation& deviation, RankStatistics* rank) {
   History& history = rank->history;
-  if (slot.pass == 1) return add_known(history, slot.step, kColumnRatioBackward, deviation.deviation_ratio);
-  add_known(history, slot.step, kColumnRatioForward, deviation.deviation_ratio);
-  add_known(history, slot.step, kColumnRatioForwardMax, deviation.deviation_ratio);
+  if (slot.pass == 1) return add_known(history, slot.step, kColumnRatioBackward, deviation.fused_ratio);
+  add_known(history, slot.step, kColumnRatioForward, deviation.fused_ratio);
+  add_known(history, slot.step, kColumnRatioForwardMax, deviation.fused_ratio);
   if (const std::optional<Bias> bias = rank->pass[0].bias.bias()) {
     history.add(slot.step, kColumnBias, bias->ulp);
     add_known(history, slot.step, kColumnBiasZ, bias->z);
@@ -342,7 +343,7 @@ void add_to_history(const segment::Slot& slot, const SliceDeviation& deviation, 
 
 void add_to_history(const segment::Slot& slot, const SliceDeviation& deviation, LayerStatistics* layer) {
   const LayerColumn column = slot.pass == 0 ? kLayerRatioForward : kLayerRatioBackward;
-  add_known(layer->history, slot.step, column, deviation.deviation_ratio);
+  add_known(layer->history, slot.step, column, deviation.fused_ratio);
   const std::optional<Bias> bias = layer->pass[0].bias.bias();
   if (slot.pass == 0 && bias) layer->history.add(slot.step, kLayerBias, bias->ulp);
 }

@@ -175,9 +175,9 @@ def measure(server: subprocess.Popen, plain: subprocess.Popen, seconds: int, int
     for name, duration in times.most_expensive(5):
         print(f"rule               {name}: {duration * 1e3:.0f} ms")
     for name, query in (
-        ("worst ratio", 'topk(5, foreshock_attention_deviation_ratio{stat="max"})'),
+        ("worst ratio", 'topk(5, foreshock_attention_fused_ratio{stat="max"})'),
         ("ranks up", "sum by (run) (foreshock_rank_up)"),
-        ("layers of a run", "max by (run, layer) (foreshock_layer_attention_deviation_ratio)"),
+        ("layers of a run", "max by (run, layer) (foreshock_layer_attention_fused_ratio)"),
     ):
         begin = time.monotonic()
         rows = len(result_of(query))

@@ -17,16 +17,16 @@ def worst_ranks(expression: str) -> Query:
 
 def errors(values: Values) -> Row:
     limit = values["verdict"]
-    ratio = of_ranks("attention_deviation_ratio", PASS + MEAN)
+    ratio = of_ranks("attention_fused_ratio", PASS + MEAN)
     return Row(
         "Error against the fp64 reference",
         [
             lines(
-                "Deviation ratio",
+                "Error ratio",
                 f"Ratio: {DEVIATION}, on the same inputs. Forward: of the output; backward: of dQ. Mean over the"
-                " last 64 samples of a process rank; the five ranks with the highest mean. Usual is below 1. An"
-                f" alert fires above {limit['forward']} (forward) or {limit['backward']} (backward), the dashed"
-                " lines; between 1 and its line the kernel is worse than usual, but within its limit.",
+                " last 64 samples of a process rank; the five ranks with the highest mean. Usual is near 1. A"
+                f" layer is in alarm if two of its samples are above {limit['forward']} (forward) or"
+                f" {limit['backward']} (backward), the dashed lines, and in fp32 and fp64 above twice as much.",
                 RATIO,
                 worst_ranks(ratio),
                 dashed=[("orange", limit["forward"]), ("red", limit["backward"])],
@@ -36,8 +36,9 @@ def errors(values: Values) -> Row:
                 "Magnitude of the mean signed error, in ulp (spacings of the number format), over the last 64"
                 " samples of the worst process rank. Forward: of the output; backward: of dQ. kernel: your"
                 " attention. rounded_reference: the fp64 result rounded once, a control that stays near 0. Usual"
-                f" is near 0; an alert fires if the kernel is above {limit['ulp']} here and above {limit['z']} in"
-                " 'Bias, z', and the control is not.",
+                f" is near 0. In bf16 the limit is {limit['ulp']}, the dashed line (fp16: 1, fp32: 8192). A layer is in"
+                f" alarm if it is above the limit and above {limit['z']} in 'Bias, z', and the control and fused"
+                " attention are not.",
                 ULP,
                 Query(f"max by (of) (abs({of_ranks('attention_bias_ulp', PASS)}))", "{{of}}"),
                 dashed=[("red", limit["ulp"])],
@@ -45,18 +46,19 @@ def errors(values: Values) -> Row:
             lines(
                 "Bias, z",
                 "The mean signed error of 'Bias', divided by its standard error between samples: how certain it is"
-                f" that the bias is not 0. Of the worst process rank. Below 3 is chance; the alert needs more than"
+                f" that the bias is not 0. Of the worst process rank. Below 3 is chance; an alarm needs more than"
                 f" {limit['z']} here and a bias above its own limit.",
                 SIGMA,
                 Query(f"max by (of) (abs({of_ranks('attention_bias_zscore', PASS)}))", "{{of}}"),
                 dashed=[("red", limit["z"])],
             ),
             layer_heatmap(
-                "Deviation ratio by layer",
+                "Error ratio by layer",
                 f"Ratio: {DEVIATION}. Mean over the last 64 samples of each layer, of the worst process rank, over"
-                f" time. Usual is below 1; the colours end at {limit['backward']}. A layer is in alarm if two of its"
-                f" last 64 samples are above {limit['forward']} (forward) or {limit['backward']} (backward).",
-                of_ranks("layer_attention_deviation_ratio", PASS),
+                f" time. Usual is near 1; the colours end at {limit['backward']}. A layer is in alarm if two of its"
+                f" last 64 samples are above {limit['forward']} (forward) or {limit['backward']} (backward), in fp32"
+                " and fp64 above twice as much.",
+                of_ranks("layer_attention_fused_ratio", PASS),
                 RATIO,
                 colours_from=0,
                 colours_to=limit["backward"],
@@ -64,9 +66,9 @@ def errors(values: Values) -> Row:
             layer_heatmap(
                 "Bias by layer",
                 "Magnitude of the mean signed error of each layer, in ulp (spacings of the number format), over its"
-                f" last 64 samples; of the worst process rank, over time. Usual is near 0. Above {limit['ulp']} a layer"
-                f" is in alarm if the bias is also certain (more than {limit['z']} standard errors) and sound attention"
-                " has none.",
+                " last 64 samples; of the worst process rank, over time. Usual is near 0. In bf16, a layer above"
+                f" {limit['ulp']} is in alarm if the bias is also certain (more than {limit['z']} standard errors) and"
+                " fused attention has none.",
                 f"abs({of_ranks('layer_attention_bias_ulp', PASS)})",
                 ULP,
                 colours_from=0,
@@ -77,7 +79,7 @@ def errors(values: Values) -> Row:
                 "L2 norm of (kernel - fp64 reference) divided by the L2 norm of the reference, for each sampled row of"
                 " the output (forward) or of dQ (backward). mean: over the last 64 samples, of the worst selected"
                 " rank. max: the largest of these samples, of all selected ranks. There is no alarm, because the value"
-                " depends on the format and the data: some 0.1 % is usual in bf16. Read 'Deviation ratio' for a"
+                " depends on the format and the data: some 0.1 % is usual in bf16. Read 'Error ratio' for a"
                 " verdict.",
                 "percentunit",
                 Query(f"max by (stat) ({of_ranks('attention_relative_error', PASS)})", "{{stat}}"),
@@ -94,7 +96,7 @@ def errors(values: Values) -> Row:
             lines(
                 "Layers in alarm",
                 "Number of layers whose last 64 samples exceed an alarm limit, of the process rank with most. By"
-                " kind: deviation_ratio (the error is too large), bias (the error has a direction), nonfinite (NaN"
+                " kind: error (it is too large), bias (the error has a direction), nonfinite (NaN"
                 " or Inf where the reference is finite). Usual is 0; each alarm is in the record.",
                 LAYERS,
                 Query(f"max by (of) ({of_ranks('attention_alarm_layers', PASS)})", "{{of}}"),

@@ -60,7 +60,7 @@ def bias(limits: dict) -> Alert:
 def deviation(limits: dict, verdict: dict) -> Alert:
     return Alert(
         "ForeshockAttentionDeviation", "precursor", "attention", "attention",
-        layers_in_alarm("deviation_ratio"),
+        layers_in_alarm("error"),
         RUN + ": the error of {{ $labels.pass }} attention is above its limit",
         # The detector is deviation_forward or deviation_backward.
         "The error of {{ $labels.pass }} attention is above its limit" + where('(printf "deviation_%s" $labels.pass)')
@@ -68,7 +68,7 @@ def deviation(limits: dict, verdict: dict) -> Alert:
         f'{verdict["forward"]}{{{{ else }}}}{verdict["backward"]}{{{{ end }}}} times the error of fused attention in'
         " the same precision, and twice that in fp32 and fp64. dK, dV and the log-sum-exp have limits of their own; the"
         " run's page names the tensor. The kernel computes less exactly than its precision explains. First look at the"
-        " panel 'Worst deviation' of the fleet dashboard. If one process rank alone is high, test its device"
+        " panel 'Worst error ratio' of the fleet dashboard. If one process rank alone is high, test its device"
         " (dcgmi diag). If all are high, update or change the kernel.",
         limits["for"], limits["keep"],
     )  # fmt: skip

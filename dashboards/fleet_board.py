@@ -41,7 +41,7 @@ def runs_row() -> Row:
 
 def ranks_row(values: Values) -> Row:
     steps_behind = f"scalar(max({of_not_ended('step')})) - {of_run('step')}"
-    ratio = of_run("attention_deviation_ratio", ',stat="mean"')
+    ratio = of_run("attention_fused_ratio", ',stat="mean"')
     return Row(
         "Ranks of the run",
         [
@@ -91,9 +91,9 @@ def ranks_row(values: Values) -> Row:
                 Query(f"topk(10, {with_node(steps_behind)})"),
             ),
             panel.table_now(
-                "Worst deviation",
+                "Worst error ratio",
                 f"Ratio: {DEVIATION}. Mean over the last 64 samples of a process rank, of the pass (forward or"
-                " backward) where it is higher; the ten ranks with the highest mean. Usual is below 1. One rank that"
+                " backward) where it is higher; the ten ranks with the highest mean. Usual is near 1. One rank that"
                 " is much higher than the others points to its device; all ranks high point to the kernel.",
                 panel.RATIO,
                 Query(f"topk(10, {with_node(f'max by ({RANK_KEY}) ({ratio})')})"),

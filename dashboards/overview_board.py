@@ -89,7 +89,7 @@ def loss_row() -> Row:
 
 
 def precursors_row(values: Values) -> Row:
-    ratio, limit = of_not_ended("attention_deviation_ratio", ',stat="mean"'), values["verdict"]
+    ratio, limit = of_not_ended("attention_fused_ratio", ',stat="mean"'), values["verdict"]
     return Row(
         "Before the loss",
         [
@@ -107,10 +107,11 @@ def precursors_row(values: Values) -> Row:
                 FIRING,
             ).no_value("none"),
             panel.lines(
-                "Deviation ratio",
+                "Error ratio",
                 f"Ratio: {DEVIATION}, on the same inputs. forward: of the output; backward: of dQ. Mean over the"
-                " last 64 samples, of the worst process rank. Usual is below 1. An alert fires above"
-                f" {limit['forward']} (forward) or {limit['backward']} (backward).",
+                " last 64 samples, of the worst process rank. Usual is near 1. A layer is in alarm if"
+                f" two of its samples are above {limit['forward']} (forward) or {limit['backward']} (backward), in fp32"
+                " and fp64 above twice as much.",
                 panel.RATIO,
                 Query(f"max by (pass) ({ratio})", "{{pass}}"),
                 dashed=[("orange", limit["forward"]), ("red", limit["backward"])],
@@ -119,8 +120,8 @@ def precursors_row(values: Values) -> Row:
                 "Bias",
                 "Mean signed error of attention (forward: of the output; backward: of dQ), divided by its standard"
                 " error between samples; of the worst process rank. rounded_reference: the fp64 result rounded"
-                f" once, a control. Below 3 is chance. An alert needs more than {limit['z']} here, and more than"
-                f" {limit['ulp']} ulp in the panel 'Bias' of the attention dashboard.",
+                f" once, a control. Below 3 is chance. An alarm needs more than {limit['z']} here, and more than"
+                " the limit in the panel 'Bias' of the attention dashboard.",
                 panel.SIGMA,
                 Query(f"max by (pass, of) (abs({of_not_ended('attention_bias_zscore')}))", "{{pass}}, {{of}}"),
                 dashed=[("red", limit["z"])],

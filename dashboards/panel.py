@@ -36,8 +36,8 @@ COUNT = "short"
 PER_SECOND = "cps"
 NO_UNIT = "none"  # norms, weights, learning rates, step numbers and states
 
-# The definition of the deviation ratio in the descriptions of panels.
-DEVIATION = "error of the kernel divided by the error of plain (unfused) attention in the same precision"
+# The definition of the error ratio in the descriptions of panels.
+DEVIATION = "error of the kernel divided by the error of fused attention in the same precision"
 
 
 class Query(typing.NamedTuple):

@@ -27,7 +27,7 @@ constexpr Value kMeanMax[] = {"mean", "max"};
 constexpr Value kMinMean[] = {"min", "mean"};
 constexpr Value kMinMeanMax[] = {"min", "mean", "max"};
 constexpr Value kBiasOf[] = {"kernel", "rounded_reference"};
-constexpr Value kAlarms[] = {"deviation_ratio", "bias", "nonfinite"};
+constexpr Value kAlarms[] = {"error", "bias", "nonfinite"};
 constexpr Value kRunStates[] = {"running", "finished", "failed", "preempted", "interrupted"};
 constexpr Value kSkippedSteps[] = {"overflow"};
 constexpr Value kSkipReasons[] = {"budget",  "ring_full", "dropout",       "capture",   "nested",
@@ -180,9 +180,9 @@ constexpr MetricInfo kTable[] = {
     {kAttentionRelativeError, "foreshock_attention_relative_error", kGauge, "ratio", kRankPassMeanMax,
      "L2 norm of (kernel - fp64 reference) divided by the L2 norm of the reference, per row of the output "
      "(forward) or of dQ (backward): mean and largest of the last 64 samples."},
-    {kAttentionDeviationRatio, "foreshock_attention_deviation_ratio", kGauge, "ratio", kRankPassMeanMax,
-     "Error of the kernel divided by the error of plain (unfused) attention in the same precision on the "
-     "same inputs: mean and largest of the last 64 samples. Usual is below 1."},
+    {kAttentionDeviationRatio, "foreshock_attention_fused_ratio", kGauge, "ratio", kRankPassMeanMax,
+     "Error of the kernel divided by the error of fused attention in the same precision on the same "
+     "inputs: mean and largest of the last 64 samples. Usual is near 1."},
     {kAttentionBiasUlp, "foreshock_attention_bias_ulp", kGauge, "ulp", kRankPassOf,
      "Mean signed error of the output (forward) or of dQ (backward), positive away from zero, over the last "
      "64 samples. The rounded reference is the control."},
@@ -197,10 +197,10 @@ constexpr MetricInfo kTable[] = {
     {kAttentionNearTieRatio, "foreshock_attention_near_tie_ratio", kGauge, "ratio", kRank,
      "Share of the rows of the last 64 samples whose two largest scores differ by at most 1/512 (in nats)."},
     {kAttentionAlarmLayers, "foreshock_attention_alarm_layers", kGauge, "layers", kRankPassAlarm,
-     "Layers whose last samples exceed a limit: a bias that the rounded reference does not have, the "
-     "deviation ratio, or values that are not finite."},
-    {kLayerAttentionDeviationRatio, "foreshock_layer_attention_deviation_ratio", kGauge, "ratio",
-     kRankLayerPass, "Mean deviation ratio of one layer over its last samples."},
+     "Layers whose last samples exceed a limit: a bias that fused attention does not have, an error, or "
+     "values that are not finite. 1 if no layer does alone, but all layers of the rank together do."},
+    {kLayerAttentionDeviationRatio, "foreshock_layer_attention_fused_ratio", kGauge, "ratio", kRankLayerPass,
+     "Mean of foreshock_attention_fused_ratio of one layer over its last samples."},
     {kLayerAttentionBiasUlp, "foreshock_layer_attention_bias_ulp", kGauge, "ulp", kRankLayerPass,
      "Pooled bias of one layer over its last samples."},
     {kLayerAttentionLogitAbsMax, "foreshock_layer_attention_logit_abs_max", kGauge, "nats", kRankLayer,

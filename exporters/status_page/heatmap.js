@@ -38,8 +38,8 @@ function striped(back, front, period, slant) {
 // error). `logarithmic`: the colours follow the logarithm of the value. `inTurns`: the layers are measured in turns, each
 // once per weight interval. Below, `kind` is an entry of SIGNALS.
 const SIGNALS = [
-  { name: "deviation ratio, forward, largest", column: "deviation_ratio_forward", limit: "deviation_ratio_forward", text: (v) => fixed(v, 2) },
-  { name: "deviation ratio, backward, largest", column: "deviation_ratio_backward", limit: "deviation_ratio_backward", text: (v) => fixed(v, 2) },
+  { name: "error ratio, forward, largest", column: "deviation_ratio_forward", limit: "deviation_ratio_forward", text: (v) => fixed(v, 2) },
+  { name: "error ratio, backward, largest", column: "deviation_ratio_backward", limit: "deviation_ratio_backward", text: (v) => fixed(v, 2) },
   { name: "bias, ulp, magnitude", column: "bias_ulp", limit: "bias_ulp", isPooled: true, text: (v) => signed(v, 4) },
   { name: "gradient norm", column: "gradient_norm", limit: null, logarithmic: true, text: (v) => number(v, 3) },
   { name: "weights, W1 in an interval, worst tensor", column: "weight_wasserstein", limit: null, logarithmic: true, inTurns: true, text: (v) => number(v, 3) },
@@ -69,7 +69,7 @@ class HeatMap {
 
   // Selects the signal of an alarm (if any), until the user selects one. `alarm.of`: what exceeded its limit.
   suggest(alarm) {
-    const column = alarm && (alarm.of === "bias" ? "bias_ulp" : ["deviation_ratio", "fused_ratio"].includes(alarm.of) ? "deviation_ratio_" + alarm.pass : null);
+    const column = alarm && (alarm.of === "bias" ? "bias_ulp" : alarm.of === "fused_ratio" ? "deviation_ratio_" + alarm.pass : null);
     const index = SIGNALS.findIndex((signal) => signal.column === column);
     if (!this.isChosen && index >= 0) this.signal.value = index;
   }

@@ -122,7 +122,7 @@ function showCharts(ranks, shown) {
   const order = ranks.map((rank) => rank.rank);
   const tables = (ui.history?.tables || []).filter((t) => !known(t.layer) && shown.some((rank) => rank.rank === t.rank))
     .map((t) => ({ ...t, index: order.indexOf(t.rank) }));
-  const limits = { ...ui.state.thresholds, max_slowdown: shown[0]?.max_slowdown };
+  const limits = { ...ui.state.thresholds, ...shown[0]?.limits, max_slowdown: shown[0]?.max_slowdown };
   if (!ui.scaleChosen) byId("logarithmic").checked = spansDecades(tables);
   const drawing = { limits, lanes: lanesOf(shown), lossEvents: lossIncidents(shown), logarithmic: byId("logarithmic").checked, cursor: ui.reader?.step ?? null };
   ui.reader?.update(tables, drawing);
@@ -136,7 +136,7 @@ function showHeat(shown) {
   const names = new Map(shown.flatMap((rank) => (rank.layers || []).map((layer) => [layer.layer, layer.name])));
   ui.heat.suggest(shown.flatMap((rank) => rank.alarms || [])[0]);
   const pooled = new Set(shown.flatMap((rank) => (rank.layers || []).filter((layer) => finite(layer.bias_z)).map((layer) => `${rank.rank} ${layer.layer}`)));
-  ui.heat.update(layers, ui.state.thresholds || {}, names, pooled, largest(shown.map((rank) => rank.weights?.interval_steps)), lossIncidents(shown));
+  ui.heat.update(layers, { ...ui.state.thresholds, ...shown[0]?.limits }, names, pooled, largest(shown.map((rank) => rank.weights?.interval_steps)), lossIncidents(shown));
 }
 
 function showTables(ranks, shown) {

@@ -58,11 +58,11 @@ const isAboveBudget = (rank) => rank.max_slowdown < 1 && rank.slowdown_ratio > r
 const slowdownCell = (rank) => ({ text: percent(rank.slowdown_ratio), alarm: isAboveBudget(rank) });
 
 const passOf = (rank, pass) => rank.attention?.[pass] ?? {};
-// `layer` null: any layer. `statistic`: deviation_ratio or bias. An alarm of the error ratio (`of` in the alarms of the state:
-// fused_ratio, the error over that of fused attention) marks the cells of the deviation ratio.
-const hasAlarm = (rank, layer, pass, statistic) => (rank.alarms || []).some((a) => (layer === null || a.layer === layer) && a.pass === pass &&
-  (a.of === statistic || (statistic === "deviation_ratio" && a.of === "fused_ratio")));
-const ratioCell = (rank, layer, pass, value) => ({ text: fixed(value, 2), alarm: hasAlarm(rank, layer, pass, "deviation_ratio") });
+// `layer` null: any layer. `of`: what exceeds its limit, fused_ratio or bias. The error ratio is
+// fused_ratio, the error over that of fused attention.
+const hasAlarm = (rank, layer, pass, of) =>
+  (rank.alarms || []).some((a) => (layer === null || a.layer === layer) && a.pass === pass && a.of === of);
+const ratioCell = (rank, layer, pass, value) => ({ text: fixed(value, 2), alarm: hasAlarm(rank, layer, pass, "fused_ratio") });
 const biasCell = (rank, layer, value) => ({ text: signed(value, 3), alarm: hasAlarm(rank, layer, "forward", "bias") });
 
 function rankRow(rank) {
@@ -70,26 +70,26 @@ function rankRow(rank) {
   const gone = rank.alive === false && rank.state === "running"; // the process ended without reporting its end
   return [String(rank.rank), { text: gone ? "gone" : rank.on === false ? "paused" : rank.state, alarm: gone || rank.state === "failed" },
     count(rank.step), { text: number(rank.loss?.last), alarm: rank.loss?.spikes > 0 }, number(rank.gradient?.norm),
-    ratioCell(rank, null, "forward", forward.deviation_ratio?.mean), fixed(forward.deviation_ratio?.max, 2),
-    ratioCell(rank, null, "backward", backward.deviation_ratio?.mean), biasCell(rank, null, forward.bias_ulp), signed(forward.bias_z, 1),
+    ratioCell(rank, null, "forward", forward.fused_ratio?.mean), fixed(forward.fused_ratio?.max, 2),
+    ratioCell(rank, null, "backward", backward.fused_ratio?.mean), biasCell(rank, null, forward.bias_ulp), signed(forward.bias_z, 1),
     rank.worst_layer, number(rank.step_seconds, 3), slowdownCell(rank)];
 }
 
 function layerRow(rank, layer) {
-  return [layer.layer, layer.name, String(rank.rank), ratioCell(rank, layer.layer, "forward", layer.deviation_ratio),
-    ratioCell(rank, layer.layer, "backward", layer.deviation_ratio_backward), biasCell(rank, layer.layer, layer.bias_ulp),
+  return [layer.layer, layer.name, String(rank.rank), ratioCell(rank, layer.layer, "forward", layer.fused_ratio),
+    ratioCell(rank, layer.layer, "backward", layer.fused_ratio_backward), biasCell(rank, layer.layer, layer.bias_ulp),
     signed(layer.bias_z, 1), number(layer.relative_error, 2), number(layer.logit_abs_max, 3), number(layer.entropy_min, 2),
     number(layer.gradient_norm, 3), { text: count(layer.nonfinite_steps), alarm: layer.nonfinite_steps > 0 }];
 }
 
-// One row per layer. If several ranks have the layer, the row shows the rank with the largest forward deviation ratio.
+// One row per layer. If several ranks have the layer, the row shows the rank with the largest forward error ratio.
 // Layers with an alarm or with NaN or Inf come first.
 function layerRows(ranks) {
   const worst = new Map();
   for (const rank of ranks) {
     for (const layer of rank.layers || []) {
       const worstYet = worst.get(layer.layer);
-      if (!worstYet || (layer.deviation_ratio ?? -1) > (worstYet.layer.deviation_ratio ?? -1)) worst.set(layer.layer, { rank, layer });
+      if (!worstYet || (layer.fused_ratio ?? -1) > (worstYet.layer.fused_ratio ?? -1)) worst.set(layer.layer, { rank, layer });
     }
   }
   const hasFault = ({ rank, layer }) => (rank.alarms || []).some((a) => a.layer === layer.layer) || layer.nonfinite_steps > 0;
@@ -237,7 +237,7 @@ function elapsedText(ranks) {
 // The main figures of the whole run: [name, value, note, whether it is an alarm].
 function figures(ranks) {
   const all = (pass, key, stat) => ranks.map((rank) => passOf(rank, pass)[key]?.[stat]);
-  const alarms = (pass, statistic) => ranks.some((rank) => hasAlarm(rank, null, pass, statistic));
+  const alarms = (pass, of) => ranks.some((rank) => hasAlarm(rank, null, pass, of));
   const mostBiased = ranks.reduce((most, rank) => (Math.abs(passOf(rank, "forward").bias_ulp ?? 0) >= Math.abs(passOf(most, "forward").bias_ulp ?? 0) ? rank : most), ranks[0]);
   const bias = passOf(mostBiased, "forward"), budget = ranks[0].max_slowdown;
   const spikes = ranks.reduce((sum, rank) => sum + (rank.loss?.spikes || 0), 0);
@@ -245,8 +245,8 @@ function figures(ranks) {
     ["step", span(ranks.map(by("step"))), `from ${ranks[0].step_source ?? "–"}; ${number(mean(ranks.map(by("step_seconds"))), 3)} s each${elapsedText(ranks)}`],
     ["loss", number(mean(ranks.map((r) => r.loss?.last))), `first ${number(mean(ranks.map((r) => r.loss?.first)))}, spikes ${count(spikes)}`, spikes > 0],
     ["gradient norm", number(largest(ranks.map((r) => r.gradient?.norm))), "largest of the ranks, before clipping"],
-    ["deviation ratio, forward", fixed(mean(all("forward", "deviation_ratio", "mean")), 2), `largest ${fixed(largest(all("forward", "deviation_ratio", "max")), 2)}; noise floor 1`, alarms("forward", "deviation_ratio")],
-    ["deviation ratio, backward", fixed(mean(all("backward", "deviation_ratio", "mean")), 2), `largest ${fixed(largest(all("backward", "deviation_ratio", "max")), 2)}; noise floor 1`, alarms("backward", "deviation_ratio")],
+    ["error ratio, forward", fixed(mean(all("forward", "fused_ratio", "mean")), 2), `largest ${fixed(largest(all("forward", "fused_ratio", "max")), 2)}; fused attention 1`, alarms("forward", "fused_ratio")],
+    ["error ratio, backward", fixed(mean(all("backward", "fused_ratio", "mean")), 2), `largest ${fixed(largest(all("backward", "fused_ratio", "max")), 2)}; fused attention 1`, alarms("backward", "fused_ratio")],
     ["bias", signed(bias.bias_ulp, 3) + (finite(bias.bias_ulp) ? " ulp" : ""), `z ${signed(bias.bias_z, 1)}; rounded reference ${signed(bias.rounded_reference_bias_ulp, 3)} (z ${signed(bias.rounded_reference_bias_z, 1)})`, alarms("forward", "bias")],
     ...weightFigure(ranks),
     ["slowdown", percent(largest(ranks.map(by("slowdown_ratio")))), `budget ${percent(budget, 1)}, one step of ${span(ranks.map(by("sample_interval_steps")))} sampled`, ranks.some(isAboveBudget)],

@@ -53,7 +53,7 @@ TEST_F(Publish, EverySeriesIsAccepted) {
         "foreshock_attention_judged_total{run=\"run\",rank=\"0\",pass=\"forward\"} 6",
         "foreshock_attention_skipped_total{run=\"run\",rank=\"0\",pass=\"backward\",reason=\"ring_full\"} 0",
         "foreshock_attention_lost_total{run=\"run\",rank=\"0\",pass=\"forward\",reason=\"torn\"} 0",
-        "foreshock_layer_attention_deviation_ratio{run=\"run\",rank=\"0\",layer=\"003\",pass=\"forward\"}",
+        "foreshock_layer_attention_fused_ratio{run=\"run\",rank=\"0\",layer=\"003\",pass=\"forward\"}",
         "foreshock_loss{run=\"run\",rank=\"0\"} 2", "foreshock_slowdown_ratio{",
         "foreshock_overhead_seconds_total{"})
     EXPECT_NE(text.find(series), std::string::npos) << series << "\n" << text;
@@ -345,13 +345,11 @@ TEST_F(Publish, AlarmsAreCountedByPassAndKindAndAreZeroWithoutOne) {
   const std::string text = exposition(*registry.snapshot());
   Registry wrong;
   publish_rank(some_rank(), 2, &wrong);  // an error of 2^-8 in fp64
-  EXPECT_NE(
-      exposition(*wrong.snapshot())
-          .find(
-              R"(foreshock_attention_alarm_layers{run="run",rank="0",pass="forward",of="deviation_ratio"} 1)"),
-      std::string::npos);
+  EXPECT_NE(exposition(*wrong.snapshot())
+                .find(R"(foreshock_attention_alarm_layers{run="run",rank="0",pass="forward",of="error"} 1)"),
+            std::string::npos);
   for (const char* pass : {"forward", "backward"})
-    for (const char* of : {"deviation_ratio", "bias", "nonfinite"})
+    for (const char* of : {"error", "bias", "nonfinite"})
       EXPECT_NE(text.find(std::string(R"(foreshock_attention_alarm_layers{run="run",rank="0",pass=")") +
                           pass + R"(",of=")" + of + R"("} 0)"),
                 std::string::npos)
@@ -370,9 +368,29 @@ TEST_F(Publish, AnErrorOfAllLayersTogetherCountsAsOneLayer) {
   const std::string text = exposition(*registry.snapshot());
   for (const auto& [pass, count] : {std::pair("backward", 1), std::pair("forward", 0)})
     EXPECT_NE(text.find(std::string(R"(foreshock_attention_alarm_layers{run="run",rank="0",pass=")") + pass +
-                        R"(",of="deviation_ratio"} )" + std::to_string(count)),
+                        R"(",of="error"} )" + std::to_string(count)),
               std::string::npos)
         << pass << text;
+}
+
+TEST_F(Publish, TheRatioThatIsDrawnIsTheOneThatIsJudged) {
+  RankStatistics rank;
+  rank.run = "run";
+  rank.identity.rank = 0;
+  rank.pass[0].fused_ratio.add(1.5);
+  rank.pass[0].deviation_ratio.add(9);
+  Registry registry;
+  publish_rank(rank, 2, &registry);
+  EXPECT_NE(
+      exposition(*registry.snapshot())
+          .find(R"(foreshock_attention_fused_ratio{run="run",rank="0",pass="forward",stat="mean"} 1.5)"),
+      std::string::npos);
+  rank.pass[0].dtype = DType::kBf16;
+  rank.pass[1].dtype = DType::kFp32;
+  const nlohmann::json limits = state_of(rank, 2)["limits"];
+  EXPECT_EQ(limits["deviation_ratio_forward"], 2);
+  EXPECT_EQ(limits["deviation_ratio_backward"], 6);
+  EXPECT_EQ(limits["bias_ulp"], 0.125);
 }
 
 TEST_F(Publish, TheSameEventOfALayerIsOneAndTheOldestGoFirst) {

@@ -205,7 +205,7 @@ MOVED = {
     for (metric, more), value in zip(
         (
             ("rank_up", ""), ("world_size", ""), ("step", ""),
-            ("attention_deviation_ratio", ',stat="mean",pass="forward"'), ("gradient_norm", ""),
+            ("attention_fused_ratio", ',stat="mean",pass="forward"'), ("gradient_norm", ""),
         ),
         values, strict=True,
     )
@@ -221,7 +221,7 @@ def test_a_rank_that_moved_is_shown_where_it_lives(tmp_path):
         "Nodes": [("{}", 1)],
         "Ranks up by node": [('{node="old"}', 0), ('{node="new"}', 1)],
         "Steps behind": [(f"{{{RANK}}}", 0)],
-        "Worst deviation": [(f"{{{RANK}}}", 1)],
+        "Worst error ratio": [(f"{{{RANK}}}", 1)],
         "Largest gradient norms": [(f"{{{RANK}}}", 1)],
     }
     questions = [

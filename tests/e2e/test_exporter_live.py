@@ -74,7 +74,7 @@ def test_promtool_finds_nothing_to_complain_of(address):
     metrics = get(f"http://{address}/metrics")
     assert promtool_complaints(metrics) == ""
     names = set(re.findall(r"^# TYPE (\w+)", metrics, re.MULTILINE))
-    assert {"foreshock_loss", "foreshock_gradient_norm", "foreshock_attention_deviation_ratio"} <= names
+    assert {"foreshock_loss", "foreshock_gradient_norm", "foreshock_attention_fused_ratio"} <= names
     assert get(f"http://{address}/healthz").strip() == "ok"
 
 

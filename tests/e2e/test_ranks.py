@@ -63,7 +63,7 @@ def test_torchrun_with_a_restart(base, tmp_path, start):
     def second_attempt() -> str:
         metrics = get(address(base))
         attempts = {dict(labels)["attempt"] for labels in samples(metrics, "rank_info")}
-        layers = samples(metrics, "layer_attention_deviation_ratio")
+        layers = samples(metrics, "layer_attention_fused_ratio")
         steps = by_rank(metrics, "steps_total")
         return metrics if attempts == {"1"} and layers and len(steps) == 2 and min(steps.values()) > 4 else ""
 
@@ -76,7 +76,7 @@ def test_torchrun_with_a_restart(base, tmp_path, start):
         assert info[rank]["framework"].startswith("torch_")
     assert by_rank(metrics, "rank_up") == {"0": 1, "1": 1}
     assert by_rank(metrics, "world_size") == {"0": 2, "1": 2}
-    layers = samples(metrics, "layer_attention_deviation_ratio")
+    layers = samples(metrics, "layer_attention_fused_ratio")
     assert {dict(labels)["rank"] for labels in layers} == {"0"}, "replicas show no layers"
     assert {dict(labels)["layer"] for labels in layers} == {"000", "001"}
     assert samples(metrics, "run_state")[(("state", "running"),)] == 1

@@ -8,15 +8,15 @@ def attention(calls: int, ratio: float, bias: float | None, z: float | None) -> 
     return {
         "calls": calls, "unsampled": calls - sampled - 5, "sampled": sampled, "judged": sampled - 2, "in_flight": 1,
         "skipped": {"budget": 0, "ring_full": 5}, "lost": {"torn": 1},
-        "relative_error": {"mean": 0.0019, "max": 0.0023}, "deviation_ratio": {"mean": ratio, "max": ratio * 1.2},
+        "relative_error": {"mean": 0.0019, "max": 0.0023}, "fused_ratio": {"mean": ratio, "max": ratio * 1.2},
         "bias_ulp": bias, "bias_z": z, "rounded_reference_bias_ulp": 0.001, "rounded_reference_bias_z": 0.3,
     }  # fmt: skip
 
 
 def layer(index: int, ratio: float, nonfinite: int) -> dict:
     return {
-        "layer": f"{index:03}", "name": f"blocks.{index}.attention.qkv.weight", "deviation_ratio": ratio,
-        "deviation_ratio_backward": ratio * 0.9, "bias_ulp": -0.0003 * index, "bias_z": -0.2, "relative_error": 0.0019,
+        "layer": f"{index:03}", "name": f"blocks.{index}.attention.qkv.weight", "fused_ratio": ratio,
+        "fused_ratio_backward": ratio * 0.9, "bias_ulp": -0.0003 * index, "bias_z": -0.2, "relative_error": 0.0019,
         "logit_abs_max": 11.5, "entropy_min": 0.4, "gradient_norm": 0.2 + 0.01 * index, "nonfinite_steps": nonfinite,
         "last_nonfinite_step": -1,
     }  # fmt: skip
@@ -79,7 +79,7 @@ def rank(number: int, layers: int) -> dict:
         "gradient": {"norm": 1.31, "zscore": 0.2, "nonfinite_layers": ["002"] if broken else []},
         "attention": {"forward": attention(12288, 2.41 if broken else 0.72, 0.004, 1.2),
                       "backward": attention(6144, 0.81, None, None)},
-        "alarms": [{"layer": BROKEN_LAYER, "pass": "forward", "of": "deviation_ratio", "value": 2.9}] if broken else [],
+        "alarms": [{"layer": BROKEN_LAYER, "pass": "forward", "of": "fused_ratio", "value": 2.9}] if broken else [],
         "loss": {"first": 5.541, "last": 2.214, "zscore": 0.1, "spikes": int(broken), "source": "nll",
                  "spike_steps": [1420] if broken else []},
         "weights": {
@@ -97,7 +97,7 @@ def rank(number: int, layers: int) -> dict:
 # What the agent says of the run above: its rank 1, if there is one, has an alarm.
 FINDING = {
     "finding": "attention_error", "headline": "ATTENTION FAULT",
-    "text": "layer 002 on rank 1: the output is wrong by up to 0.4 % (up to 2.9 times the error of plain attention) "
+    "text": "layer 002 on rank 1: the output is wrong by up to 0.4 % (up to 2.9 times the error of fused attention) "
             "since step 1396", "action": "use another kernel", "layer": "002", "tensor": "out", "rank": 1,
     "since_step": 1396, "last_step": 1420, "now": 2.9, "largest": 2.9, "unit": "times", "relative_error": 0.004,
 }  # fmt: skip

@@ -47,7 +47,7 @@ def test_the_verdict_names_the_layer(page):
     tab = page()
     assert tab.value("byId('verdict').className") == "bad"
     assert tab.value("byId('verdict-text').textContent") == (
-        "ATTENTION FAULT: layer 002 on rank 1: the output is wrong by up to 0.4 % (up to 2.9 times the error of plain "
+        "ATTENTION FAULT: layer 002 on rank 1: the output is wrong by up to 0.4 % (up to 2.9 times the error of fused "
         "attention) since step 1396. Do: use another kernel. (and 1 more)"
     )
     assert tab.texts("#notes li.alarm")[0] == "loss spike at step 1420."
@@ -272,8 +272,8 @@ def test_every_rank_and_layer_is_there(page):
     charts = tab.value(
         "ui.charts.filter((c) => !c.frame.hidden).map((c) => [c.kind.name, c.chart.data.datasets.length])"
     )
-    assert charts == [[name, RANKS] for name in ("loss", "gradient norm before clipping", "deviation ratio, forward",
-                      "deviation ratio, backward", "bias, ulp", "weights, W1 in an interval",
+    assert charts == [[name, RANKS] for name in ("loss", "gradient norm before clipping", "error ratio, forward",
+                      "error ratio, backward", "bias, ulp", "weights, W1 in an interval",
                       "weights, mean change in a step", "slowdown in the trainer")]  # fmt: skip
 
 

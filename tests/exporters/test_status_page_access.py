@@ -249,7 +249,7 @@ def test_the_map_is_read_from_end_to_end(page):
     assert after("PageDown", "End").startswith("layer 010 (blocks.10.attention.qkv.weight), steps 1,528 to 1,535: ")
     assert after(*["PageDown"] * 9).startswith("layer 095 ")
     label = tab.value("byId('heat-map').getAttribute('aria-label')")
-    assert label == "deviation ratio, forward, largest of 96 layers by step; arrow keys read a cell"
+    assert label == "error ratio, forward, largest of 96 layers by step; arrow keys read a cell"
     described = tab.value("byId(byId('heat-map').getAttribute('aria-describedby')).textContent")
     assert "arrow keys" in described
     assert tab.value("byId('heat-cell').getAttribute('role')") == "status"

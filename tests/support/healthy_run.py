@@ -65,13 +65,11 @@ def series_of_rank(rank: int, noise: random.Random) -> dict[str, list[float]]:
     }
     for name, typical in (("forward", 0.6), ("backward", 0.9)):
         both = f'{of},pass="{name}"'
-        each[f'foreshock_attention_deviation_ratio{{{both},stat="mean"}}'] = [
-            wavering(typical, 0.2, noise) for _ in steps
-        ]
+        each[f'foreshock_attention_fused_ratio{{{both},stat="mean"}}'] = [wavering(typical, 0.2, noise) for _ in steps]
         for whose in ("kernel", "rounded_reference"):
             each[f'foreshock_attention_bias_ulp{{{both},of="{whose}"}}'] = [noise.gauss(0, 0.01) for _ in steps]
             each[f'foreshock_attention_bias_zscore{{{both},of="{whose}"}}'] = [noise.gauss(0, 1.2) for _ in steps]
-        for what in ("bias", "deviation_ratio"):
+        for what in ("bias", "error"):
             each[f'foreshock_attention_alarm_layers{{{both},of="{what}"}}'] = [0] * SAMPLES
         each[f"foreshock_attention_samples_total{{{both}}}"] = [12 * sample for sample in range(SAMPLES)]
         each[f'foreshock_attention_lost_total{{{both},reason="torn"}}'] = [sample // 60 for sample in range(SAMPLES)]
