@@ -40,7 +40,7 @@ constexpr Coverage kCoverage[] = {
     {"", "on CUDA: PyTorch's fused attention and flash-attn 2.8, without windows, ALiBi and softcap"},
     {"measured", "weights in fp32, bf16, fp16; replicas under DDP and HSDP are compared bit for bit"},
     {"untried",
-     "on a real device: flash-attn 2.7 and 3, xformers, Transformer Engine 2.0 to 2.18 (docs/coverage.md)"},
+     "on a real device: flash-attn 2.7 and 3, xformers, Transformer Engine 2.0 to 2.20 (docs/coverage.md)"},
     {"optional", "the unfused path (dropout > 0 on the CPU, some masks): sampled with --math-path on"},
     {"counted", "fused attention on other devices, and skipped calls, with the reason"},
     {"unseen", "FlexAttention and attention written by hand, unless tapped"},

@@ -22,12 +22,10 @@
 #ifdef FORESHOCK_OLDEST_GLIBC
 #pragma weak dlopen
 #pragma weak dlsym
-#pragma weak dlvsym
 #pragma weak dlclose
 #pragma weak dladdr
 __asm__(".symver dlopen, dlopen@" FORESHOCK_OLDEST_GLIBC);
 __asm__(".symver dlsym, dlsym@" FORESHOCK_OLDEST_GLIBC);
-__asm__(".symver dlvsym, dlvsym@" FORESHOCK_OLDEST_GLIBC);
 __asm__(".symver dlclose, dlclose@" FORESHOCK_OLDEST_GLIBC);
 __asm__(".symver dladdr, dladdr@" FORESHOCK_OLDEST_GLIBC);
 #endif

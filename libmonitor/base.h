@@ -1,5 +1,5 @@
-// Basic tools of libforeshock.so, the library preloaded into a trainer: clocks, a try-lock, memory from the
-// kernel, a set of deferred steps, and macros that forward unknown arguments.
+// Basic tools of libforeshock.so, the library in the trainer: clocks, a try-lock, memory from the kernel, and
+// a set of deferred steps.
 #ifndef FORESHOCK_LIBMONITOR_BASE_H_
 #define FORESHOCK_LIBMONITOR_BASE_H_
 
@@ -91,34 +91,6 @@ class DeferredSteps {
   static constexpr int64_t kNone = 0, kOffset = 2;
   std::atomic<int64_t> entries_[8] = {};
 };
-
-// Macros for functions that forward arguments of unknown types to another function (interpose_*.cpp). Such a
-// function passes on every word that its caller may have set: integer registers, floating-point registers,
-// and words of the stack. Words beyond the arguments have other content; passing them on does no harm.
-
-using Word = uint64_t;
-
-// FORESHOCK_INTEGERS(X) lists the integer registers for arguments, FORESHOCK_DOUBLES(X) the floating-point
-// registers, with X around each name.
-#if defined(__x86_64__)
-#define FORESHOCK_INTEGERS(X) X(w0), X(w1), X(w2), X(w3), X(w4), X(w5)
-inline constexpr int kIntegerRegisters = 6;
-#elif defined(__aarch64__)
-#define FORESHOCK_INTEGERS(X) X(w0), X(w1), X(w2), X(w3), X(w4), X(w5), X(w6), X(w7)
-inline constexpr int kIntegerRegisters = 8;
-#else
-#error "say here which integer arguments of a function this CPU keeps in registers"
-#endif
-#define FORESHOCK_DOUBLES(X) X(d0), X(d1), X(d2), X(d3), X(d4), X(d5), X(d6), X(d7)
-#define FORESHOCK_WORD(name) foreshock::Word name
-#define FORESHOCK_DOUBLE(name) double name
-#define FORESHOCK_NAME(name) name
-// _PARAMETERS declares the words of a function, _ARGUMENTS passes them on. A file that uses them must define
-// FORESHOCK_STACK(X), the list of stack words: X(s0), X(s1), ...
-#define FORESHOCK_PARAMETERS \
-  FORESHOCK_INTEGERS(FORESHOCK_WORD), FORESHOCK_DOUBLES(FORESHOCK_DOUBLE), FORESHOCK_STACK(FORESHOCK_WORD)
-#define FORESHOCK_ARGUMENTS \
-  FORESHOCK_INTEGERS(FORESHOCK_NAME), FORESHOCK_DOUBLES(FORESHOCK_NAME), FORESHOCK_STACK(FORESHOCK_NAME)
 
 }  // namespace foreshock
 

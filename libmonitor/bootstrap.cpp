@@ -1,15 +1,13 @@
-// Starts the monitor in a PyTorch process that preloads libforeshock.so: loads the adapter, a library that
-// was built for exactly this torch and hooks its attention.
+// Starts the monitor in a PyTorch process: loads the adapter, a library that was built for exactly this torch
+// and hooks its attention.
 //
 // In Python, `import torch` calls the helper (foreshock_torch), which opens this library and calls
 // foreshock_load_adapter(). In a C++ program linked with LibTorch, LibTorch is mapped before the constructor
 // of this library runs, and the constructor loads the adapter. Failures call g_process.off(), which switches
 // the monitor off and reports the reason to the launcher.
 //
-// dlopen and dlsym are never interposed: glibc searches the RUNPATH of the library that calls dlopen. If this
-// library called it for cuDNN, cuDNN's sub-libraries would not be found (bloomberg/memray#212).
-#include "libmonitor/bootstrap.h"
-
+// This library interposes no function of another one. An interposed dlopen, for example, would break cuDNN:
+// glibc searches the RUNPATH of the library that calls dlopen (bloomberg/memray#212).
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
@@ -21,6 +19,7 @@
 
 #include "foreshock/hook.h"
 #include "libmonitor/cuda_driver.h"
+#include "libmonitor/mapped_libraries.h"
 #include "libmonitor/options.h"
 #include "libmonitor/process.h"
 #include "libmonitor/trusted_path.h"
@@ -28,37 +27,8 @@
 namespace foreshock {
 namespace {
 
-struct Search {
-  const char* name;  // a file name ("libtorch_cpu.so"), or the beginning of one ("libtorch")
-  int skip;          // number of matches still to ignore
-  char path[512];    // the result
-};
-
-// Called for each mapped library (`data`: a Search). For the wanted one, sets search->path and returns 1,
-// which ends the search.
-int match_name(dl_phdr_info* info, size_t, void* data) {
-  auto* search = static_cast<Search*>(data);
-  const char* slash = std::strrchr(info->dlpi_name, '/');
-  const size_t length = std::strlen(info->dlpi_name), name_length = std::strlen(search->name);
-  if (slash == nullptr || length >= sizeof search->path) return 0;  // the program has an empty name here
-  if (std::strncmp(slash + 1, search->name, name_length) != 0) return 0;
-  const bool is_file_name = std::strstr(search->name, ".so") != nullptr;
-  const char next = slash[1 + name_length];  // '.' if a distribution appends a version: libtorch_cpu.so.2.6
-  if (is_file_name && next != '\0' && next != '.') return 0;
-  if (search->skip > 0) {
-    --search->skip;
-    return 0;
-  }
-  std::memcpy(search->path, info->dlpi_name, length + 1);
-  return 1;
-}
-
-// Finds a mapped library with this name, the first one after `skip` others. Sets search->path.
-bool find_mapped(const char* name, Search* search, int skip = 0) {
-  search->name = name;
-  search->skip = skip;
-  return dl_iterate_phdr(match_name, search) != 0;
-}
+constexpr const char* kLibrary = "libforeshock.so";  // name of this library's file
+constexpr const char* kTorch = "libtorch_cpu.so";
 
 // Gets the quoted value of a line `name = '...'` in `text`, the content of torch's version.py.
 bool read_assignment(const char* text, const char* name, char* value, size_t capacity) {
@@ -129,29 +99,20 @@ bool read_torch_version(const char* library, char (&version)[64], char (&commit)
   std::snprintf(home, sizeof home, "%s", library);
   if (remove_last_component(home) && remove_last_component(home) && read_version_at(home, version, commit))
     return true;
-  Search python = {};
-  for (int skip = 0; find_mapped("_C.", &python, skip); ++skip) {
-    const char* folder = remove_last_component(python.path) ? std::strrchr(python.path, '/') : nullptr;
+  char python[512];
+  for (int skip = 0; find_mapped_path("_C.", python, skip); ++skip) {
+    const char* folder = remove_last_component(python) ? std::strrchr(python, '/') : nullptr;
     if (folder == nullptr || std::strcmp(folder, "/torch") != 0) continue;  // other packages have a _C too
-    return read_version_at(python.path, version, commit);
+    return read_version_at(python, version, commit);
   }
   return false;
-}
-
-// The functions of the dynamic loader are weak symbols (glibc_compat.h): they are null in a process that has
-// neither libdl nor glibc 2.34. They are checked before use: by has_loader() and where a comment says "weak".
-bool has_loader() { return dlopen != nullptr && dlsym != nullptr && dlvsym != nullptr && dlclose != nullptr; }
-
-// `version`: symbol version; null: the default one.
-void* find_in(void* handle, const char* function, const char* version) {
-  return version == nullptr ? dlsym(handle, function) : dlvsym(handle, function, version);
 }
 
 // The adapter finds the foreshock_ functions of this library by name, in the global scope. A library that is
 // opened enters this scope only after its constructors, and with RTLD_LOCAL never. So this function adds it.
 void make_symbols_global() {
-  Search own = {};
-  if (find_mapped("libforeshock.so", &own)) dlopen(own.path, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
+  char path[512];
+  if (find_mapped_path(kLibrary, path)) dlopen(path, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
 }
 
 // Reports why torch's attention is not hooked. Returns false.
@@ -176,74 +137,32 @@ bool load_adapter_for(const char* torch, const char* adapters) {
   // The function returns the number of operations that it has hooked.
   const auto start = reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_start"));
   if (start == nullptr || start() <= 0) return report_failure("adapter_failed");
-  attach_nvte(adapter);  // our definitions of TransformerEngine's functions
   return true;
 }
 
-// Searches the mapped library at `path`, then the libraries it is linked with. Here and below, `ours` is the
-// definition of `function` in this library, which is never returned.
-void* find_at(const char* path, const char* function, const char* version, const void* ours) {
-  if (!has_loader()) return nullptr;
-  void* handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
-  void* found = handle != nullptr ? find_in(handle, function, version) : nullptr;
-  if (found != nullptr && found != ours) return found;  // the handle stays open, so the library stays mapped
-  if (handle != nullptr) dlclose(handle);
-  return nullptr;
-}
-
-// Returns the next definition in the global order of the dynamic linker. It may belong to another tool.
-void* find_next(const char* function, const char* version, const void* ours) {
-  void* found = has_loader() ? find_in(RTLD_NEXT, function, version) : nullptr;
-  return found != ours ? found : nullptr;
-}
-
-}  // namespace
-
-void* find_in_mapped(const char* library, const char* function, const char* version, const void* ours) {
-  Search search = {};
-  void* found = nullptr;
-  for (int skip = 0; found == nullptr && find_mapped(library, &search, skip); ++skip)
-    found = find_at(search.path, function, version, ours);
-  return found;
-}
-
-void* find_original(const char* library, const char* function, const char* version, const void* ours) {
-  void* found = find_next(function, version, ours);
-  if (found == nullptr) found = find_in_mapped(library, function, version, ours);
-  return found != nullptr ? found : find_in_mapped("", function, version, ours);  // "" matches every library
-}
-
-bool find_mapped_path(const char* library, char (&path)[512]) {
-  Search search = {};
-  if (!find_mapped(library, &search)) return false;
-  std::memcpy(path, search.path, sizeof search.path);
-  return true;
-}
-
+// Whether the environment says that this process is to be monitored.
 bool is_monitored_process() {
   Settings settings = {};
   return read_environment(SafeEnvironment(), &settings);
 }
 
-// Usually `foreshock run` or `foreshock doctor` has compiled and tested the adapter.
+// Loads the adapter for the mapped torch, once. Returns whether torch's attention is hooked: false if no
+// torch is mapped, or if this process is not to be monitored. Usually `foreshock run` or `foreshock doctor`
+// has compiled and tested the adapter.
 bool load_adapter() {
   static std::atomic_flag is_tried;
   static std::atomic<bool> is_loaded;
   Settings settings = {};
-  Search torch = {};
+  char torch[512];
   if (is_loaded.load(std::memory_order_acquire)) return true;
-  if (!find_mapped("libtorch_cpu.so", &torch)) return false;
+  if (!find_mapped_path(kTorch, torch)) return false;
   const SafeEnvironment variables;
   const char* adapters = option_value(variables, OptionId::kAdapters);
   // read_environment() returns false if this process is not to be monitored.
   if (!read_environment(variables, &settings) || *adapters == '\0' || is_tried.test_and_set()) return false;
-  is_loaded.store(load_adapter_for(torch.path, adapters), std::memory_order_release);
+  is_loaded.store(load_adapter_for(torch, adapters), std::memory_order_release);
   return is_loaded.load(std::memory_order_relaxed);
 }
-
-namespace {
-
-constexpr const char* kLibrary = "libforeshock.so";  // name of this library's file
 
 // Called for each mapped library, in the order of the dynamic linker. Returns 1 for this library, and 2 for
 // the C library.
@@ -337,8 +256,7 @@ void prepare_environment(bool has_torch) {
 __attribute__((constructor)) void enter_process() {
   char torch[512];
   load_adapter();
-  if (is_loaded_at_start() && is_monitored_process())
-    prepare_environment(find_mapped_path("libtorch_cpu.so", torch));
+  if (is_loaded_at_start() && is_monitored_process()) prepare_environment(find_mapped_path(kTorch, torch));
 }
 
 }  // namespace

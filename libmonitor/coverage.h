@@ -1,9 +1,8 @@
 // Counts and names attention that the hooks do not see: calls in CUDA graphs, attention kernels counted by
 // CUPTI (NVIDIA's profiling library), and names. Names are found by the adapter (operations of other packages
-// without a hook), the Python helper (unseen.py) and interpose_transformer_engine.cpp. The agent reads all
-// from the segment (Coverage and UnseenName of segment/layout.h). Namespace cupti declares the part of CUPTI
-// that is used, so that building does not need CUPTI; cupti_abi_test.cpp compares it with cupti.h if that is
-// installed.
+// without a hook) and the Python helper (unseen.py, seams.py). The agent reads all from the segment (Coverage
+// and UnseenName of segment/layout.h). Namespace cupti declares the part of CUPTI that is used, so that
+// building does not need CUPTI; cupti_abi_test.cpp compares it with cupti.h if that is installed.
 #ifndef FORESHOCK_LIBMONITOR_COVERAGE_H_
 #define FORESHOCK_LIBMONITOR_COVERAGE_H_
 

@@ -2,8 +2,8 @@
 // already loaded it, as PyTorch with CUDA does; it is never loaded here.
 #include <cstring>
 
-#include "libmonitor/bootstrap.h"
 #include "libmonitor/coverage.h"
+#include "libmonitor/mapped_libraries.h"
 #include "libmonitor/monitor.h"
 #include "libmonitor/options.h"
 

@@ -293,11 +293,6 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_calls(int backward) {
   return foreshock::adapter::attention_calls[backward != 0].load();
 }
 
-// libforeshock.so calls it when it has intercepted a call of Transformer Engine (adapter.h).
-FORESHOCK_EXPORT int foreshock_adapter_in_backward(void) {
-  return foreshock::adapter::in_backward_pass() ? 1 : 0;
-}
-
 // The Python helper calls the functions below with the interpreter lock held. They never wait for a lock.
 
 // Call it once the helper reports steps. From then on the adapter counts no steps from versions of weights.
@@ -376,14 +371,6 @@ FORESHOCK_EXPORT void foreshock_adapter_step_ended(void) { foreshock::adapter::f
 // Calls `function` with the dead weak reference (both PyObjects). No exception is lost: see interpreter.h.
 FORESHOCK_EXPORT void foreshock_adapter_call_back(void* function, void* reference) {
   foreshock::adapter::call_back(function, reference);
-}
-
-// Whether the calls of Transformer Engine are reported by its Python functions (seams.py), so that
-// libforeshock.so must not count those of its C functions too. `set`: not 0: from now on they are.
-FORESHOCK_EXPORT int foreshock_adapter_engine_has_seam(int set) {
-  static std::atomic<int> has_seam{0};
-  if (set != 0) has_seam.store(1);
-  return has_seam.load();
 }
 
 // For attention that a Python function computes (seams.py). Counts a call. Returns the sum of 1 if it is

@@ -47,7 +47,6 @@ SMALL = {
     "lab/page/report": OF_A_PROGRAM,
     "lab/tensor": "the type that all of the lab computes with",
     "cmake/glibc_compat": OF_A_BUILD,
-    "libmonitor/include/foreshock/adapter": "what two libraries share",
     "libmonitor/library_path": "tests replace it at link time",
     "packaging/adapters": OF_A_PROGRAM,
     "packaging/elf": OF_A_PROGRAM,

@@ -136,7 +136,6 @@ class Core:
         self._declare(self.adapter, "adapter_backwards", c.c_uint64)
         self._declare(self.adapter, "adapter_taps", c.c_uint64)
         self._declare(self.adapter, "adapter_enter", c.c_int, address, c.c_int32, c.c_uint32, c.c_uint32)
-        self._declare(self.adapter, "adapter_engine_has_seam", c.c_int, c.c_int)
         self._declare(
             self.adapter, "adapter_step_begins", c.c_uint64, address, length, c.c_double, c.c_uint32, c.c_uint32
         )

@@ -346,7 +346,5 @@ class Watch:
         wrapper = Wrapper(self, seam, original)
         if wrapper.is_understood:
             setattr(module, seam.function, _wrapped(wrapper, original))
-            if seam.module == _ENGINE:
-                self.core.adapter.foreshock_adapter_engine_has_seam(1)
         else:
             self.name(seam, module.__name__, "other arguments", IMPORTED)
