@@ -48,7 +48,7 @@ std::string percent_text(double ratio) {
   return ratio > 1 ? "more than 100 %" : "up to " + formatted("%.2g %%", 100 * ratio);
 }
 
-// Describes what is wrong with a tensor: "dQ is wrong by up to 5 % (up to 20 times the error of plain
+// Describes what is wrong with a tensor: "dQ is wrong by up to 5 % (up to 20 times the error of fused
 // attention, 12 times in the last samples)". `alarm`: LayerAlarm::kind. The largest size and that of the last
 // samples are both named where they differ.
 std::string fault_text(const Finding& finding, const std::string& alarm) {
@@ -66,7 +66,7 @@ std::string fault_text(const Finding& finding, const std::string& alarm) {
   if (alarm == "conservation")
     return "the sum of " + tensor + " over all keys is wrong by " + size + " its rounding error" + now;
   if (alarm == "log_sum_exp") return "the log-sum-exp is wrong by " + size + " its rounding error" + now;
-  size += std::string(" the error of ") + (alarm == "fused_ratio" ? "fused" : "plain") + " attention" + now;
+  size += " the error of fused attention" + now;
   if (!finding.relative_error) return tensor + " is wrong by " + size;
   return tensor + " is wrong by " + percent_text(*finding.relative_error) + " (" + size + ")";
 }

@@ -596,17 +596,10 @@ void add_coverage_notes(const Ranks& ranks, Notes* notes) {
   for (const RankStatistics* rank : ranks)
     for (const segment::UnseenName& unseen : rank->unseen)
       names[printable(segment::text_of(unseen.name))] = segment::unseen_evidence_name(unseen.evidence);
-  std::string unseen, registered;
-  for (const auto& [name, evidence] : names) {
-    const bool is_registered = evidence == "registered";
-    std::string& list = is_registered ? registered : unseen;
-    list += (list.empty() ? "" : ", ") + name + (is_registered ? "" : " (" + evidence + ")");
-  }
+  std::string unseen;
+  for (const auto& [name, evidence] : names)
+    unseen += (unseen.empty() ? "" : ", ") + name + " (" + evidence + ")";
   if (!unseen.empty()) notes->emplace_back("not seen", unseen + "; foreshock.tap makes it visible");
-  if (!registered.empty())
-    notes->emplace_back("not hooked", registered +
-                                          ": registered operations; calls of them, if there are "
-                                          "any, are not counted");
   const uint64_t unnamed = max_over(ranks, [](auto& rank) { return rank.coverage.parameters_unnamed; });
   if (unnamed > 0)
     notes->emplace_back(

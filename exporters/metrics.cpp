@@ -38,7 +38,7 @@ constexpr Value kCoverageSources[] = {"none", "graphs", "kernels"};
 constexpr Value kKernelCountStateNames[] = {"waiting", "counting", "done",   "no_library",
                                             "taken",   "profiler", "refused"};
 constexpr Value kGraphKnowledge[] = {"known", "unknown"};
-constexpr Value kEvidence[] = {"used", "imported", "registered", "unknown"};
+constexpr Value kEvidence[] = {"used", "imported", "unknown"};
 constexpr Value kReferences[] = {"previous", "initial"};
 constexpr Value kScopes[] = {"node"};
 constexpr Value kPooledMax[] = {"pooled", "max"};
@@ -160,8 +160,8 @@ constexpr MetricInfo kTable[] = {
      "Attention calls that the hooks saw, divided by the calls that ran, which the source counted "
      "independently. NaN with the source none: not counted."},
     {kAttentionUnseen, "foreshock_attention_unseen", kGauge, "1", kRankUnseen,
-     "Always 1; the label op names attention that no hook sees. evidence: it was used, its module was "
-     "imported, or an operation with arguments query, key and value was registered."},
+     "Always 1; the label op names attention that no hook sees. evidence: it was used, or its module "
+     "was imported."},
     {kAttentionRecordedTotal, "foreshock_attention_recorded_total", kCounter, "calls", kRankPass,
      "Attention calls counted while a CUDA graph was recorded; recording does not run them."},
     {kAttentionGraphCallsTotal, "foreshock_attention_graph_calls_total", kCounter, "calls", kRankPass,

@@ -224,7 +224,7 @@ void UnhookedAttention::store(uint32_t index) {
 
 void UnhookedAttention::note(const char* name, uint32_t evidence, bool has_segment) {
   if (name == nullptr || *name == '\0' || evidence < FORESHOCK_UNSEEN_USED ||
-      evidence > FORESHOCK_UNSEEN_REGISTERED)
+      evidence > FORESHOCK_UNSEEN_IMPORTED)
     return;
   if (busy_.test_and_set(std::memory_order_acquire)) return;
   char shortened[sizeof(segment::UnseenName::name)] = {};

@@ -516,7 +516,7 @@ constexpr const char* loss_source_name(uint32_t source) {
 
 // Names of FORESHOCK_UNSEEN_... in hook.h.
 constexpr const char* unseen_evidence_name(uint32_t evidence) {
-  constexpr const char* kNames[] = {"unknown", "used", "imported", "registered"};
+  constexpr const char* kNames[] = {"unknown", "used", "imported"};
   return evidence < std::size(kNames) ? kNames[evidence] : kNames[0];
 }
 

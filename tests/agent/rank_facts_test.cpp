@@ -15,7 +15,7 @@ RankStatistics guilty_rank() {
   RankStatistics rank;
   LayerStatistics* layer = rank.layer_of("003");
   layer->label = "003";
-  layer->pass[1].past["deviation_ratio"] = {40, 55, 7.5};
+  layer->pass[1].past["log_sum_exp"] = {40, 55, 7.5};
   statistics_of(2, layer).past["fused_ratio"] = {41, 56, 20.5};
   rank.unnamed.pass[0].past["nonfinite"] = {9, 9, std::nullopt};
   rank.pass[0].nonfinite = 2;

@@ -584,19 +584,6 @@ TEST(Summary, TooShortATrainingIsGivenAsTheReason) {
   EXPECT_THAT(text_of(rank), Not(HasSubstr("the training ended")));
 }
 
-TEST(Summary, RegisteredOperationsAreNotCalledUnseen) {
-  RankStatistics rank = healthy_rank();
-  segment::UnseenName unseen = {};
-  std::strcpy(unseen.name, "sageattention::qattn");
-  unseen.evidence = 3;
-  rank.unseen = {unseen};
-  const std::string text = unwrapped(text_of(rank));
-  EXPECT_THAT(
-      text,
-      HasSubstr("not hooked sageattention::qattn: registered operations; calls of them, if there are any"));
-  EXPECT_THAT(text, Not(HasSubstr("not seen")));
-}
-
 TEST(Summary, StepsThatAreTooShortAreToldFromWhichLengthOnTheyFit) {
   RankStatistics rank = healthy_rank();
   for (int n = 0; n < 16; ++n) {

@@ -347,9 +347,8 @@ FORESHOCK_EXPORT void foreshock_attention_skip(int32_t op, uint32_t reason);
 
 /* Evidence that the process has attention which no hook sees. The smallest number for a name is kept. */
 enum {
-  FORESHOCK_UNSEEN_USED = 1,      /* it was called, at least while a graph was compiled */
-  FORESHOCK_UNSEEN_IMPORTED = 2,  /* its module was imported */
-  FORESHOCK_UNSEEN_REGISTERED = 3 /* an operation with arguments query, key and value was registered */
+  FORESHOCK_UNSEEN_USED = 1,    /* it was called, at least while a graph was compiled */
+  FORESHOCK_UNSEEN_IMPORTED = 2 /* its module was imported */
 };
 
 /* Names an attention implementation that no hook sees, so that the summary can list what is not counted.
