@@ -309,6 +309,21 @@ rows = events(); print(json.dumps([*seen, [[row["name"] for row in rows if row["
     assert unseen == without == ["transformer_engine before 2.0"]
 
 
+def test_a_surrogate_in_a_name_costs_no_name(trainer) -> None:
+    """Python allows it in a name, UTF-8 does not: it is written as its escape."""
+    rows = trainer(f"""{TOY}
+model = Toy(); model.register_parameter("w\\udc80", nn.Parameter(torch.ones(4, 4)))
+opt = torch.optim.AdamW(model.parameters())
+for _ in range(3): (loss_of(model) + model._parameters["w\\udc80"].sum()).backward(); opt.step(); opt.zero_grad()
+print(json.dumps(events()))
+""")
+    named = {row["name"] for row in rows if row["event"] == "name"}
+    # The fake core writes the escape into its JSON as it is, where it stands for the surrogate.
+    assert {"w\udc80", "blocks.0.qkv.weight", "head.bias"} <= named
+    assert {"gradients", "mixer"} <= {row["event"] for row in rows}
+    assert not [row for row in rows if row["event"] == "off"]
+
+
 def test_compiled_optimizer_ticks_without_new_graphs(trainer, tmp_path) -> None:
     """The keys of torch's compile caches are the same with and without us, so caches serve both ways."""
     code = f"""{TOY}

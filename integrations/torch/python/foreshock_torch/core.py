@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from .inventory import Mixer
 from .logs import Logs
+from .names import as_bytes
 from .topology import Topology
 from .weights import DIMS, OptimizerNumbers, Weight
 
@@ -260,7 +261,7 @@ class Core:
         for entry, (identity, name, layer, elements) in zip(array, rows):
             entry.size, entry.version = self._ctypes.sizeof(self.Parameter), ABI
             entry.identity, entry.elements = identity, elements
-            entry.name, entry.layer = name.encode(), layer.encode()
+            entry.name, entry.layer = as_bytes(name), as_bytes(layer)
         self.core.foreshock_name_parameters(array, len(rows))
 
     def name_mixers(self, mixers: list[Mixer]) -> bool:
@@ -268,8 +269,8 @@ class Core:
         array = self._arrays.make(self.Mixer, len(mixers))
         for entry, mixer in zip(array, mixers):
             entry.size, entry.version = self._ctypes.sizeof(self.Mixer), ABI
-            entry.layer = None if mixer.layer is None else mixer.layer.encode()
-            entry.name, entry.kind, entry.is_trained = mixer.name.encode(), mixer.kind, mixer.is_trained
+            entry.layer = None if mixer.layer is None else as_bytes(mixer.layer)
+            entry.name, entry.kind, entry.is_trained = as_bytes(mixer.name), mixer.kind, mixer.is_trained
         return self.core.foreshock_name_mixers(array, len(mixers)) >= 0
 
     def name_weights(self, rows: list[Weight]) -> int:
@@ -277,7 +278,7 @@ class Core:
         array = self._arrays.make(self.Weight, len(rows))
         for entry, row in zip(array, rows):
             entry.size, entry.version = self._ctypes.sizeof(self.Weight), ABI
-            entry.name, entry.layer, entry.dims = row.name.encode(), row.layer.encode(), len(row.shape)
+            entry.name, entry.layer, entry.dims = as_bytes(row.name), as_bytes(row.layer), len(row.shape)
             entry.unfollowed = row.unfollowed
             unused = DIMS - len(row.shape)  # dimensions
             entry.shape[:], entry.part[:] = [*row.shape, *[1] * unused], [*row.part, *[1] * unused]

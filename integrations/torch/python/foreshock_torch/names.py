@@ -20,6 +20,11 @@ _NUMBER = re.compile(r"[0-9]+")
 _LORA_PART = re.compile(r"\.(base_layer|lora_[AB](\.[^.]+)?)$")
 
 
+def as_bytes(name: str) -> bytes:
+    """The name as UTF-8. A surrogate, which Python allows and UTF-8 does not, becomes its escape (\\udc80)."""
+    return name.encode(errors="backslashreplace")
+
+
 class Named(NamedTuple):
     """The name of a parameter, and the framework's number of the layer that contains it."""
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from .names import as_bytes
 from .signals import is_of_trainer, suppress_ours
 from .topology import (
     KNOWN_DIMENSIONS,
@@ -126,4 +127,4 @@ class Replicas:
 def prefixed(prefix: str, name: str) -> str:
     """The name with the prefix, in at most NAME_BYTES: a longer name loses its beginning. The core cuts a name without
     a prefix in the same way."""
-    return prefix + name.encode()[-(NAME_BYTES - len(prefix)) :].decode(errors="ignore") if prefix else name
+    return prefix + as_bytes(name)[-(NAME_BYTES - len(prefix)) :].decode(errors="ignore") if prefix else name
