@@ -106,8 +106,7 @@ int dispatch(const Command& command, const std::vector<std::string>& words) {
   const std::string problem = arguments.parse(words, command.reader);
   if (!problem.empty()) return wrong_use(problem);
   if (arguments.wants_help()) return print_help(command);
-  if (const std::string warning = unknown_variable(); !warning.empty())
-    say(warning);  // a variable FORESHOCK_... that is probably misspelled
+  if (const std::string warning = unknown_variable(); !warning.empty()) say(warning);
   return command.function(arguments);
 }
 

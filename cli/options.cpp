@@ -224,8 +224,21 @@ bool parse_ports(const std::string& text, int* port, int* last_port) {
   return true;
 }
 
+namespace {
+
+// Whether Kubernetes may have set the variable for a service whose name begins with "foreshock".
+bool may_be_of_kubernetes(const std::string& name) {
+  constexpr const char* kParts[] = {"_SERVICE_HOST", "_SERVICE_PORT", "_TCP", "_UDP"};
+  return name.ends_with("_PORT") ||
+         std::any_of(std::begin(kParts), std::end(kParts),
+                     [&name](const char* part) { return name.find(part) != std::string::npos; });
+}
+
+}  // namespace
+
 std::string unknown_variable() {
-  std::vector<std::string> known = {"FORESHOCK_BUILD"};  // set for tests and benches
+  std::vector<std::string> known = {"FORESHOCK_BUILD", "FORESHOCK_PYTHON",  // for tests and benches
+                                    "FORESHOCK_PREFIX", "FORESHOCK_TREE"};  // for the scripts for Slurm
   for (const Option& row : kOptions)
     if (row.variable != nullptr) known.push_back(row.variable);
   constexpr std::string_view kPrefix = "FORESHOCK_";
@@ -233,9 +246,8 @@ std::string unknown_variable() {
     const std::string_view text = *entry;
     const std::string name(text.substr(0, text.find('=')));
     if (!name.starts_with(kPrefix) || std::find(known.begin(), known.end(), name) != known.end()) continue;
-    // Other programs may have variables with this prefix, so only a likely misspelling is reported.
-    if (const std::string meant = did_you_mean(name, known); !meant.empty())
-      return "ignored: environment variable " + name + meant;
+    if (name.starts_with("FORESHOCK_ALERT_") || may_be_of_kubernetes(name)) continue;  // for --on-alert
+    return "ignored: unknown environment variable " + name + did_you_mean(name, known);
   }
   return "";
 }

@@ -51,7 +51,7 @@ std::string listening_problem(const Arguments& arguments);
 // Returns the options of `reader` for --help, in groups of two columns. Lines have at most `columns` bytes.
 std::string options_help(uint32_t reader, size_t columns);
 
-// Returns "" or a line about a FORESHOCK_ variable in the environment that is probably misspelled.
+// Returns "", or a line about the first FORESHOCK_ variable in the environment that foreshock does not have.
 std::string unknown_variable();
 
 // Returns the option table as Markdown, for docs/options.md.

@@ -118,15 +118,21 @@ TEST(Arguments, SimilarWordsAreSuggested) {
   EXPECT_THAT(problem_of({"--recrod", "x"}), HasSubstr("unknown option --recrod, did you mean --record?"));
 }
 
-TEST(Arguments, MisspelledVariablesAreReported) {
+TEST(Arguments, UnknownVariablesAreReported) {
   EXPECT_EQ(unknown_variable(), "");
-  setenv("FORESHOCK_OTHER_TOOL", "1", 1);
+  // Of the command of --on-alert, and of a service in Kubernetes.
+  constexpr const char* kOfOthers[] = {"FORESHOCK_ALERT_STEP", "FORESHOCK_SERVICE_HOST",
+                                       "FORESHOCK_AGENT_PORT_80_TCP_ADDR", "FORESHOCK_AGENT_PORT"};
+  for (const char* name : kOfOthers) setenv(name, "1", 1);
   EXPECT_EQ(unknown_variable(), "");
+  for (const char* name : kOfOthers) unsetenv(name);
+  setenv("FORESHOCK_XYZZY", "1", 1);
+  EXPECT_EQ(unknown_variable(), "ignored: unknown environment variable FORESHOCK_XYZZY");
+  unsetenv("FORESHOCK_XYZZY");
   setenv("FORESHOCK_RECROD", "x", 1);
   EXPECT_EQ(unknown_variable(),
-            "ignored: environment variable FORESHOCK_RECROD, did you mean FORESHOCK_RECORD?");
+            "ignored: unknown environment variable FORESHOCK_RECROD, did you mean FORESHOCK_RECORD?");
   unsetenv("FORESHOCK_RECROD");
-  unsetenv("FORESHOCK_OTHER_TOOL");
 }
 
 TEST(Arguments, AGrafanaIsAnAddressOfTheWeb) {
