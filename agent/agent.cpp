@@ -102,7 +102,10 @@ int Agent::run() {
     if (root == nullptr) return fail(options_.tree + ": " + error);
     tree_ = std::make_unique<Tree>(std::move(root));
   } else if (!open_single_run(&error)) {
-    return error.empty() ? 0 : fail(error);  // empty: another agent serves the run
+    if (!error.empty()) return fail(error);
+    std::fprintf(stderr, "foreshock agent: another agent follows the run in %s; this one ends\n",
+                 options_.directory.c_str());
+    return 0;
   }
   publish();  // before the server starts, so that its first reply has a state
   if (!server_.start(options_.bind, options_.port, &error, options_.token_file, options_.last_port))
