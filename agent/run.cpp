@@ -92,6 +92,7 @@ constexpr uint64_t kMostRefusalsLogged = 20;
 // Launchers that one call of ended_launchers() returns. Limited, since a user can write many exit files.
 constexpr size_t kMostExitsAtOnce = 64;
 // This file exists while a kill of the agent would lose lines of the record, and forever once lines are lost.
+// It has the reason, which the launcher prints.
 constexpr const char* kRecordIncomplete = "record.incomplete";
 constexpr const char* kRecordSpool = "record.spool";  // lines that are not in the record file yet
 
@@ -191,10 +192,14 @@ void Run::flush_record() {
   if (record_ == nullptr) return;
   record_->begin_flush();
   const bool is_incomplete = record_->is_incomplete() || record_was_incomplete_;
+  if (const std::string error = record_->take_error(); !error.empty()) {
+    spdlog::error("{}", error);
+    record_problem_ = error;
+  }
   if (is_incomplete == has_incomplete_file_) return;
   has_incomplete_file_ = is_incomplete;
   if (is_incomplete)
-    directory_->write(kRecordIncomplete, "");
+    directory_->write(kRecordIncomplete, record_problem_);
   else
     directory_->remove(kRecordIncomplete);
 }
@@ -539,7 +544,7 @@ void Run::write_summary(const LauncherExit& exit) {
   note_findings();
   record_verdict(exit.launcher_id, exit.state);
   if (record_ != nullptr)
-    summary["record_complete"] = record_->flush() && record_->lines_lost() == 0 && !record_was_incomplete_;
+    summary["record_complete"] = record_->flush() && !record_->is_incomplete() && !record_was_incomplete_;
   summary["text"] = summary_text(input);
   if (directory_->write(summary_name(exit.launcher_id), text_of(summary, /*indent=*/2) + "\n"))
     exits_seen_.erase(exit.launcher_id);
@@ -638,7 +643,6 @@ void Run::publish(Registry* registry) {
   if (record_ == nullptr) return;
   registry->set(Metric::kMonitorErrorsTotal, {options_.label, "record"},
                 static_cast<double>(record_->errors()));
-  if (const std::string error = record_->take_error(); !error.empty()) spdlog::error("{}", error);
 }
 
 void Run::publish_ranks(Registry* registry) {

@@ -221,6 +221,7 @@ class Run {
   RankFacts facts_;                     // past alarms and events by segment, saved for the next agent
   bool record_was_incomplete_ = false;  // an earlier agent could not write some lines of the record
   bool has_incomplete_file_ = false;    // the directory has the file kRecordIncomplete
+  std::string record_problem_;          // the last error of record_; "": none
   std::vector<std::unique_ptr<FollowedProcess>> followed_;
   RunState state_ = RunState::kRunning;  // kRunning until all processes have ended, then worst_
   RunState worst_ = RunState::kRunning;  // the worst end of a process so far

@@ -77,12 +77,16 @@ std::string file_content(const std::string& path) {
 
 using Json = nlohmann::json;
 
-// Returns a text of an object, with '?' for control characters except newlines; "" if it is missing.
-std::string text_in(const Json& json, const char* key) {
-  std::string text = json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : "";
+// Returns `text` with '?' for control characters except newlines.
+std::string printable(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return (c < 0x20 && c != '\n') || c == 0x7f; }, '?');
   return text;
+}
+
+// Returns a printable text of an object; "" if it is missing.
+std::string text_in(const Json& json, const char* key) {
+  return json.contains(key) && json[key].is_string() ? printable(json[key].get<std::string>()) : "";
 }
 
 }  // namespace
@@ -106,6 +110,10 @@ bool AgentAddress::is_elsewhere() const {
 bool AgentAddress::writes(const std::string& path) const { return through_json(path) == record; }
 
 bool AgentAddress::saves_flagged(const std::string& path) const { return through_json(path) == save_flagged; }
+
+std::string record_problem(const std::string& directory) {
+  return printable(file_content(directory + "/record.incomplete"));
+}
 
 std::optional<AgentAddress> read_agent_address(const std::string& directory) {
   std::ifstream file(directory + "/agent.json");

@@ -218,9 +218,11 @@ void write_copy(const std::string& text, const std::string& path) {
 
 // Prints the agent's summary, or why it is missing, and writes its JSON to the file `copy` ("": no file). A
 // summary without ranks and without processes that the agent refused is not printed; a line then says why.
-// `record`: the path of --record; "": none. `off_lines`: why processes of the command were not monitored.
+// `record`: the path of --record; "": none. `is_record_problem_said`: a line has said why the record lacks
+// lines. `off_lines`: why processes of the command were not monitored.
 void print_summary(const ExitExchange::Answer& answer, const std::string& copy, const std::string& record,
-                   const std::vector<std::string>& off_lines, const std::string& directory) {
+                   bool is_record_problem_said, const std::vector<std::string>& off_lines,
+                   const std::string& directory) {
   const Summary summary = read_summary(answer.summary);
   if (answer.summary.empty()) print_missing_summary(answer.problem, record);
   if (summary.has_ranks || summary.has_refused) {
@@ -228,7 +230,8 @@ void print_summary(const ExitExchange::Answer& answer, const std::string& copy, 
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
   }
   if (summary.is_valid && !copy.empty()) write_copy(answer.summary, copy);
-  if (summary.lacks_record_lines) say("the record is incomplete: not all of it could be written");
+  if (summary.lacks_record_lines && !is_record_problem_said)
+    say("the record is incomplete: not all of it could be written");
   for (const std::string& line : off_lines) say(line);
   if (off_lines.empty() && summary.is_valid && !summary.has_ranks && !summary.has_refused)
     say(summary.has_other_ranks ? other_ranks_line() : no_segment_line(directory));
@@ -271,8 +274,14 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   const std::string flagged = absolute(arguments.text(OptionId::kSaveFlagged));
   // Restarts a dead agent and prints the address of each new agent. If another launcher with the same run id
   // started the agent, the agent may lack our --record or --save-flagged; lines say so.
-  const auto keep_agent = [&keeper, &variables, &record, &flagged] {
+  bool is_record_problem_said = false;
+  const auto keep_agent = [&] {
     keeper.tick();
+    if (!record.empty() && !is_record_problem_said) {
+      const std::string problem = record_problem(directory.path());
+      if (!problem.empty()) say(problem);
+      is_record_problem_said = !problem.empty();
+    }
     const auto agent = keeper.new_address();
     if (!agent) return;
     const std::string port_note =
@@ -307,7 +316,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   // Consumes the Ctrl-C that has ended the command, so that this signal does not end the wait below.
   signals.interrupted_within(0);
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
-  print_summary(answer, absolute(arguments.text(OptionId::kSummary)), record,
+  print_summary(answer, absolute(arguments.text(OptionId::kSummary)), record, is_record_problem_said,
                 off_lines(directory.path(), earlier, launcher_id()), directory.path());
   if (read_summary(answer.summary).has_ranks)
     print_known_defects_once(arguments.command(), variables.adapters);

@@ -277,12 +277,26 @@ constexpr std::chrono::milliseconds kFlushInterval{1000};
 }  // namespace
 
 struct RecordWriter::Shared {
-  Shared(std::unique_ptr<RecordFile> record, int spool_file) : file(std::move(record)), spool(spool_file) {}
+  Shared(std::unique_ptr<RecordFile> record, int spool_file, WriteCall write, uint64_t max)
+      : file(std::move(record)),
+        path(file != nullptr ? file->path() : ""),
+        is_regular(file != nullptr && file->is_regular()),
+        write_call(write),
+        max_bytes(max),
+        spool(spool_file) {
+    struct stat status = {};
+    can_follow = is_regular && stat(path.c_str(), &status) == 0 && status.st_ino == file->inode();
+    device = status.st_dev;
+  }
 
-  // While is_writing, only the thread in write_ready_lines() uses it. Another thread may call path(), which
-  // is const.
-  const std::unique_ptr<RecordFile> file;
-  const bool is_regular = file != nullptr && file->is_regular();
+  // While is_writing, only the thread in write_ready_lines() uses these three. Null: see follow_path().
+  std::unique_ptr<RecordFile> file;
+  dev_t device;     // the file system of `file`
+  bool can_follow;  // the file system gives a file the same number by its path and by its descriptor
+  const std::string path;
+  const bool is_regular;
+  const WriteCall write_call;
+  const uint64_t max_bytes;
   std::mutex mutex;  // guards everything below; must be held when a function is called, except work()
   std::condition_variable changed;
   RecordSpool spool;
@@ -291,8 +305,9 @@ struct RecordWriter::Shared {
   uint64_t size = 0, inode = 0;  // of the file, after the last attempt
   uint64_t requested = 0, done = 0;  // numbers of the last requested and the last finished attempt to write
   bool is_writing = false, is_ending = false;
-  Clock::time_point began;  // start of the present attempt
-  bool is_failing = false;  // from an attempt that fails or hangs to the next one that writes everything
+  Clock::time_point began;    // start of the present attempt
+  bool is_disturbed = false;  // follow_path() has found something
+  bool is_failing = false;    // from an attempt that fails or hangs to the next one that writes everything
   bool has_reported_hang = false;
   std::string error;  // for take_error()
   uint64_t errors = 0, lines_lost = 0;
@@ -303,6 +318,7 @@ struct RecordWriter::Shared {
   bool spool_has_ready_lines() const { return is_regular && spool.is_whole(); }
   void fail(const std::string& why);
   void check_for_hang();
+  std::string follow_path();
   void write_ready_lines(std::unique_lock<std::mutex>* lock);
   void respool();
   void work();
@@ -324,7 +340,7 @@ void RecordWriter::Shared::make_lines_ready() {
 
 void RecordWriter::Shared::fail(const std::string& why) {
   ++errors;
-  if (!is_failing) error = "record " + file->path() + ": " + why + "; the run goes on without it";
+  if (!is_failing) error = "record " + path + ": " + why + "; the run goes on without it";
   is_failing = true;
 }
 
@@ -341,6 +357,34 @@ void RecordWriter::Shared::respool() {
   make_lines_ready();
 }
 
+// Finds out whether another program has moved, removed, replaced or truncated the file since the last
+// attempt. If so, opens the record that has its name now, or a new one. Sets `file` to null if there is
+// neither; then the next attempt tries again. Returns a sentence for the reader; "": nothing has happened.
+std::string RecordWriter::Shared::follow_path() {
+  struct stat there = {};
+  if (!can_follow) return "";
+  const bool is_there = stat(path.c_str(), &there) == 0;
+  if (!is_there && errno != ENOENT && errno != ENOTDIR) return "";  // for example, no permission to look
+  std::string found = "another program has ";
+  if (!is_there)
+    found += "moved or removed it";
+  else if (file == nullptr || there.st_ino != file->inode() || there.st_dev != device)
+    found += "replaced it";
+  else if (static_cast<uint64_t>(there.st_size) < file->size())
+    found += "truncated it";
+  else
+    return "";
+  file.reset();  // before open(), since it holds the lock of the file
+  std::string problem;
+  // A symbolic link is not followed, since another user may have put it there.
+  if (lstat(path.c_str(), &there) != 0 || S_ISREG(there.st_mode))
+    file = RecordFile::open(path, &problem, write_call, max_bytes);
+  if (file != nullptr && (stat(path.c_str(), &there) != 0 || there.st_ino != file->inode())) file.reset();
+  if (file == nullptr) return found + ", and the record cannot go on at this path";
+  device = there.st_dev;
+  return found + "; it goes on without the lines that are gone";
+}
+
 // Makes one attempt to write the ready bytes. Releases the lock while it writes, so that lines can be added.
 void RecordWriter::Shared::write_ready_lines(std::unique_lock<std::mutex>* lock) {
   const uint64_t number = requested;
@@ -348,18 +392,26 @@ void RecordWriter::Shared::write_ready_lines(std::unique_lock<std::mutex>* lock)
   is_writing = true;
   began = Clock::now();
   lock->unlock();
-  const RecordFile::Appended appended = file->append(lines);
+  const std::string disturbance = follow_path();
+  const RecordFile::Appended appended =
+      file != nullptr ? file->append(lines) : RecordFile::Appended{.error = ESTALE};
   lock->lock();
   is_writing = has_reported_hang = false;
-  size = file->size();
+  if (file != nullptr) size = file->size();
   waiting.erase(0, appended.bytes);
   ready_bytes -= appended.bytes;
-  const bool is_another_file = inode != file->inode();  // append() has started a new part
-  inode = file->inode();
-  if (appended.error != 0)
-    fail(std::strerror(appended.error));
-  else
+  const bool is_another_file = file != nullptr && inode != file->inode();  // a new part, or follow_path()
+  if (file != nullptr) inode = file->inode();
+  is_disturbed |= !disturbance.empty();
+  if (appended.error != 0) {
+    fail(disturbance.empty() ? std::strerror(appended.error) : disturbance);
+  } else {
     is_failing = false;
+    if (!disturbance.empty()) {
+      ++errors;
+      error = "record " + path + ": " + disturbance;
+    }
+  }
   // If lines are left, the written ones may stay in the spool, since RecordSpool::missing() omits them by
   // their offset. In another file the offsets are different, so the spool is filled again.
   if (ready_bytes == 0)
@@ -383,7 +435,8 @@ void RecordWriter::Shared::work() {
 std::unique_ptr<RecordWriter> RecordWriter::open(const std::string& path, std::string* error, int spool,
                                                  WriteCall write, uint64_t max_bytes) {
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit of the file size then fails with EFBIG
-  auto shared = std::make_shared<Shared>(RecordFile::open(path, error, write, max_bytes), spool);
+  auto shared =
+      std::make_shared<Shared>(RecordFile::open(path, error, write, max_bytes), spool, write, max_bytes);
   if (shared->file == nullptr) return nullptr;
   shared->size = shared->file->size();
   shared->inode = shared->file->inode();
@@ -428,7 +481,7 @@ void RecordWriter::begin_flush() {
   std::unique_lock lock(shared_->mutex);
   shared_->check_for_hang();
   shared_->make_lines_ready();
-  if (shared_->waiting.empty()) return;
+  if (shared_->waiting.empty() && !shared_->is_regular) return;  // of a regular file, looks at its path
   ++shared_->requested;
   if (start_thread())
     shared_->changed.notify_all();
@@ -476,7 +529,7 @@ bool RecordWriter::is_incomplete() const {
   const std::unique_lock lock(shared_->mutex);
   const bool would_lose_lines =
       shared_->is_failing && !shared_->waiting.empty() && !shared_->spool_has_ready_lines();
-  return shared_->lines_lost > 0 || would_lose_lines;
+  return shared_->is_disturbed || shared_->lines_lost > 0 || would_lose_lines;
 }
 
 std::string RecordWriter::take_error() {

@@ -527,7 +527,7 @@ class RecordWriter {
 
   // Waits until all lines are written or cannot be written. Returns whether all were written.
   bool flush() { return write_out(kLongestFlush); }
-  // Starts to write all lines, without waiting.
+  // Starts to write all lines, without waiting; to a new file if another program has taken the file away.
   void begin_flush();
 
   // Copies the lines passed to write() so far to the spool, where they survive a killed agent. Must be called
@@ -545,7 +545,7 @@ class RecordWriter {
 
   uint64_t errors() const;      // attempts to write that failed
   uint64_t lines_lost() const;  // lines that will never be written
-  // Whether lines are lost, or, after a failed write, would be lost if this process were killed.
+  // Whether lines are lost, would be if this process were killed, or another program took the file away.
   bool is_incomplete() const;
 
  private:

@@ -218,6 +218,68 @@ TEST_F(Record, AFullDeviceIsOneErrorAndNoMore) {
   EXPECT_GT(writer->lines_lost(), 0u);
 }
 
+TEST_F(Record, GoesOnUnderItsPathIfAnotherProgramTakesTheFileAway) {
+  const std::string other = path_ + ".other";
+  const auto replace_by = [&](const std::string& content) {
+    std::ofstream(other) << content;
+    std::filesystem::rename(other, path_);
+  };
+  const auto writer = open();
+  writer->write(step_line(0));
+  EXPECT_TRUE(writer->flush());
+  EXPECT_FALSE(writer->is_incomplete());
+  // Reported without a line to write, and once.
+  std::filesystem::remove(path_);
+  EXPECT_TRUE(writer->flush());
+  EXPECT_EQ(writer->take_error(), "record " + path_ +
+                                      ": another program has moved or removed it; it goes on "
+                                      "without the lines that are gone");
+  EXPECT_TRUE(writer->is_incomplete());
+  EXPECT_EQ(writer->errors(), 1u);
+  writer->write(step_line(0));
+  EXPECT_TRUE(writer->flush());
+  expect_steps(1);
+  EXPECT_EQ(writer->take_error(), "");
+
+  replace_by("");
+  writer->write(step_line(0));
+  EXPECT_TRUE(writer->flush());
+  EXPECT_THAT(writer->take_error(), HasSubstr("has replaced it; it goes on"));
+  expect_steps(1);
+  replace_by(to_json_line(step_line(0)) + "\n{\"torn");
+  writer->write(step_line(1));
+  EXPECT_TRUE(writer->flush());
+  EXPECT_THAT(writer->take_error(), HasSubstr("has replaced it; it goes on"));
+  expect_steps(2);
+  std::filesystem::resize_file(path_, bytes().size() - 3);
+  writer->write(step_line(1));
+  EXPECT_TRUE(writer->flush());
+  EXPECT_THAT(writer->take_error(), HasSubstr("has truncated it; it goes on"));
+  expect_steps(2);
+  EXPECT_TRUE(writer->is_incomplete());
+}
+
+TEST_F(Record, LeavesAloneWhatIsNoRecordAndGoesOnOnceThatIsGone) {
+  const std::string other = path_ + ".other";
+  const auto writer = open();
+  for (const bool is_link : {false, true}) {
+    std::filesystem::remove(path_);
+    std::ofstream(is_link ? other : path_) << (is_link ? "" : "another file");
+    if (is_link) std::filesystem::create_symlink(other, path_);
+    writer->write(step_line(0));
+    EXPECT_FALSE(writer->flush());
+    EXPECT_THAT(writer->take_error(), HasSubstr("has replaced it, and the record cannot go on at this path"));
+    EXPECT_FALSE(writer->flush());
+    EXPECT_EQ(writer->take_error(), "") << "reported once";
+    EXPECT_EQ(bytes(), is_link ? "" : "another file");
+    std::filesystem::remove(path_);
+    EXPECT_TRUE(writer->flush());
+    EXPECT_THAT(writer->take_error(), HasSubstr("it goes on"));
+    expect_steps(1);
+  }
+  std::filesystem::remove(other);
+}
+
 TEST_F(Record, AtASizeLimitTheFileKeepsWholeLinesAndGrowsOnAfterwards) {
   rlimit before;
   getrlimit(RLIMIT_FSIZE, &before);

@@ -149,12 +149,29 @@ def test_run_directory_removed(scene, told, half_way):
     told("run directory removed", scene, plain, scene.go_on(process), "no summary: ")
 
 
+def test_record_removed(scene, told, tmp_path):
+    """Reported while the training still waits in its middle."""
+    plain = scene.plain_half_way()
+    record = tmp_path / "record.jsonl"
+    process = scene.start_half_way([*scene.run_line("--record", str(record)), *scene.waiting_line()])
+    wait_until(lambda: record.stat().st_size > 0)
+    record.unlink()
+    wait_until(lambda: (scene.base / RUN_ID / "record.incomplete").exists(), seconds=5)
+    watched = scene.go_on(process)
+    told("record removed", scene, plain, watched, f"record {record}: another program has moved or removed it; it")
+    assert_conserved(watched.summary)
+    assert watched.summary["record_complete"] is False
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    assert len([line for line in lines if line["type"] == "step"]) >= 20 + 40 * 6
+
+
 def test_a_second_agent_ends_at_once(scene, told, half_way):
     plain, process = half_way
     agent = scene.agent()
     command = [scene.foreshock, "agent", "--dir", str(scene.base / RUN_ID)]
     second = subprocess.run(command, env=scene.environment(), capture_output=True, text=True, timeout=20, check=False)
-    assert second.returncode == 0
+    line = f"foreshock agent: another agent follows the run in {scene.base / RUN_ID}; this one ends\n"
+    assert (second.returncode, second.stderr) == (0, line)
     assert scene.agent() == agent
     watched = scene.go_on(process)
     told("two agents", scene, plain, watched)
