@@ -14,6 +14,7 @@ import eager_model
 import engine_package
 import foreshock
 import torch
+import written_attention
 from tiny_gpt import set_up, tell
 from torch import nn
 from torch.nn import functional
@@ -165,6 +166,32 @@ def engine(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> tor
     return Engine.apply(q, k, v, layer)
 
 
+def written(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, kind: str) -> torch.Tensor:
+    """Attention of a package that writes it out; of 4 query heads, two share a kv-head of x-transformers."""
+    written_attention.FACTORS = {FAULT: 1.05} if FAULT and layer == 1 else {}
+    attend, dot_product, softmax = written_attention.register()
+    if kind == "attend":
+        visible = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+        visible[1, 20:] = False
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return attend(causal=True)(q, k[:, :2], v[:, :2], mask=visible)[0].transpose(1, 2)
+    q, k, v = (t.transpose(0, 1) for t in (q, k, v))
+    attention = dot_product(softmax(Causal(), written_attention.hide), 0.25)
+    return attention(q, k, v, None).unflatten(2, (HEADS, -1)).transpose(0, 1)
+
+
+class Causal:
+    name = "causal"
+
+
+def megatron(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
+    return written(q, k, v, layer, "megatron")
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
+    return written(q, k, v, layer, "attend")
+
+
 class Block(nn.Module):
     def __init__(self, number: int, attend) -> None:  # noqa: ANN001
         super().__init__()
@@ -178,6 +205,7 @@ class Block(nn.Module):
 
 CASES = {
     "flash_attn": flash_attn, "packed": packed, "tap": tap, "math_path": math_path, "eager": eager, "engine": engine,
+    "megatron": megatron, "attend": attend,
 }  # fmt: skip
 FAULT = os.environ.get("PLANTED", "")  # a tensor of layer 001 that is wrong by 5 %
 
@@ -189,6 +217,7 @@ if __name__ == "__main__":
     folder = tempfile.TemporaryDirectory()
     engine_package.write(pathlib.Path(folder.name), "2.20.2")
     eager_model.write_model(pathlib.Path(folder.name), "plain")
+    written_attention.write(pathlib.Path(folder.name))
     sys.path.insert(0, folder.name)
     attention_packages.define("flash_attn")
     model = nn.Sequential(*(Block(n, CASES[sys.argv[1]]) for n in range(LAYERS)))

@@ -21,9 +21,12 @@ CASES = {
     "eager": ("foreshock::eager_attention", "foreshock::eager_attention_backward", "parameter"),
     "engine": ("foreshock::transformer_engine", "foreshock::transformer_engine_backward", "parameter"),
     "math_path": ("_scaled_dot_product_attention_math", None, "parameter"),
+    "megatron": ("foreshock::megatron_attention", "foreshock::megatron_attention_backward", "parameter"),
+    "attend": ("foreshock::x_transformers_attention", "foreshock::x_transformers_attention_backward", "parameter"),
 }
-KEPT = ("flash_attn", "tap", "eager")
-UNFUSED = ("math_path", "eager")  # computed in bf16, with many roundings
+KEPT = ("flash_attn", "tap", "eager", "attend")
+UNFUSED = ("math_path", "eager", "megatron", "attend")  # computed in bf16, with many roundings
+FOLLOWED = ("eager", "megatron", "attend")  # their backward calls are counted in sampled steps only
 
 
 @functools.cache
@@ -45,8 +48,7 @@ def test_every_call_is_counted_and_judged(case):
     assert_conserved(rank)
     ahead, back, _ = CASES[case]
     assert rank["attention"]["forward"]["operations"] == {ahead: STEPS * LAYERS}
-    # The backward calls of an eager function are counted in sampled steps only; the first step is not sampled.
-    backward_steps = STEPS - 1 if case == "eager" else STEPS
+    backward_steps = STEPS - 1 if case in FOLLOWED else STEPS  # the first step is not sampled
     assert rank["attention"]["backward"]["operations"] == ({back: backward_steps * LAYERS} if back else {})
     for name in ("forward", "backward") if back else ("forward",):
         seen = rank["attention"][name]
@@ -55,6 +57,9 @@ def test_every_call_is_counted_and_judged(case):
         # Rounded once from fp64 by its kernel (the unfused path: often); a wrong mask, scale or layout gives 0.1.
         # Half an ulp of bf16 is 2^-9 of a value, and errors of a row add up like the row's values.
         assert seen["relative_error"]["max"] < (2**-6 if case in UNFUSED else 2**-8)
+        if name == "backward" and case in FOLLOWED:
+            keys = [line for line in runs_of(case)[1].of("sample") if line["tensor"] in ("grad_key", "grad_value")]
+            assert {line["layer"] for line in keys} == {"000", "001"}
     assert rank["alarms"] == []
 
 
@@ -68,8 +73,15 @@ def test_samples_name_their_layer(case):
 @pytest.mark.parametrize(
     ("case", "tensor"),
     keep(
-        [(case, tensor) for case in ("eager", "engine") for tensor in ("out", "grad_query")],
+        [(case, tensor) for case in ("eager", "engine") for tensor in ("out", "grad_query")]
+        + [
+            (case, tensor)
+            for case in ("megatron", "attend")
+            for tensor in ("out", "grad_query", "grad_key", "grad_value")
+        ],
         ("eager", "grad_query"),
+        ("megatron", "grad_key"),
+        ("attend", "grad_value"),
         several=True,
     ),
 )

@@ -7,11 +7,7 @@ SKIP_UNKNOWN.
 
 from __future__ import annotations
 
-import ast
-import functools
-import inspect
-import re
-import textwrap
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .tap import DESCRIBED, LAYOUTS
@@ -20,6 +16,10 @@ SKIP_FP8, SKIP_MASK, SKIP_LAYOUT, SKIP_UNKNOWN = 5, 6, 7, 10  # FORESHOCK_SKIP_.
 NO_MASK, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2  # FORESHOCK_CAUSAL_... of hook.h
 
 Given = dict[str, Any]  # the arguments of a call, defaults included
+
+
+def itself(value: Any) -> Any:
+    return value
 
 
 class Call(NamedTuple):
@@ -36,16 +36,16 @@ class Call(NamedTuple):
     mask: Any = None
     dropout: float = 0.0
     gradients: tuple[Any, Any, Any, Any] | None = None  # of output, query, key and value
+    # For a function without a backward function of its own: the gradients of its output and of its query -> those of
+    # `out` and `query` as they are described here.
+    of_out: Callable[[Any], Any] = itself
+    of_query: Callable[[Any], Any] = itself
 
     def arguments(self, is_backward: bool) -> tuple[Any, ...]:
         """The arguments of the custom operation, in the order of tap.py, for a call that has been counted."""
         tensors = (self.query, self.key, self.value, self.out, self.lse, self.mask)
         more = self.gradients if is_backward and self.gradients is not None else ()
         return *tensors, *more, self.scale, self.causal, self.layout, self.dropout, None, True, DESCRIBED
-
-
-def itself(value: Any) -> Any:
-    return value
 
 
 # -- Transformer Engine: fused_attn_fwd() and fused_attn_bwd() of transformer_engine.pytorch.cpp_extensions --
@@ -146,88 +146,6 @@ def engine_forward(given: Given, result: Any, _: Any) -> Call | int:
 def engine_backward(given: Given, result: Any, _: Any) -> Call | int:
     gradients = (given["d_o"], *result[:3])
     return _engine(given, given["o"], given["aux_ctx_tensors"], gradients, given["dropout"])
-
-
-# -- transformers: eager_attention_forward() of each model --
-
-EAGER_READ = frozenset({"module", "query", "key", "value", "attention_mask"})
-# The source of a model's function is compared with the only ones that are understood (_EAGER_BODY), which shows all
-# arguments that it reads.
-EAGER_IGNORED = frozenset({"scaling", "dropout", "softcap", "position_bias", "kwargs"})
-# The statements that a function may have, in this order. Without type annotations, docstring and comments.
-_EAGER_BODY = re.compile(
-    r"""
-    (if\ scaling\ is\ None:\n\ {4}scaling\ =\ (query\.size\(-1\)|(?P<head_dim>module\.head_dim))\ \*\*\ \(?-0\.5\)?\n)?
-    (?P<shared>key_states\ =\ repeat_kv\(key,\ module\.num_key_value_groups\)\n
-    value_states\ =\ repeat_kv\(value,\ module\.num_key_value_groups\)\n)?
-    attn_weights\ =\ torch\.matmul\(query,\ (?(shared)key_states|key)\.transpose\((2,\ 3|-1,\ -2)\)\)\ \*\ scaling\n
-    (?P<softcap>if\ softcap\ is\ not\ None:\n
-    \ {4}attn_weights\ =\ attn_weights\ /\ softcap\n
-    \ {4}attn_weights\ =\ torch\.tanh\(attn_weights\)\n
-    \ {4}attn_weights\ =\ attn_weights\ \*\ softcap\n)?
-    (?P<bias>if\ position_bias\ is\ not\ None:\n\ {4}attn_weights\ =\ attn_weights\ \+\ position_bias\n)?
-    if\ attention_mask\ is\ not\ None:\n
-    (\ {4}attn_weights\ =\ attn_weights\ \+\ attention_mask\n
-    |\ {4}causal_mask\ =\ attention_mask\[:,\ :,\ :,\ :(?(shared)key_states|key)\.shape\[-2\]\]\n
-    \ {4}attn_weights\ =\ attn_weights\ \+\ causal_mask\n)
-    attn_weights\ =\ nn\.functional\.softmax\(attn_weights,\ dim=-1(,\ dtype=torch\.float32)?\)
-    (\.to\((query|value)\.dtype\))?\n
-    (attn_weights\ =\ attn_weights\.type\(value\.dtype\)\n)?
-    attn_weights\ =\ nn\.functional\.dropout\(attn_weights,\ p=dropout,\ training=module\.training\)\n
-    attn_output\ =\ torch\.matmul\(attn_weights,\ (?(shared)value_states|value)\)\n
-    attn_output\ =\ attn_output\.transpose\(1,\ 2\)(\.contiguous\(\))?\n
-    return\ \(attn_output,\ attn_weights\)
-    """,
-    re.VERBOSE,
-)
-
-
-@functools.cache
-def _eager_form(function: Any) -> dict[str, bool] | None:
-    """Which optional statements the function has; None: its source is not understood."""
-    try:
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-        body = definition.body[1:] if ast.get_docstring(definition) is not None else definition.body
-        text = "\n".join(map(ast.unparse, body)).replace("= F.", "= nn.functional.")
-    except (OSError, TypeError, SyntaxError, ValueError, AttributeError):
-        return None
-    found = _EAGER_BODY.fullmatch(text)
-    return None if found is None else {name: part is not None for name, part in found.groupdict().items()}
-
-
-def eager_forward(given: Given, result: Any, function: Any) -> Call | int:
-    form = _eager_form(function)
-    if form is None:
-        return SKIP_UNKNOWN
-    query, key, value, module = (given[name] for name in ("query", "key", "value", "module"))
-    scale = given.get("scaling")
-    if scale is None:
-        scale = module.head_dim**-0.5 if form["head_dim"] else query.shape[-1] ** -0.5
-    # Under autocast the products are computed in another precision than that of the query. A scale in a tensor may be
-    # on a device, where reading it would wait.
-    formats = {tensor.dtype for tensor in (query, key, value, result[0])}
-    if len(formats) != 1 or not isinstance(scale, (int, float)):
-        return SKIP_UNKNOWN
-    if form["softcap"] and given.get("softcap") is not None:
-        return SKIP_MASK
-    mask, bias = given["attention_mask"], given.get("position_bias") if form["bias"] else None
-    if mask is not None:
-        if not mask.dtype.is_floating_point:
-            return SKIP_UNKNOWN  # the function adds it to the scores as it is
-        mask = mask[..., : key.shape[-2]]
-    if bias is not None:
-        mask = bias if mask is None else bias + mask
-    dropout = given.get("dropout", 0.0) if module.training else 0.0
-    out = result[0].transpose(1, 2)
-    return Call(query, key, value, out, None, float(scale), NO_MASK, LAYOUTS["bhnd"], mask, float(dropout))
-
-
-def eager_output(result: Any) -> Any:
-    return result[0]
-
-
-def eager_gradient(gradient: Any) -> Any:
-    return gradient.transpose(1, 2)
 
 
 # -- flash-attn 4: _flash_attn_fwd() and _flash_attn_bwd() of flash_attn.cute.interface --

@@ -1,8 +1,9 @@
 """Wraps Python functions that compute attention which no hook of an operation sees (seams), and reports their calls.
 
-A seam is a row of SEAMS: a function, recognised by the name of its module and by the names of its parameters. It is
-wrapped when its module is imported, so other modules that import the function get the wrapped one. Arguments are read
-by name. providers.py describes the calls. A call is reported by a custom operation as foreshock.tap() reports one.
+A seam is a row of SEAMS: a function, or a method of a class, recognised by the name of its module and by the names of
+its parameters. It is wrapped when its module is imported, so other modules that import the function get the wrapped
+one. Arguments are read by name. providers.py and eager.py describe the calls. A call is reported by a custom operation
+as foreshock.tap() reports one.
 
 A wrapped function computes what it did before. A call that is not sampled is only counted. A call whose meaning is not
 known is counted with a reason and never judged. Nothing is wrapped in a process that is not monitored.
@@ -19,8 +20,9 @@ from time import perf_counter_ns
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from . import providers, tap
+from . import eager, providers, tap
 from .providers import SKIP_UNKNOWN, Call, Given
+from .row_sums import log_sum_exp
 from .signals import is_of_trainer
 
 USED, IMPORTED = 1, 2  # FORESHOCK_UNSEEN_... of hook.h
@@ -31,7 +33,7 @@ class Seam(NamedTuple):
     """A function that is wrapped once its module is imported."""
 
     module: str  # a pattern of fnmatch
-    function: str
+    function: str  # or CLASS.METHOD
     operation: str  # name in the namespace foreshock; define() of tap.py appends "_backward" for the backward pass
     is_backward: bool
     describe: Callable[[Given, Any, Any], Call | int]  # arguments, result, function -> the call, or a SKIP_... reason
@@ -40,10 +42,12 @@ class Seam(NamedTuple):
     query: str = "q"  # the parameter that is the query
     in_function: bool = False  # called inside an autograd.Function, where gradient mode is off
     other_tensor: str = ""  # stands for the query, which may be quantized, when the call is counted
+    otherwise: str = ""  # an attribute of `self`; if true, a hooked operation computes the attention, and counts it
     # For a function without a backward function of its own. Names of the parameters that are key and value:
     keys_and_values: tuple[str, ...] = ()
     output: Callable[[Any], Any] = providers.itself  # result -> the tensor whose gradient is that of the output
-    describe_gradient: Callable[[Any], Any] = providers.itself  # that gradient, as `out` of the Call is described
+    # (result, replace) -> the result with replace(tensor) in place of each of its other tensors
+    rest: Callable[[Any, Callable[[Any], Any]], Any] = lambda result, replace: result
 
     @property
     def follows_gradients(self) -> bool:
@@ -72,9 +76,19 @@ SEAMS = (
         providers.FLASH4_READ | {"out", "dout", "lse"}, providers.FLASH4_IGNORED, in_function=True,
     ),
     Seam(
-        "transformers*.modeling_*", "eager_attention_forward", "eager_attention", False, providers.eager_forward,
-        providers.EAGER_READ, providers.EAGER_IGNORED, query="query", keys_and_values=("key", "value"),
-        output=providers.eager_output, describe_gradient=providers.eager_gradient,
+        "transformers*.modeling_*", "eager_attention_forward", "eager_attention", False, eager.eager_forward,
+        eager.EAGER_READ, eager.EAGER_IGNORED, query="query", keys_and_values=("key", "value"), output=eager.first,
+        rest=eager.eager_rest,
+    ),
+    Seam(
+        "megatron.core.transformer.dot_product_attention", "DotProductAttention.forward", "megatron_attention", False,
+        eager.megatron_forward, eager.MEGATRON_READ, eager.MEGATRON_IGNORED, query="query",
+        keys_and_values=("key", "value"),
+    ),
+    Seam(
+        "x_transformers.attend", "Attend.forward", "x_transformers_attention", False, eager.attend_forward,
+        eager.ATTEND_READ, eager.ATTEND_IGNORED, otherwise="flash", keys_and_values=("k", "v"), output=eager.first,
+        rest=eager.attend_rest,
     ),
 )  # fmt: skip
 
@@ -122,6 +136,8 @@ class Wrapper:
             return 0
         try:
             seam = self._seam
+            if seam.otherwise and getattr(args[0], seam.otherwise):
+                return 0
             query = args[self._place] if self._place < len(args) else kwargs.get(seam.query)
             # Reading an attribute of a tensor calls a torch function mode of the training, if there is one.
             if type(query) is self._tensor and self._mode_count() == 0:
@@ -147,8 +163,7 @@ class Wrapper:
             if counted & SAMPLED:
                 self._watch.core.core.foreshock_attention_skip(self._number, SKIP_UNKNOWN)
             raise
-        self._report(given, result, backward, bool(counted & SAMPLED))
-        return result
+        return self._report(given, result, backward, bool(counted & SAMPLED))
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
         return {**self._defaults, **dict(zip(self._names, args)), **kwargs}
@@ -164,8 +179,8 @@ class Wrapper:
                 raise
             return {}, None
 
-    def _report(self, given: Given, result: Any, backward: Backward | None, is_sampled: bool) -> None:
-        """Describes a call by the custom operation, or skips it with a reason."""
+    def _report(self, given: Given, result: Any, backward: Backward | None, is_sampled: bool) -> Any:
+        """Describes a call by the custom operation, or skips it with a reason. Returns the result for the training."""
         begin, end, reason = perf_counter_ns(), None, SKIP_UNKNOWN
         try:
             with self._watch.hidden():
@@ -178,7 +193,7 @@ class Wrapper:
                     if is_sampled:
                         _run(self._operations[self._seam.is_backward], call.arguments(self._seam.is_backward))
                     if backward is not None:
-                        backward.follow(call, result)
+                        result = backward.follow(call, result)
         except Exception as error:
             if is_of_trainer(error):
                 raise
@@ -189,6 +204,7 @@ class Wrapper:
                     self._is_named = True
                     self._watch.name(self._seam, self._original.__module__, "not understood", USED)
             self._watch.add_time((end or perf_counter_ns()) - begin)
+        return result
 
 
 class Backward:
@@ -200,6 +216,7 @@ class Backward:
         self._watch, self._seam, self._views = watch, seam, views
         self._call: Call | None = None
         self._gradients: dict[str, Any] = {}
+        self._has_other_root = False
 
     @classmethod
     def of(cls, watch: Watch, seam: Seam, given: Given) -> Backward | None:
@@ -216,12 +233,13 @@ class Backward:
         placed = tuple(self._views.get(name, value) for name, value in zip(names, args))
         return placed + args[len(names) :], {name: self._views.get(name, value) for name, value in kwargs.items()}
 
-    def follow(self, call: Call, result: Any) -> None:
-        """`result`: what the function has returned for `call`. The hooks must hold no tensor that is computed from the
+    def follow(self, call: Call, result: Any) -> Any:
+        """`result`: what the function has returned for `call`. Returns it with views in place of all tensors but the
+        output, which show whether the training uses them. The hooks must hold no tensor that is computed from the
         views: tensor and hook would keep each other in memory."""
         out = self._seam.output(result)
         if not out.requires_grad:
-            return
+            return result
         # The query leads to its parameter, so it is kept as it is: it was there before the views.
         detached = {"key": call.key.detach(), "value": call.value.detach(), "out": call.out.detach()}
         self._call = call._replace(**detached)
@@ -229,6 +247,19 @@ class Backward:
         self._missing = {"out", *views}
         for name, tensor in {"out": out, **views}.items():
             tensor.register_hook(functools.partial(self._collect, name))
+        return self._seam.rest(result, self._shown)
+
+    def _shown(self, tensor: Any) -> Any:
+        """A view of a tensor that the function returns beside its output, such as the scores. If a loss uses it, the
+        gradients of query and key are not those of the output alone."""
+        if not self._watch.torch.is_tensor(tensor) or not tensor.requires_grad:
+            return tensor
+        view = tensor.view_as(tensor)
+        view.register_hook(self._note_other_root)
+        return view
+
+    def _note_other_root(self, _: Any) -> None:
+        self._has_other_root = True
 
     def _collect(self, name: str, gradient: Any) -> None:
         try:
@@ -246,14 +277,22 @@ class Backward:
     def _report(self, call: Call, gradients: dict[str, Any]) -> None:
         seam, watch = self._seam, self._watch
         with watch.hidden():
-            begin = perf_counter_ns()
-            out = seam.describe_gradient(gradients["out"])
-            named = (out, *(gradients.get(name) for name in (seam.query, *seam.keys_and_values)))
-            whole = call._replace(gradients=named)
-            watch.add_time(perf_counter_ns() - begin)
-            if watch.core.adapter.foreshock_adapter_enter(
-                call.query._cdata, watch.number(seam.operation, True), True, True
-            ) & SAMPLED:  # fmt: skip
+            number = watch.number(seam.operation, True)
+            if not watch.core.adapter.foreshock_adapter_enter(call.query._cdata, number, True, True) & SAMPLED:
+                return
+            begin, is_described = perf_counter_ns(), False
+            try:
+                names = (seam.query, *seam.keys_and_values)
+                of_query, of_key, of_value = (gradients.get(name) for name in names)
+                of_all = (call.of_out(gradients["out"]), call.of_query(of_query), of_key, of_value)
+                lse = log_sum_exp(call) if call.lse is None else call.lse
+                whole = call._replace(gradients=of_all, lse=lse)
+                is_described = not self._has_other_root
+            finally:
+                watch.add_time(perf_counter_ns() - begin)
+                if not is_described:
+                    watch.core.core.foreshock_attention_skip(number, SKIP_UNKNOWN)
+            if is_described:
                 _run(watch.operations(seam.operation)[True], whole.arguments(True))
 
 
@@ -339,12 +378,14 @@ class Watch:
                 raise
 
     def _wrap_function(self, module: ModuleType, seam: Seam) -> None:
-        original = vars(module).get(seam.function)
+        owner_name, _, name = seam.function.rpartition(".")
+        owner = vars(module).get(owner_name) if owner_name else module
+        original = vars(owner).get(name) if owner is not None else None
         # A module may also have the function of another one, which is wrapped there.
         if not inspect.isfunction(original) or original.__module__ != module.__name__:
             return
         wrapper = Wrapper(self, seam, original)
         if wrapper.is_understood:
-            setattr(module, seam.function, _wrapped(wrapper, original))
+            setattr(owner, name, _wrapped(wrapper, original))
         else:
             self.name(seam, module.__name__, "other arguments", IMPORTED)
