@@ -136,9 +136,9 @@ void RecordScalars::gather(const Key& key, const SampleLine& line, std::vector<S
   Gathered& sums = open->second;
   sums.time = std::max(sums.time, line.time.value_or(0));
   add(&sums.relative_error, line.relative_error_mean);
-  add(&sums.deviation_ratio, line.deviation_ratio);
+  add(&sums.fused_ratio, line.fused_ratio);
   add(&sums.entropy, line.entropy_nats_mean);
-  sums.ratio_max = std::max(sums.ratio_max, line.deviation_ratio.value_or(0));
+  sums.ratio_max = std::max(sums.ratio_max, line.fused_ratio.value_or(0));
   sums.logit_max = std::max(sums.logit_max, line.logit_abs_max.value_or(0));
   sums.bias_error += line.bias_error_sum.value_or(0);
   sums.bias_ulp += line.bias_ulp_sum.value_or(0);
@@ -156,11 +156,11 @@ void RecordScalars::append_scalars(const Key& key, const Gathered& gathered, std
   const auto put_mean = [&](const char* name, const Mean& mean) {
     put(name, mean.sum / mean.count, mean.count > 0);
   };
-  put_mean("deviation_ratio", gathered.deviation_ratio);
+  put_mean("fused_ratio", gathered.fused_ratio);
   put("bias_ulp", gathered.bias_error / gathered.bias_ulp, gathered.bias_ulp > 0);
   put("logit_abs_max", gathered.logit_max, gathered.logit_max > 0);
   if (!layer.empty()) return;  // the other scalars exist only for all layers together
-  put("deviation_ratio_max", gathered.ratio_max, gathered.deviation_ratio.count > 0);
+  put("fused_ratio_max", gathered.ratio_max, gathered.fused_ratio.count > 0);
   put_mean("relative_error", gathered.relative_error);
   put_mean("entropy_nats", gathered.entropy);
 }

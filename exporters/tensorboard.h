@@ -30,7 +30,7 @@ struct Scalar {
   int64_t rank;
   double time;  // seconds since 1970; 0: unknown
   int64_t step;
-  std::string tag;  // "training/loss", "attention_forward/deviation_ratio", "layer_bias_ulp_forward/003", ...
+  std::string tag;  // "training/loss", "attention_forward/fused_ratio", "layer_bias_ulp_forward/003", ...
   double value;     // may be NaN
 };
 
@@ -50,7 +50,7 @@ class RecordScalars {
   struct Gathered {
     int64_t step = 0;
     double time = 0;
-    Mean relative_error, deviation_ratio, entropy;
+    Mean relative_error, fused_ratio, entropy;
     double ratio_max = 0, logit_max = 0;
     double bias_error = 0, bias_ulp = 0;  // sums of the errors and of their ulps
   };

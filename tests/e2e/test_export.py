@@ -19,7 +19,7 @@ def step(number: int, **more: object) -> dict:
 
 
 def sample(number: int, layer: str, ratio: float) -> dict:
-    facts = {"layer": layer, "pass": "forward", "deviation_ratio": ratio, "heads": [0, 1]}
+    facts = {"layer": layer, "pass": "forward", "fused_ratio": ratio, "heads": [0, 1]}
     return step(number) | {"type": "sample"} | facts
 
 
@@ -57,7 +57,7 @@ def test_tables(foreshock, record, tmp_path):
     assert (first["step"], float(first["loss"]), first["gradient_norm"]) == ("1", 0.1, "")
     assert math.isnan(float(second["loss"]))
     (row,) = read_csv(tmp_path / "out" / "sample.csv")
-    assert (row["layer"], row["heads"], row["deviation_ratio"]) == ("a,b", "0 1", "0.5")
+    assert (row["layer"], row["heads"], row["fused_ratio"]) == ("a,b", "0 1", "0.5")
     assert not (tmp_path / "out" / "event.csv").exists()
 
 
@@ -71,8 +71,8 @@ def test_tensorboard_reads_what_is_written(foreshock, record, tmp_path):
     assert first == (1, 2.5, 101.0)
     assert second[0] == 2
     assert math.isnan(second[1])
-    assert scalars["attention_forward/deviation_ratio"] == [(1, 0.625, 101.0)]
-    assert scalars["layer_deviation_ratio_forward/001"] == [(1, 0.75, 101.0)]
+    assert scalars["attention_forward/fused_ratio"] == [(1, 0.625, 101.0)]
+    assert scalars["layer_fused_ratio_forward/001"] == [(1, 0.75, 101.0)]
     assert scalars["event/loss_spike"] == [(2, 9.0, 102.0)]
 
 

@@ -23,7 +23,7 @@ SampleLine sample(int64_t step, const std::string& layer, double ratio, double b
   line.time = 100.0 + static_cast<double>(step);
   line.pass = std::string("forward");
   line.layer = layer;
-  line.deviation_ratio = ratio;
+  line.fused_ratio = ratio;
   line.bias_error_sum = bias_error;
   line.bias_ulp_sum = bias_ulp;
   return line;
@@ -56,14 +56,14 @@ TEST(RecordScalars, SamplesOfAStepBecomeOneValueOnceItIsOver) {
   EXPECT_TRUE(scalars.take(sample(8, "000", 0.5, 1, 10)).empty());
   EXPECT_TRUE(scalars.take(sample(8, "001", 0.9, 1, 30)).empty());
   const Values first = values_of(scalars.take(sample(16, "000", 0.6, 0, 1)));
-  EXPECT_DOUBLE_EQ(first.at("attention_forward/deviation_ratio"), 0.7);
-  EXPECT_EQ(first.at("attention_forward/deviation_ratio_max"), 0.9);
+  EXPECT_DOUBLE_EQ(first.at("attention_forward/fused_ratio"), 0.7);
+  EXPECT_EQ(first.at("attention_forward/fused_ratio_max"), 0.9);
   EXPECT_DOUBLE_EQ(first.at("attention_forward/bias_ulp"), 2.0 / 40);  // of the sums, not of the quotients
-  EXPECT_EQ(first.at("layer_deviation_ratio_forward/000"), 0.5);
-  EXPECT_FALSE(first.contains("layer_deviation_ratio_forward/001"));  // no later sample of it yet
+  EXPECT_EQ(first.at("layer_fused_ratio_forward/000"), 0.5);
+  EXPECT_FALSE(first.contains("layer_fused_ratio_forward/001"));  // no later sample of it yet
   const Values rest = values_of(scalars.finish());
-  EXPECT_EQ(rest.at("layer_deviation_ratio_forward/001"), 0.9);
-  EXPECT_EQ(rest.at("layer_deviation_ratio_forward/000"), 0.6);
+  EXPECT_EQ(rest.at("layer_fused_ratio_forward/001"), 0.9);
+  EXPECT_EQ(rest.at("layer_fused_ratio_forward/000"), 0.6);
   EXPECT_TRUE(scalars.finish().empty());
 }
 
@@ -75,7 +75,7 @@ TEST(RecordScalars, RanksAreKeptApart) {
   scalars.take(other);
   std::map<int64_t, double> ratios;
   for (const Scalar& scalar : scalars.finish())
-    if (scalar.tag == "attention_forward/deviation_ratio") ratios[scalar.rank] = scalar.value;
+    if (scalar.tag == "attention_forward/fused_ratio") ratios[scalar.rank] = scalar.value;
   EXPECT_EQ(ratios, (std::map<int64_t, double>{{2, 1.0}, {3, 2.0}}));
 }
 
