@@ -39,7 +39,7 @@ std::vector<Condition> looks_of(const Ranks& ranks) {
 }
 
 std::string text_of(const Condition& condition) {
-  return printable(sentence_of(condition)) + ". Do: " + info_of(condition.id).action;
+  return printable(sentence_of(condition)) + ". Do: " + info_of(condition.id).action + ".";
 }
 
 std::string headline_with_looks(const std::string& headline, bool is_healthy, size_t looks) {

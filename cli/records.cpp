@@ -1,12 +1,13 @@
 // Implements foreshock export and foreshock detect. export converts a record, the JSON lines that the agent
-// has written, into files for other tools. detect runs the agent's detectors over a record. say() prints a
-// line to stderr.
+// has written, into files for other tools. detect runs the agent's detectors and the rules of the conditions
+// over a record. say() prints a line to stderr.
 #include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "agent/condition_list.h"
 #include "agent/detection.h"
 #include "agent/publish.h"
 #include "cli/commands.h"
@@ -186,7 +187,13 @@ Json detect_json(const Detected& detected) {
     rank["rank"] = key.second;
     ranks.push_back(rank);
   }
-  return {{"schema", 1}, {"events", events}, {"ranks", ranks}};
+  Json conditions = Json::array();
+  for (const auto& [run, found] : detected.watches.conditions())
+    for (Json each : conditions_json(conditions_of(found))) {
+      each["run"] = run;
+      conditions.push_back(each);
+    }
+  return {{"schema", 1}, {"events", events}, {"conditions", conditions}, {"ranks", ranks}};
 }
 
 void print_events(const Detected& detected) {
@@ -212,6 +219,13 @@ void print_loss_events(const Detected& detected) {
                     static_cast<long long>(seen.onset_step - each.since_step), info_of(each.detector).name,
                     each.place.empty() ? "" : " of ", printable(each.place).c_str(), name_of(each.most));
     }
+}
+
+void print_conditions(const Detected& detected) {
+  for (const auto& [run, found] : detected.watches.conditions())
+    for (const Condition& each : conditions_of(found))
+      std::printf("\n%s (%s): %s\n", info_of(each.id).name,
+                  info_of(each.id).kind == ConditionKind::kFault ? "fault" : "look", text_of(each).c_str());
 }
 
 void print_bad_lines(const RecordReader& reader) {
@@ -259,6 +273,7 @@ int detect(const Arguments& arguments) {
   } else {
     print_events(detected);
     print_loss_events(detected);
+    print_conditions(detected);
   }
   print_bad_lines(*reader);
   for (const std::string& text : left_out(detected.watches)) say(text);  // series and ranks beyond the limits

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "agent/condition_list.h"
 #include "agent/detection.h"
 #include "agent/publish.h"
 #include "cli/commands.h"
@@ -417,6 +418,7 @@ std::string report_json(const Report& report) {
                          {"verdict", report.verdict},
                          {"verdict_from", is_from_agent(report) ? "agent" : "report"},
                          {"findings", findings_json(report.findings)},
+                         {"conditions", conditions_json(report.conditions)},
                          {"facts", facts_json(report.facts)},
                          {"events_from", report.from_record ? "record" : "detectors"},
                          {"events_note", report.events_note},
@@ -459,6 +461,10 @@ std::string report_markdown(const Report& report, const std::vector<std::string>
   for (const FindingLine& line : report.findings)
     if (findings.size() < kMostShownFindings) findings.push_back(line.headline + ": " + line.text);
   if (findings.size() > 1) append_lines(&text, "Findings:", findings);
+  std::vector<std::string> looks;
+  for (const Condition& each : report.conditions)
+    if (!is_fault(each)) looks.push_back(text_of(each));
+  append_lines(&text, "Worth a look:", looks);
   if (!report.attention_faults.empty()) text += "\n## Attention\n\n" + report.attention_text + "\n";
   for (size_t n = 0; n < std::min(report.events.size(), kMostShownEvents); ++n)
     text += markdown_of(report.events[n], n + 1);

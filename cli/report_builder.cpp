@@ -13,6 +13,7 @@
 #include <set>
 #include <tuple>
 
+#include "agent/condition_list.h"
 #include "cli/report_text.h"
 #include "cli/terminal.h"
 
@@ -578,6 +579,8 @@ void ReportBuilder::end_record() {
       totals_[n].last_warn_step = std::max(totals_[n].last_warn_step, states[n].last_warn_step);
     }
   }
+  if (const RunConditions* found = watches_->conditions_of(run_id_))
+    for (const Condition& each : conditions_of(*found)) conditions_.push_back(each);
   watches_.reset();
 }
 
@@ -762,6 +765,9 @@ Report ReportBuilder::finish() {
   report.attention = attention_.curve();
   report.attention_layers = attention_.layers();
   report.agent_verdicts = verdicts_;
+  report.conditions = conditions_;
+  // Conditions of several records: the faults of all come first.
+  std::stable_partition(report.conditions.begin(), report.conditions.end(), is_fault);
   for (const std::string& key : finding_order_)
     if (verdicts_.empty() || findings_[key].state == "final") report.findings.push_back(findings_[key]);
   sort_findings(&report.findings);

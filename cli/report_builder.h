@@ -109,7 +109,8 @@ class ReportBuilder {
   Report finish();
 
  private:
-  // Ends one record: closes its events, adds its detectors' counts to totals_, and deletes the detectors.
+  // Ends one record: closes its events, keeps its conditions, adds its detectors' counts to totals_, and
+  // deletes the detectors.
   void end_record();
   void observe(const RunLine& line);
   void observe(const StepLine& line);
@@ -135,6 +136,7 @@ class ReportBuilder {
   RunSeen run_;
   std::map<std::string, FindingLine> findings_;  // by what identifies a finding over time
   std::vector<std::string> finding_order_;       // their keys, in the order of the record
+  std::vector<Condition> conditions_;            // of the records that have ended
   std::set<std::string> verdicts_;
   EventCollector recorded_, found_;      // events that the agent wrote; events of the detectors in watches_
   std::unique_ptr<Watches> watches_;     // the detectors that are run over the present record

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "agent/rank_state.h"
+#include "detect/conditions.h"
 #include "detect/watch.h"
 #include "exporters/http_routes.h"
 #include "exporters/record.h"
@@ -200,6 +201,10 @@ struct ReportEpisode {  // a period in which a detector was above level quiet in
   int64_t end_step = -1;   // -1: it has not ended
 };
 
+inline bool is_fault(const Condition& condition) {
+  return info_of(condition.id).kind == ConditionKind::kFault;
+}
+
 struct ReportDetector {  // totals of one detector over the whole run and all ranks
   DetectorId detector = DetectorId::kBias;
   uint64_t values = 0;                 // input values
@@ -216,7 +221,8 @@ struct Report {
   // Several nodes, or several commands of one run, have a verdict each.
   std::vector<FindingLine> findings;
   std::set<std::string> agent_verdicts;
-  std::vector<ReportFact> facts;  // facts of the whole run
+  std::vector<Condition> conditions;  // found in the records by the rules of this version; faults first
+  std::vector<ReportFact> facts;      // facts of the whole run
   bool from_record = false;  // true: the agent wrote the events; false: the report's detectors found them
   std::string events_note;   // one or two sentences on the source of the events
   HistoryTable timeline;     // columns loss and loss_max of one rank, by step

@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iterator>
 #include <map>
 
+#include "agent/condition_list.h"
 #include "agent/detection.h"
 #include "cli/terminal.h"
 #include "detect/detector.h"
@@ -442,12 +444,23 @@ std::string verdict_of_findings(const std::vector<FindingLine>& findings) {
                       : " There are " + std::to_string(more) + " more findings.");
 }
 
+// Returns "NO STEP IS TAKEN: <sentence>. Do: <action>. " for the first condition that is a fault; "" if there
+// is none. The conditions of an older agent's record have no finding.
+std::string condition_fault_of(const Report& report) {
+  if (report.conditions.empty() || !is_fault(report.conditions.front())) return "";
+  const Condition& first = report.conditions.front();
+  return std::string(info_of(first.id).headline) + ": " + text_of(first) + " ";
+}
+
 std::string verdict_without_findings(const Report& report, const RunCounts& counts) {
+  const auto looks = static_cast<size_t>(
+      std::count_if(report.conditions.begin(), report.conditions.end(), std::not_fn(is_fault)));
   std::string verdicts;
   for (const std::string& verdict : report.agent_verdicts)
-    verdicts += (verdicts.empty() ? "" : "; on another node: ") + verdict;
+    verdicts += (verdicts.empty() ? "" : "; on another node: ") +
+                headline_with_looks(verdict, verdict == "healthy", looks);
   verdicts[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(verdicts[0])));
-  return verdicts + ". " + verdict_without_events(report, counts);
+  return condition_fault_of(report) + verdicts + ". " + verdict_without_events(report, counts);
 }
 
 }  // namespace
@@ -573,8 +586,9 @@ bool is_from_agent(const Report& report) {
 void sort_findings(std::vector<FindingLine>* findings) {
   // The headlines from the most severe on (Severity in agent/findings.h). Unknown ones, of a newer agent,
   // come first: they may be severe.
-  constexpr std::string_view kHeadlines[] = {"REPLICAS DIFFER", "ATTENTION FAULT", "LOSS NOT FINITE",
-                                             "LOSS DIVERGED",   "LOSS SPIKE",      "LOSS RISES"};
+  constexpr std::string_view kHeadlines[] = {"REPLICAS DIFFER",    "NO STEP IS TAKEN", "NOTHING IS TRAINED",
+                                             "WEIGHTS NOT FINITE", "ATTENTION FAULT",  "LOSS NOT FINITE",
+                                             "LOSS DIVERGED",      "LOSS SPIKE",       "LOSS RISES"};
   const auto order = [&](const FindingLine& line) {
     const auto found = std::find(std::begin(kHeadlines), std::end(kHeadlines), line.headline);
     return found != std::end(kHeadlines) ? found - std::begin(kHeadlines) : -1;
@@ -584,14 +598,15 @@ void sort_findings(std::vector<FindingLine>* findings) {
                    [&](const FindingLine& a, const FindingLine& b) { return order(a) < order(b); });
 }
 
-// Mentions loss events before an attention fault, since an event may not be due to the fault. The text about
+// Mentions loss events before other faults, since an event may not be due to the fault. The text about
 // the fault ends with a blank, which is dropped if nothing follows.
 std::string verdict_of(const Report& report, const RunCounts& counts) {
   if (!report.findings.empty()) return verdict_of_findings(report.findings);
   if (!report.agent_verdicts.empty()) return verdict_without_findings(report, counts);
-  const std::string loss = loss_verdict_of(report, counts), attention = attention_fault_of(report);
-  if (attention.empty()) return loss;
-  return report.events.empty() ? attention + loss : loss + " " + attention.substr(0, attention.size() - 1);
+  const std::string loss = loss_verdict_of(report, counts);
+  const std::string fault = condition_fault_of(report) + attention_fault_of(report);
+  if (fault.empty()) return loss;
+  return report.events.empty() ? fault + loss : loss + " " + fault.substr(0, fault.size() - 1);
 }
 
 }  // namespace foreshock::cli

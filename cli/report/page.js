@@ -5,6 +5,7 @@ const LABEL_WIDTH = Math.min(190, Math.round(innerWidth / 3.5)); // pixels, besi
 const MOST_FINDINGS = 5; // below the first one, which is in the verdict
 
 function isBad() {
+  if (report.conditions.some((c) => c.kind === 'fault')) return true;
   if (report.verdict_from === 'agent') return report.findings.length > 0;
   return report.loss_events.length || report.attention.faults.length || report.episodes.some((e) => known(e.warn_step));
 }
@@ -15,6 +16,7 @@ function fillHead() {
   byId('verdict').textContent = report.verdict;
   byId('verdict').className = isBad() ? 'bad' : 'good';
   byId('findings').append(...report.findings.slice(1, 1 + MOST_FINDINGS).map((f) => element('li', { textContent: `${f.headline}: ${f.text}.` })));
+  byId('findings').append(...report.conditions.filter((c) => c.kind === 'look').map((c) => element('li', { textContent: `Worth a look: ${c.text}. Do: ${c.action}.` })));
   byId('made').textContent = known(report.version) ? `from a record of foreshock ${report.version}` : '';
   byId('facts').append(...facts(report.facts));
   byId('whole-note').textContent = report.events_note;

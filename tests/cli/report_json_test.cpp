@@ -54,6 +54,67 @@ TEST_F(ReportJson, AttentionHasItsCurveAndItsLayers) {
   EXPECT_EQ(attention["faults"][0]["beyond"], 2);
 }
 
+class ReportConditions : public ToldRun {
+ protected:
+  // A rate that is 0 from step 101 on, and a verdict of the agent if there is one.
+  Report report_of(const std::string& verdict) {
+    for (int64_t step = 1; step <= 200; ++step) {
+      StepLine line = step_line(step, usual_loss(step));
+      if (step > 100) line.learning_rate = 0;
+      take(line);
+    }
+    VerdictLine line;
+    line.run = "me";
+    line.verdict = verdict;
+    if (!verdict.empty()) take(line);
+    return builder_.finish();
+  }
+  void skip_steps(double in_row) {
+    EventLine event = event_line(kScalerSkips, 200);
+    event.value = in_row;
+    take(event);
+  }
+};
+
+TEST_F(ReportConditions, OfASoundTrainingAreWorthALook) {
+  const Report report = report_of("healthy");
+  EXPECT_TRUE(report.verdict.starts_with("Healthy; 1 thing worth a look. ")) << report.verdict;
+  const Json conditions = Json::parse(report_json(report))["conditions"];
+  ASSERT_EQ(conditions.size(), 1u);
+  EXPECT_EQ(conditions[0]["condition"], "rate_zero");
+  EXPECT_EQ(conditions[0]["kind"], "look");
+  EXPECT_EQ(conditions[0]["since_step"], 101);
+  EXPECT_EQ(conditions[0]["text"], "the learning rate is 0 since step 101 (largest before: 0.0003)");
+  EXPECT_NE(
+      report_markdown(report, {"run.jsonl"})
+          .find("Worth a look:\n- the learning rate is 0 since step 101 (largest before: 0.0003). Do: "),
+      std::string::npos);
+}
+
+TEST_F(ReportConditions, ThatAreFaultsAreTheVerdictOfARecordWithoutFindings) {
+  for (int64_t step = 1; step <= 200; ++step) take(step_line(step, usual_loss(step)));
+  skip_steps(40);
+  const Report report = builder_.finish();
+  EXPECT_TRUE(
+      report.verdict.starts_with("NO STEP IS TAKEN: no optimizer step is taken since step 201: the "
+                                 "gradient scaler has skipped 40 in a row. Do: find the layer "))
+      << report.verdict;
+  EXPECT_EQ(Json::parse(report_json(report))["conditions"][0]["kind"], "fault");
+}
+
+TEST_F(ReportConditions, OfARecordWithAFindingAreListedBesideIt) {
+  FindingLine finding;
+  finding.run = "me";
+  finding.finding = "loss_rise";
+  finding.headline = "LOSS RISES";
+  finding.state = "final";
+  finding.text = "the loss rises";
+  take(finding);
+  const Report report = report_of("LOSS RISES");
+  EXPECT_TRUE(report.verdict.starts_with("LOSS RISES: ")) << report.verdict;
+  EXPECT_EQ(report.conditions.size(), 1u);
+}
+
 TEST_F(ReportJson, WhatIsNoNumberIsNullAndBytesBecomeText) {
   steps(1, 200);
   take(level_line("bias", "warn", 200, "\xff\xfe" + std::string(100'000, 'x')));
