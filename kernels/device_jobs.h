@@ -35,19 +35,23 @@ constexpr uint32_t blocks_of(uint64_t work, uint64_t per_block, uint32_t most) {
 
 // The rows of one tensor to copy. Row n of a head has `width` elements, column_stride apart, and begins at
 // `from` + head * head_stride + row(n) * row_stride; is_listed defines row(n). Strides are in elements and
-// may be 0 or negative. The copies of the rows are dense, head by head.
+// may be 0 or negative. The copies of the rows are dense, head by head; with head_bytes, those of each head
+// begin head_bytes after those of the head before. Of a mask's lines for sampled keys, the "heads" are keys.
 struct GatherPiece {
   uint64_t from;  // address of the element (first head, row 0, first column)
   uint64_t to;    // where the copies begin: offset in bytes from the job's `to`
   int64_t head_stride, row_stride, column_stride;
   uint32_t heads, rows, width;
-  uint32_t element;    // size of an element in bytes: 1, 2, 4 or 8
-  uint32_t is_listed;  // 1: row(n) = the job's position[n]; 0: row(n) = first_row + n
+  uint32_t element;  // size of an element in bytes: 1, 2, 4 or 8
+  // 1: row(n) = the job's position[n]; 0: row(n) = first_row + n. 2: the same as 0, and position[head] takes
+  // the place of the head.
+  uint32_t is_listed;
   uint32_t first_row;
+  uint64_t head_bytes = 0;  // from the copy of a head to that of the next one; 0: dense
 };
-static_assert(sizeof(GatherPiece) == 64);
+static_assert(sizeof(GatherPiece) == 72);
 
-inline constexpr uint32_t kMostPieces = 16;     // per job
+inline constexpr uint32_t kMostPieces = 20;     // per job
 inline constexpr uint32_t kMostPositions = 16;  // sampled rows of each head
 
 // Scratch memory of a launch. Only one launch at a time may use it. It must be all zero before the first

@@ -18,7 +18,8 @@ constexpr uint32_t gather_unit(const GatherPiece& piece, uint64_t to) {
   const bool is_dense = piece.column_stride == 1 || piece.width <= 1;
   const uint64_t strides = static_cast<uint64_t>(piece.head_stride) | static_cast<uint64_t>(piece.row_stride);
   const uint64_t row = uint64_t{piece.width} * piece.element;
-  return power_dividing(piece.from | to | strides * piece.element | row, is_dense ? 16 : piece.element);
+  return power_dividing(piece.from | to | strides * piece.element | row | piece.head_bytes,
+                        is_dense ? 16 : piece.element);
 }
 
 // Address of row 0 of a piece (the copy begins at its first_row), and how many rows per head are copied.
@@ -105,11 +106,14 @@ FORESHOCK_DEVICE void gather_piece(const GatherJob& job, uint32_t number, const 
     for (uint64_t row = first; row < all_rows; row += uint64_t{block.blocks()} * groups) {
       const uint32_t head = static_cast<uint32_t>(row / copied.rows);
       const uint32_t n = static_cast<uint32_t>(row % copied.rows);
-      const int64_t position = piece.is_listed ? rows.position(n, thread) : int64_t{piece.first_row} + n;
+      const int64_t position = piece.is_listed == 1 ? rows.position(n, thread) : int64_t{piece.first_row} + n;
+      const int64_t from_head = piece.is_listed == 2 ? rows.position(head, thread) : int64_t{head};
       const uint64_t from =
           copied.from +
-          static_cast<uint64_t>((head * piece.head_stride + position * piece.row_stride) * element);
-      const uint64_t to = job.to + piece.to + row * row_bytes;
+          static_cast<uint64_t>((from_head * piece.head_stride + position * piece.row_stride) * element);
+      const uint64_t offset_in_piece =
+          piece.head_bytes == 0 ? row * row_bytes : head * piece.head_bytes + n * row_bytes;
+      const uint64_t to = job.to + piece.to + offset_in_piece;
       for (uint64_t unit = thread % group; unit < units; unit += group) {
         const uint64_t byte = unit * sizeof(Unit);
         const uint64_t offset =

@@ -167,7 +167,6 @@ inline segment::ColumnsSkip why_no_columns(const ValidatedCall& call) {
   if (!call.grad_key.data || !call.grad_value.data) return segment::kColumnsGradients;
   if (!call.log_sum_exp.data) return segment::kColumnsLogSumExp;
   if (call.packed.count > 0) return segment::kColumnsPacked;
-  if (call.mask.data && call.device_type != FORESHOCK_DEVICE_CPU) return segment::kColumnsMask;
   return segment::kColumnsTaken;
 }
 

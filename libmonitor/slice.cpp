@@ -517,8 +517,32 @@ void add_query_rows(const TensorView& from, const Slice& slice, int64_t first, i
     to += static_cast<uint64_t>(taken * width) * piece.element;
   }
 }
-// A slice of key positions has four payloads of query rows, with at most three pieces each, and four of keys.
-static_assert(kMostPieces >= 4 * 3 + 4, "a slice of key positions");
+
+// Does the same for the mask of the sampled keys: for each key a line with a number for each of these rows. A
+// piece with the rows of one head has a thread for each number; one with several heads has a row for each.
+void add_mask_lines(const TensorView& mask, const Slice& slice, int64_t first, int64_t count, uint64_t to,
+                    GatherJob* job) {
+  const int64_t queries = mask.shape[2];
+  const uint64_t element = size_of(mask.dtype), line_bytes = static_cast<uint64_t>(count) * element;
+  while (count > 0) {
+    const int64_t head = slice.first_head + first / queries, position = first % queries;
+    const int64_t heads = std::max<int64_t>(1, position == 0 ? count / queries : 0);
+    const int64_t rows = heads > 1 ? queries : std::min(count, queries - position);
+    GatherPiece piece = heads == 1 ? consecutive_rows(mask, slice.batch, head, position, rows, 1)
+                                   : consecutive_rows(mask, slice.batch, head, 0, heads, queries);
+    if (heads > 1) piece.row_stride = mask.stride[1], piece.column_stride = mask.stride[2];
+    piece.head_stride = mask.stride[3];
+    piece.heads = static_cast<uint32_t>(slice.positions);
+    piece.is_listed = 2;
+    piece.head_bytes = line_bytes;
+    add_piece(piece, to, job);
+    first += heads * rows;
+    count -= heads * rows;
+    to += static_cast<uint64_t>(heads * rows) * element;
+  }
+}
+// A slice of key positions has five payloads of query rows, with at most three pieces each, and four of keys.
+static_assert(kMostPieces >= 5 * 3 + 4, "a slice of key positions");
 
 GatherJob gather_of(const Slice& slice, uint64_t to) {
   GatherJob job = {};
@@ -585,6 +609,7 @@ KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, 
   put_rows(call.out, segment::kOut, call.value_dim);
   put_rows(call.log_sum_exp, segment::kLogSumExp, 1);
   put_rows(call.grad_out, segment::kGradOut, call.value_dim);
+  if (call.mask.data) add_mask_lines(call.mask, slice, first, rows, offset_of(segment::kMask), &job.gather);
   if (slot.part > 0) return job;
   const auto put_keys = [&](const TensorView& from, segment::PayloadId id, int64_t width) {
     add_piece(chosen_keys(from, slice, width), offset_of(id), &job.gather);

@@ -146,10 +146,10 @@ TEST(Rank, ReasonsForNoKeyPositionsAreCountedByLayer) {
   segment::Slot slot = {};
   slot.pass = 1;
   SliceDeviation deviation;
-  for (const auto& [layer, why] : {std::pair("000", segment::kColumnsMask),
-                                   {"000", segment::kColumnsMask},
+  for (const auto& [layer, why] : {std::pair("000", segment::kColumnsPacked),
+                                   {"000", segment::kColumnsPacked},
                                    {"001", segment::kColumnsNotChosen},
-                                   {"", segment::kColumnsMask}}) {
+                                   {"", segment::kColumnsPacked}}) {
     slot.columns_skip = why;
     deviation.tensor = JudgedTensor::kGradQuery;
     observe_slice(slot, {.label = layer, .name = "", .source = "parameter"}, deviation, &rank);
@@ -158,11 +158,11 @@ TEST(Rank, ReasonsForNoKeyPositionsAreCountedByLayer) {
   slot.columns = 1;  // the slice of key positions itself
   deviation.tensor = JudgedTensor::kGradKey;
   observe_slice(slot, {.label = "000", .name = "", .source = "parameter"}, deviation, &rank);
-  EXPECT_EQ(rank.columns_skipped[segment::kColumnsMask], 3u);
+  EXPECT_EQ(rank.columns_skipped[segment::kColumnsPacked], 3u);
   EXPECT_EQ(rank.columns_skipped[segment::kColumnsTaken], 0u);
-  EXPECT_EQ(rank.layers.at("000").columns_skipped[segment::kColumnsMask], 2u);
+  EXPECT_EQ(rank.layers.at("000").columns_skipped[segment::kColumnsPacked], 2u);
   EXPECT_EQ(rank.layers.at("001").columns_skipped[segment::kColumnsNotChosen], 1u);
-  EXPECT_EQ(rank.unnamed.columns_skipped[segment::kColumnsMask], 1u);
+  EXPECT_EQ(rank.unnamed.columns_skipped[segment::kColumnsPacked], 1u);
 }
 
 TEST(Rank, AFallingStepNumberIsAnotherTraining) {

@@ -119,18 +119,19 @@ TEST(Summary, HealthyRunFitsTenLinesOfEightyColumns) {
   EXPECT_LE(longest_line(text), kSummaryColumns) << text;
   EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 10) << text;
   EXPECT_THAT(text, Not(HasSubstr("unknown")));
-  RankStatistics masked = healthy_rank();
-  masked.columns_skipped[segment::kColumnsMask] = 120;
-  masked.columns_skipped[segment::kColumnsTooLarge] = 6;
-  masked.keys.clear();
+  RankStatistics packed = healthy_rank();
+  packed.columns_skipped[segment::kColumnsPacked] = 120;
+  packed.columns_skipped[segment::kColumnsTooLarge] = 6;
+  packed.keys.clear();
   for (const char* label : {"000", "001"}) {
-    masked.layer_of(label)->keys.clear();
-    masked.layer_of(label)->columns_skipped[segment::kColumnsMask] = 60;
+    packed.layer_of(label)->keys.clear();
+    packed.layer_of(label)->columns_skipped[segment::kColumnsPacked] = 60;
   }
-  EXPECT_THAT(unwrapped(text_of(masked)), HasSubstr("dK and dV not checked (120 mask, 6 too large)"));
-  EXPECT_THAT(text_of(masked), HasSubstr("PARTLY CHECKED\n"));
-  EXPECT_THAT(unwrapped(text_of(masked)),
-              HasSubstr("layers 000, 001: dK and dV not judged; no keys are sampled: mask. See docs/cover"));
+  EXPECT_THAT(unwrapped(text_of(packed)), HasSubstr("dK and dV not checked (120 packed, 6 too large)"));
+  EXPECT_THAT(text_of(packed), HasSubstr("PARTLY CHECKED\n"));
+  EXPECT_THAT(
+      unwrapped(text_of(packed)),
+      HasSubstr("layers 000, 001: dK and dV not judged; no keys are sampled: packed. See docs/cover"));
 }
 
 TEST(Summary, TheLimitOfTheSlowdownIsForLongerRuns) {

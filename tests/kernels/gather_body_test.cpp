@@ -134,6 +134,47 @@ INSTANTIATE_TEST_SUITE_P(Layouts, GatherBody,
                                   std::get<1>(info.param).name;
                          });
 
+// The lines of a mask for listed keys: the key takes the place of the head, and a line has its own place.
+TEST(GatherBodyOfLines, CopiesAColumnForEachListedKey) {
+  constexpr uint32_t kQueries = 30, kKeys = 50, kListed = 5, kLineBytes = 48 * sizeof(uint16_t);
+  std::vector<uint16_t> mask(kQueries * kKeys), lines(kListed * 48, 0x5a5a);
+  for (size_t n = 0; n < mask.size(); ++n) mask[n] = static_cast<uint16_t>(n);
+  std::vector<uint16_t> want = lines;
+  GatherClock clock = {};
+  uint64_t times[2] = {};
+  GatherJob job = {};
+  job.to = address(lines.data()), job.times = address(times), job.clock = address(&clock);
+  job.pieces = 1;
+  for (uint32_t n = 0; n < kListed; ++n) job.position[n] = 7 * n + 3;
+  for (const bool is_wide : {false, true}) {
+    // The same numbers as rows of one number each, and as one row.
+    job.piece[0] = {.from = address(mask.data()),
+                    .to = 4,
+                    .head_stride = 1,
+                    .row_stride = is_wide ? 0 : kKeys,
+                    .column_stride = is_wide ? kKeys : 1,
+                    .heads = kListed,
+                    .rows = is_wide ? 1 : kQueries,
+                    .width = is_wide ? kQueries : 1,
+                    .element = 2,
+                    .is_listed = 2,
+                    .first_row = 0,
+                    .head_bytes = kLineBytes};
+    for (uint32_t n = 0; n < kListed; ++n)
+      for (uint32_t query = 0; query < kQueries; ++query)
+        want[n * 48 + 2 + query] = mask[query * kKeys + 7 * n + 3];
+    std::fill(lines.begin(), lines.end(), 0x5a5a);
+    for (const EmulatedLaunch& launch : kEmulatedLaunches) {
+      Emulation how = launch.how;
+      how.now = tick;
+      ASSERT_TRUE(run_emulated("foreshock_gather",
+                               {.blocks = launch.blocks, .threads = launch.threads, .shared_bytes = 0}, &job,
+                               how));
+      EXPECT_EQ(lines, want);
+    }
+  }
+}
+
 TEST(GatherUnit, IsWhatAllOfAPieceIsAlignedTo) {
   const GatherPiece piece{.from = 4096,
                           .to = 0,

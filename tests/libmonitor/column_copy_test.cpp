@@ -285,7 +285,7 @@ TEST(ColumnCopy, CallsWithoutAllThatIsNeededHaveNoColumns) {
   EXPECT_EQ(why_no_columns(checked(on_device)), segment::kColumnsTaken);
   add_mask(&on_device);
   on_device.call.mask.device_type = FORESHOCK_DEVICE_CUDA;
-  EXPECT_EQ(why_no_columns(checked(on_device)), segment::kColumnsMask);
+  EXPECT_EQ(why_no_columns(checked(on_device)), segment::kColumnsTaken);
 }
 
 TEST(ColumnSampling, TakesHalfOfTheCallsIfAffordableAndElseAsManyAsCostLittle) {

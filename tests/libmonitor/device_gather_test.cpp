@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <numeric>
 
 #include "kernels/key_sums.h"
 #include "libmonitor/call.h"
@@ -14,14 +15,18 @@ void do_gather(const GatherJob& job) {
   for (uint32_t n = 0; n < job.pieces; ++n) {
     const GatherPiece& piece = job.piece[n];
     char* to = reinterpret_cast<char*>(job.to + piece.to);
-    for (uint32_t head = 0; head < piece.heads; ++head)
+    for (uint32_t head = 0; head < piece.heads; ++head) {
+      if (piece.head_bytes > 0) to = reinterpret_cast<char*>(job.to + piece.to) + head * piece.head_bytes;
+      const int64_t from_head = piece.is_listed == 2 ? job.position[head] : head;
       for (uint32_t index = 0; index < piece.rows; ++index)
         for (uint32_t column = 0; column < piece.width; ++column, to += piece.element) {
-          const int64_t row = piece.is_listed ? job.position[index] : piece.first_row + index;
-          const int64_t at = head * piece.head_stride + row * piece.row_stride + column * piece.column_stride;
+          const int64_t row = piece.is_listed == 1 ? job.position[index] : piece.first_row + index;
+          const int64_t at =
+              from_head * piece.head_stride + row * piece.row_stride + column * piece.column_stride;
           std::memcpy(to, reinterpret_cast<const char*>(piece.from) + at * int64_t{piece.element},
                       piece.element);
         }
+    }
   }
 }
 
@@ -107,6 +112,29 @@ TEST(DeviceGather, OfKeyPositionsWithHeadsFirst) {
     tensor->stride[2] = call.dim;
   }
   expect_same_columns(call.call, 1 << 16, 1);
+}
+
+// The mask is one for all batch elements and heads, or one for each; parts begin and end within heads.
+TEST(DeviceGather, OfKeyPositionsUnderAMask) {
+  for (const bool by_head : {false, true})
+    for (const int64_t length : {12, 300}) {
+      CallOnTensors call;
+      call.queries = call.keys = length;
+      call.build_with_key_gradients();
+      add_mask(&call);
+      if (by_head) {
+        call.mask.resize(static_cast<size_t>(8 * length * length));
+        std::iota(call.mask.begin(), call.mask.end(), 0.f);
+        call.call.mask = {call.mask.data(),
+                          {2, 4, length, length},
+                          {4 * length * length, length * length, length, 1},
+                          FORESHOCK_FP32,
+                          4,
+                          FORESHOCK_DEVICE_CPU,
+                          0};
+      }
+      expect_same_columns(call.call, length == 12 ? 1 << 16 : 1 << 15, length == 12 ? 1 : 3);
+    }
 }
 
 TEST(DeviceGather, IsWhatTheHostCopies) {
