@@ -387,6 +387,12 @@ FORESHOCK_EXPORT int foreshock_adapter_enter(const void* query, int32_t operatio
   return (is_sampled ? 1 : 0) | (foreshock_step_is_sampled() != 0 ? 2 : 0);
 }
 
+// Begins (`change` 1) or ends (-1) a call of a function that seams.py counts, in this thread. Attention
+// operations that it calls are not counted.
+FORESHOCK_EXPORT void foreshock_adapter_nest(int32_t change) {
+  foreshock::adapter::attention_depth += change;
+}
+
 // Calls of foreshock::tap on real data since the process started.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_taps(void) { return foreshock::adapter::taps.load(); }
 

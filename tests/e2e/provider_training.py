@@ -2,6 +2,7 @@
 elsewhere than PyTorch's fused operations, and tells its digest.
 """
 
+import functools
 import os
 import pathlib
 import sys
@@ -192,6 +193,50 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> tor
     return written(q, k, v, layer, "attend")
 
 
+document = torch.tensor([[0] * 20 + [1] * 12, [0] * LENGTH])
+
+
+def of_document(batch: torch.Tensor, _head: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    return (i >= j) & (document[batch, i] == document[batch, j])
+
+
+@functools.cache
+def flex_attention() -> tuple:
+    """torch's function, the mask, and the layers whose backward pass is to come. torch refuses gradients on the CPU,
+    and the eager operators compute them all the same."""
+    from torch.nn.attention import flex_attention as flex
+
+    operators = sys.modules["torch._higher_order_ops.flex_attention"]  # its package has a function of this name
+    flex._validate_device = lambda *_: None
+    layers: list[int] = []
+    ahead = operators.math_attention
+    back = operators.flex_attention_backward.py_kernels
+    key = torch._C.DispatchKey.CompositeExplicitAutograd
+
+    def wrong_ahead(*given: object) -> tuple:
+        out, *rest = ahead(*given)
+        return out * (1.05 if (FAULT, layers[-1]) == ("out", 1) else 1.0), *rest
+
+    def wrong_back(*given: object, sound=back[key]) -> tuple:  # noqa: ANN001
+        layer, names = layers.pop(), ("grad_query", "grad_key", "grad_value")
+        *gradients, captured = sound(*given)
+        return *(
+            g * (1.05 if (FAULT, layer) == (n, 1) else 1.0) for n, g in zip(names, gradients, strict=True)
+        ), captured
+
+    if FAULT:
+        operators.math_attention, back[key] = wrong_ahead, wrong_back
+    mask = flex.create_block_mask(of_document, BATCH, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=16)
+    return flex.flex_attention, mask, layers
+
+
+def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
+    attend, mask, layers = flex_attention()
+    layers.append(layer)
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return attend(q, k[:, :2], v[:, :2], block_mask=mask, scale=0.25, enable_gqa=True).transpose(1, 2)
+
+
 class Block(nn.Module):
     def __init__(self, number: int, attend) -> None:  # noqa: ANN001
         super().__init__()
@@ -205,7 +250,7 @@ class Block(nn.Module):
 
 CASES = {
     "flash_attn": flash_attn, "packed": packed, "tap": tap, "math_path": math_path, "eager": eager, "engine": engine,
-    "megatron": megatron, "attend": attend,
+    "megatron": megatron, "attend": attend, "flex": flex,
 }  # fmt: skip
 FAULT = os.environ.get("PLANTED", "")  # a tensor of layer 001 that is wrong by 5 %
 

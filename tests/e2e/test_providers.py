@@ -21,12 +21,13 @@ CASES = {
     "eager": ("foreshock::eager_attention", "foreshock::eager_attention_backward", "parameter"),
     "engine": ("foreshock::transformer_engine", "foreshock::transformer_engine_backward", "parameter"),
     "math_path": ("_scaled_dot_product_attention_math", None, "parameter"),
+    "flex": ("foreshock::flex_attention", "foreshock::flex_attention_backward", "parameter"),
     "megatron": ("foreshock::megatron_attention", "foreshock::megatron_attention_backward", "parameter"),
     "attend": ("foreshock::x_transformers_attention", "foreshock::x_transformers_attention_backward", "parameter"),
 }
-KEPT = ("flash_attn", "tap", "eager", "attend")
-UNFUSED = ("math_path", "eager", "megatron", "attend")  # computed in bf16, with many roundings
-FOLLOWED = ("eager", "megatron", "attend")  # their backward calls are counted in sampled steps only
+KEPT = ("flash_attn", "tap", "eager", "attend", "flex")
+UNFUSED = ("math_path", "eager", "megatron", "attend", "flex")  # computed in bf16, with many roundings
+FOLLOWED = ("eager", "megatron", "attend", "flex")  # their backward calls are counted in sampled steps only
 
 
 @functools.cache
@@ -76,12 +77,13 @@ def test_samples_name_their_layer(case):
         [(case, tensor) for case in ("eager", "engine") for tensor in ("out", "grad_query")]
         + [
             (case, tensor)
-            for case in ("megatron", "attend")
+            for case in ("megatron", "attend", "flex")
             for tensor in ("out", "grad_query", "grad_key", "grad_value")
         ],
         ("eager", "grad_query"),
         ("megatron", "grad_key"),
         ("attend", "grad_value"),
+        ("flex", "grad_query"),
         several=True,
     ),
 )

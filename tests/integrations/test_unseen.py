@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
-from foreshock_torch.unseen import IMPORTED, attention_unseen
+from foreshock_torch import seams
+from foreshock_torch.unseen import IMPORTED, USED, attention_unseen
 
 pytestmark = pytest.mark.quick
 
@@ -19,3 +20,16 @@ def test_old_releases_of_transformer_engine_are_named() -> None:
     for version, name in (("1.13.0", "transformer_engine before 2.0"), ("2.20.2", None)):
         modules = {"transformer_engine": types.SimpleNamespace(__version__=version), "flash_attn.cute": None}
         assert attention_unseen(modules) == ([(name, IMPORTED)] if name else [])
+
+
+def test_flex_attention_is_named_unless_all_its_calls_are_seen(monkeypatch) -> None:
+    monkeypatch.setattr(seams, "described", set())
+    monkeypatch.setattr(seams, "traced", set())
+    used = types.SimpleNamespace(flex_attention=types.SimpleNamespace(_dispatch_cache={1: 2}))
+    modules = {"torch._higher_order_ops.flex_attention": used}
+    named = [("flex_attention", USED)]
+    assert attention_unseen(modules) == named
+    seams.described.add("flex_attention")
+    assert attention_unseen(modules) == []
+    seams.traced.add("flex_attention")
+    assert attention_unseen(modules) == named

@@ -20,7 +20,7 @@ from time import perf_counter_ns
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from . import eager, providers, tap
+from . import eager, flex, providers, tap
 from .providers import SKIP_UNKNOWN, Call, Given
 from .row_sums import log_sum_exp
 from .signals import is_of_trainer
@@ -43,6 +43,7 @@ class Seam(NamedTuple):
     in_function: bool = False  # called inside an autograd.Function, where gradient mode is off
     other_tensor: str = ""  # stands for the query, which may be quantized, when the call is counted
     otherwise: str = ""  # an attribute of `self`; if true, a hooked operation computes the attention, and counts it
+    nests: bool = False  # calls operations that are hooked and must not be counted again
     # For a function without a backward function of its own. Names of the parameters that are key and value:
     keys_and_values: tuple[str, ...] = ()
     output: Callable[[Any], Any] = providers.itself  # result -> the tensor whose gradient is that of the output
@@ -90,10 +91,17 @@ SEAMS = (
         eager.ATTEND_READ, eager.ATTEND_IGNORED, otherwise="flash", keys_and_values=("k", "v"), output=eager.first,
         rest=eager.attend_rest,
     ),
+    Seam(
+        "torch.nn.attention.flex_attention", "flex_attention", "flex_attention", False, flex.flex_forward,
+        flex.FLEX_READ, flex.FLEX_IGNORED, query="query", nests=True, keys_and_values=("key", "value"),
+        output=flex.output, rest=flex.rest,
+    ),
 )  # fmt: skip
 
 
 _runs = 0  # of the custom operations
+described: set[str] = set()  # operations of which a call has been described
+traced: set[str] = set()  # operations whose functions torch.compile has traced into a graph, where no call is seen
 
 
 def reported() -> int:
@@ -105,6 +113,14 @@ def _run(operation: Any, arguments: tuple[Any, ...]) -> None:
     global _runs
     _runs += 1
     operation(*arguments)
+
+
+def _note_traced(operation: str) -> None:
+    """Dynamo calls a function with this mark while it traces, and puts its result into the graph as a constant."""
+    traced.add(operation)
+
+
+_note_traced._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result() does
 
 
 class Wrapper:
@@ -121,19 +137,18 @@ class Wrapper:
         # A newer release may have parameters that change the attention. A call that uses one is not understood.
         self._unknown = tuple(set(parameters) - seam.read - seam.ignored)
         self.is_understood = seam.read <= set(parameters)
-        self._seam, self._watch, self._original = seam, watch, original
+        self._seam, self._watch = seam, watch
+        self.original = _nested(original, watch.core.adapter.foreshock_adapter_nest) if seam.nests else original
         self._is_named = False  # as not understood
         self._place = self._names.index(seam.query) if self.is_understood else 0
         self._operations = watch.operations(seam.operation)
         self._number = watch.number(seam.operation, seam.is_backward)
         self._enter, self._mode_count = watch.core.adapter.foreshock_adapter_enter, watch.mode_count
-        self._tensor, self._is_compiling = watch.torch.Tensor, watch.torch.compiler.is_compiling
+        self._tensor = watch.torch.Tensor
 
     def count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Counts a call that is about to happen. Returns the sum of SAMPLED and SAMPLED_STEP; 0 also if the call has no
-        real data, or while Dynamo traces."""
-        if self._is_compiling():
-            return 0
+        real data."""
         try:
             seam = self._seam
             if seam.otherwise and getattr(args[0], seam.otherwise):
@@ -158,7 +173,7 @@ class Wrapper:
         try:
             if backward is not None:
                 args, kwargs = backward.replace(self._names, args, kwargs)
-            result = self._original(*args, **kwargs)
+            result = self.original(*args, **kwargs)
         except BaseException:
             if counted & SAMPLED:
                 self._watch.core.core.foreshock_attention_skip(self._number, SKIP_UNKNOWN)
@@ -186,10 +201,11 @@ class Wrapper:
             with self._watch.hidden():
                 call: Call | int = SKIP_UNKNOWN
                 if all(given.get(name) is self._defaults.get(name, given) for name in self._unknown):
-                    call = self._seam.describe(given, result, self._original)
+                    call = self._seam.describe(given, result, self.original)
                 end = perf_counter_ns()  # the operation's hook counts its own time
                 reason = call if isinstance(call, int) else None
                 if isinstance(call, Call):
+                    described.add(self._seam.operation)
                     if is_sampled:
                         _run(self._operations[self._seam.is_backward], call.arguments(self._seam.is_backward))
                     if backward is not None:
@@ -202,7 +218,7 @@ class Wrapper:
                 self._watch.core.core.foreshock_attention_skip(self._number, reason)
                 if reason == SKIP_UNKNOWN and not self._is_named:
                     self._is_named = True
-                    self._watch.name(self._seam, self._original.__module__, "not understood", USED)
+                    self._watch.name(self._seam, self.original.__module__, "not understood", USED)
             self._watch.add_time((end or perf_counter_ns()) - begin)
         return result
 
@@ -296,13 +312,28 @@ class Backward:
                 _run(watch.operations(seam.operation)[True], whole.arguments(True))
 
 
-def _wrapped(wrapper: Wrapper, original: Any) -> Any:
-    count, call = wrapper.count, wrapper.call
+def _nested(original: Any, nest: Callable[[int], None]) -> Any:
+    @functools.wraps(original)
+    def nested(*args: Any, **kwargs: Any) -> Any:
+        nest(1)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            nest(-1)
+
+    return nested
+
+
+def _wrapped(wrapper: Wrapper, original: Any, is_compiling: Callable[[], bool], operation: str) -> Any:
+    count, call, uncounted = wrapper.count, wrapper.call, wrapper.original
 
     @functools.wraps(original)
     def seam(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            _note_traced(operation)
+            return original(*args, **kwargs)
         counted = count(args, kwargs)
-        return call(args, kwargs, counted) if counted else original(*args, **kwargs)
+        return call(args, kwargs, counted) if counted else uncounted(*args, **kwargs)
 
     return seam
 
@@ -386,6 +417,7 @@ class Watch:
             return
         wrapper = Wrapper(self, seam, original)
         if wrapper.is_understood:
-            setattr(owner, name, _wrapped(wrapper, original))
+            is_compiling = self.torch.compiler.is_compiling
+            setattr(owner, name, _wrapped(wrapper, original, is_compiling, seam.operation))
         else:
             self.name(seam, module.__name__, "other arguments", IMPORTED)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from . import seams
+
 USED, IMPORTED = 1, 2  # as in hook.h (FORESHOCK_UNSEEN_...): the function ran; or its module was only imported
 # Training steps of this process, counted from 1. Several, since a training may import or call more as it goes on.
 UNSEEN_CHECK_TICKS = (2, 10, 100, 1000)
@@ -16,8 +18,9 @@ def attention_unseen(modules: dict[str, Any] | None = None) -> list[tuple[str, i
     modules = sys.modules if modules is None else modules
     found = []
     flex = getattr(modules.get("torch._higher_order_ops.flex_attention"), "flex_attention", None)
-    # The operator fills this cache at its first call, which may come from the compiler.
-    if getattr(flex, "_dispatch_cache", None):
+    # The operator fills this cache at its first call, which may come from the compiler. seams.py sees eager calls.
+    is_seen = "flex_attention" in seams.described and "flex_attention" not in seams.traced
+    if getattr(flex, "_dispatch_cache", None) and not is_seen:
         found.append(("flex_attention", USED))
     # seams.py sees the calls from version 2.0 on. No version: 2 is assumed.
     engine = modules.get("transformer_engine")
