@@ -55,9 +55,12 @@ def test_every_call_is_counted_and_judged(case):
         seen = rank["attention"][name]
         assert sum(seen["skipped"].values()) == 0
         assert seen["judged"] > STEPS * LAYERS // 2
-        # Rounded once from fp64 by its kernel (the unfused path: often); a wrong mask, scale or layout gives 0.1.
-        # Half an ulp of bf16 is 2^-9 of a value, and errors of a row add up like the row's values.
-        assert seen["relative_error"]["max"] < (2**-6 if case in UNFUSED else 2**-8)
+        # Half an ulp of bf16 is 2^-9 of a value, and errors of a row add up like the row's values. A kernel rounds once
+        # from fp64; the unfused path rounds scores, weights and results: three times 2^-9 at most. Where the terms of a
+        # row of dQ cancel, these are larger in relation to the row, so only the mean over rows has a bound. A wrong
+        # mask, scale or layout gives 0.1 and more.
+        assert seen["relative_error"]["max"] < 2**-8 or case in UNFUSED
+        assert seen["relative_error"]["mean"] < 2**-7
         if name == "backward" and case in FOLLOWED:
             keys = [line for line in runs_of(case)[1].of("sample") if line["tensor"] in ("grad_key", "grad_value")]
             assert {line["layer"] for line in keys} == {"000", "001"}
