@@ -564,4 +564,4 @@ def test_misspelled_words_are_suggested(foreshock, environment):
         assert f"did you mean {meant}?" in done.stderr
     misspelled = environment | {"FORESHOCK_SUMARY": "x"}
     done = subprocess.run([foreshock, "status"], env=misspelled, capture_output=True, text=True, check=False)
-    assert "ignored: environment variable FORESHOCK_SUMARY, did you mean FORESHOCK_SUMMARY?" in done.stderr
+    assert "ignored: unknown environment variable FORESHOCK_SUMARY, did you mean FORESHOCK_SUMMARY?" in done.stderr
