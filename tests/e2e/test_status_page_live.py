@@ -114,8 +114,8 @@ def test_what_came_before_a_spike_is_told(base, start_hand, tab):
     tab.wait_for("ui.charts[0].chart?.options.plugins.guides.lossEvents.length")
     assert tab.value("ui.charts[0].chart.options.plugins.guides.lossEvents.map((e) => e.step)") == [261]
     # The time comes from the history, which the page reads at every second poll only.
-    tab.wait_for(r"/261 \(/.test(document.querySelector('#notes li.alarm').textContent)")
-    note = tab.texts("#notes li.alarm")[0]
+    tab.wait_for(r"[...document.querySelectorAll('#notes li.alarm')].some((li) => /261 \(/.test(li.textContent))")
+    (note,) = (text for text in tab.texts("#notes li.alarm") if text.startswith("Loss:"))
     assert re.match(r"Loss: spike at step 261 \(\d\d:\d\d:\d\d\); before it ", note)
     assert "bias in call00" in note
     assert tab.texts("#grafana a") == [], "nobody told of a Grafana"

@@ -51,9 +51,13 @@ def test_off_before_the_first_step_leaves_no_segment(start_run, base):
 def test_a_second_process_of_one_rank_is_refused_aloud(start_run, base):
     first = start_run("--every", "1")
     first.do("hand.step(5)")
-    code = textwrap.dedent("""
+    # A Python trainer does not pass the preload on to the programs that it starts.
+    code = textwrap.dedent(f"""
         import subprocess
-        again = subprocess.run([sys.executable, *sys.argv], input='"hand.step(5)"\\n', text=True, capture_output=True)
+        preloaded = os.environ | {{"LD_PRELOAD": {str(monitored.LIBRARY)!r}}}
+        again = subprocess.run(
+            [sys.executable, *sys.argv], input='"hand.step(5)"\\n', text=True, capture_output=True, env=preloaded
+        )
     """)
     first.do(code)
     assert first.do("again.returncode") == 0
