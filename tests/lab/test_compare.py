@@ -134,7 +134,7 @@ def test_what_is_no_file_is_written_to_and_not_replaced(foreshock, tmp_path):
         subprocess.run([foreshock, "compare", *paths, "--json", link], stdout=out, timeout=120, check=True)
     assert link.is_symlink()
     table, _, rest = printed.read_text().partition("\n{\n")
-    assert table.startswith("all tensors pooled")
+    assert table.startswith("different: relative L2 ")
     assert json.loads("{" + rest)["schema"] == 1
 
 
