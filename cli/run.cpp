@@ -30,7 +30,9 @@
 namespace foreshock::cli {
 namespace {
 
-constexpr int kAgentStartTimeoutMs = 5000;
+// How long the command waits for the agent's address. A port that was asked for and is in use is an error
+// that must be found before the command starts, so this takes longer on a busy machine.
+constexpr int kAgentStartTimeoutMs = 5000, kGivenPortTimeoutMs = 30000;
 constexpr int kPortsTried = 100;  // ports that the agent tries, from the default port on
 
 // Replaces this process by the command. If it cannot be started, prints why and returns the exit status.
@@ -257,7 +259,8 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   AgentKeeper keeper(directory.path(),
                      agent_command(installation, arguments, directory.path(), variables.run_id));
   // If the agent is only slow, the command is started anyway, and keep_agent() below still waits for it.
-  if (!keeper.wait_for_address(kAgentStartTimeoutMs)) {
+  const bool has_port = arguments.is_given(OptionId::kPort) && arguments.text(OptionId::kPort) != "0";
+  if (!keeper.wait_for_address(has_port ? kGivenPortTimeoutMs : kAgentStartTimeoutMs)) {
     if (keeper.has_failed()) {
       const std::string failure = keeper.failure_text();  // read before leave() removes the log
       directory.leave();

@@ -71,10 +71,13 @@ def steps(address: str) -> dict[int, int]:
 
 @needs["promtool"]
 def test_promtool_finds_nothing_to_complain_of(address):
-    metrics = get(f"http://{address}/metrics")
-    assert promtool_complaints(metrics) == ""
-    names = set(re.findall(r"^# TYPE (\w+)", metrics, re.MULTILINE))
-    assert {"foreshock_loss", "foreshock_gradient_norm", "foreshock_attention_fused_ratio"} <= names
+    wanted = {"foreshock_loss", "foreshock_gradient_norm", "foreshock_attention_fused_ratio"}
+
+    def whole() -> str:
+        metrics = get(f"http://{address}/metrics")
+        return metrics if wanted <= set(re.findall(r"^# TYPE (\w+)", metrics, re.MULTILINE)) else ""
+
+    assert promtool_complaints(wait_until(whole)) == ""
     assert get(f"http://{address}/healthz").strip() == "ok"
 
 

@@ -67,7 +67,7 @@ def test_torchrun_with_a_restart(base, tmp_path, start):
         steps = by_rank(metrics, "steps_total")
         return metrics if attempts == {"1"} and layers and len(steps) == 2 and min(steps.values()) > 4 else ""
 
-    metrics = wait_until(second_attempt, of=process)
+    metrics = wait_until(second_attempt, seconds=300, of=process)  # torch is imported five times
     info = {dict(labels)["rank"]: dict(labels) for labels in samples(metrics, "rank_info")}
     for rank in ("0", "1"):
         told = {name: info[rank][name] for name in ("local_rank", "attempt", "dp", "tp", "pp", "ep", "owner")}
