@@ -153,9 +153,10 @@ class Table {
     std::set<std::string> labels;
     uint64_t seen[segment::kPasses] = {};
     for (const auto& [label, layer] : layers_) {
+      // clang 14 cannot capture a structured binding.
+      const auto has_label = [&name = label](const LayerName& record) { return record.label == name; };
       const bool is_here = rank.layers.contains(label) ||
-                           std::any_of(rank.layer_names.begin(), rank.layer_names.end(),
-                                       [&label](const LayerName& record) { return record.label == label; });
+                           std::any_of(rank.layer_names.begin(), rank.layer_names.end(), has_label);
       if (!is_here) continue;
       labels.insert(label);
       for (uint32_t pass = 0; pass < segment::kPasses; ++pass) seen[pass] += layer.seen[pass];

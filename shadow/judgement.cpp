@@ -485,6 +485,20 @@ bool has_noisy_scores(const KeyColumns& c) {
   return false;
 }
 
+// Whether a row with such scores has a part in dK and dV. A mask that adds the lowest number of fp32 to all
+// keys of a row is the usual case: the log-sum-exp cannot hold the number of keys any more, and exp(score -
+// log_sum_exp) is 1 for each of n keys instead of 1 / n. A row whose gradient is 0 adds 0 with any weight.
+bool has_noisy_weights(const KeyColumns& c) {
+  if (c.dtype == DType::kFp64) return false;
+  for (size_t row = 0; row < c.rows(); ++row) {
+    const double lse = load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, row);
+    if (!std::isfinite(lse) || std::fabs(lse) < kScoresAreNoise) continue;
+    for (int n = 0; n < c.value_dim; ++n)
+      if (load_as_double(c.grad_out, c.dtype, row * c.value_dim + n) != 0) return true;
+  }
+  return false;
+}
+
 SliceDeviation compare_columns(const KeyColumns& c, JudgedTensor judged, const ColumnReference& reference) {
   const bool is_key = judged == JudgedTensor::kGradKey;
   const void* trainer = is_key ? c.grad_key : c.grad_value;
@@ -501,7 +515,8 @@ SliceDeviation compare_columns(const KeyColumns& c, JudgedTensor judged, const C
   row.scores_are_noise = has_noisy_scores(c);
   const bool skips_nan = may_be_nan(c);
   Errors errors;
-  for (int n = 0; n < c.columns; ++n) {
+  if (has_noisy_weights(c)) d.rows_not_comparable = c.columns;
+  for (int n = d.rows_not_comparable; n < c.columns; ++n) {
     row.first = static_cast<size_t>(n) * width;
     if (skips_nan && !row.is_finite()) {
       ++d.rows_not_comparable;

@@ -120,7 +120,8 @@ struct SliceDeviation {
 };
 
 // Scores of this magnitude have errors of about 1 nat in fp32, so a weight exp(score - log_sum_exp) of a
-// sound kernel can be anything, Inf included. NaN and Inf beside such scores are not judged.
+// sound kernel can be anything, Inf included. NaN and Inf beside such scores are not judged, and neither are
+// key columns to which such a row contributes.
 inline constexpr double kScoresAreNoise = 0x1p22;
 
 // Returns the tolerance for an error of log_sum_exp: the largest error that one rounding of every score to

@@ -345,6 +345,23 @@ TEST(KeyColumns, NotANumberIsNoErrorWhereARowSeesNoKey) {
   }
 }
 
+TEST(KeyColumns, ARowWhoseLogSumExpCannotHoldItsNumberOfKeysIsNotJudged) {
+  // As for a padded token: the mask adds the lowest number of fp32 to every key of row 3, so that each of its
+  // 100 keys has the weight 1 / 100, and exp(score - log_sum_exp) is 1.
+  ColumnData data({});
+  data.add_mask(DType::kFp32,
+                [](size_t row, int) { return row == 3 ? std::numeric_limits<float>::lowest() : 0.0; });
+  const ColumnDeviation d = judged(&data, 0.05, 0.05);
+  EXPECT_EQ(d.grad_key.rows_compared + d.grad_value.rows_compared, 0);
+  EXPECT_EQ(d.grad_key.rows_not_comparable, 16);
+  EXPECT_FALSE(d.grad_key.fused_ratio || d.grad_value.fused_ratio);
+  for (int n = 0; n < 64; ++n) data.grad_out.set(3 * 64 + n, 0);  // the loss of a padded token is masked
+  const ColumnDeviation without = judged(&data, 0.05, 0);
+  EXPECT_EQ(without.grad_key.rows_compared, 16);
+  EXPECT_GT(without.grad_key.fused_ratio.value(), 6);
+  EXPECT_LT(without.grad_value.fused_ratio.value(), 1.5);
+}
+
 TEST(KeyColumns, BlockOfARingIsJudgedByTheGivenLogSumExp) {
   // out and log_sum_exp cover all 100 keys, the columns of the call only those of one block: nothing else is
   // known of the block, and nothing else is needed.
