@@ -306,8 +306,15 @@ void add_known(SampleWindow& window, const std::optional<double>& value) {
   if (value) window.add(*value);
 }
 
+// Whether no key column of the slice could be compared: a mask hides all of them, or their weights are noise
+// (kScoresAreNoise).
+bool has_no_comparable_column(const SliceDeviation& deviation) {
+  return is_key_gradient(static_cast<uint32_t>(deviation.tensor)) && deviation.rows_compared == 0 &&
+         deviation.rows_not_comparable > 0;
+}
+
 void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, PassStatistics* pass) {
-  ++pass->judged;
+  pass->judged += !has_no_comparable_column(deviation);
   pass->last_step = cluster.step;
   pass->partial += deviation.partial;
   pass->with_partial_rows += deviation.partial_rows > 0;
@@ -595,6 +602,11 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   if (tensor == static_cast<uint32_t>(JudgedTensor::kGradQuery)) {
     ++rank->columns_skipped[slot.columns_skip];
     ++statistics.columns_skipped[slot.columns_skip];
+  }
+  // Counted once for dK and dV.
+  if (tensor == static_cast<uint32_t>(JudgedTensor::kGradKey) && has_no_comparable_column(deviation)) {
+    ++rank->columns_skipped[segment::kColumnsMask];
+    ++statistics.columns_skipped[segment::kColumnsMask];
   }
   if (named_layer != nullptr) {
     statistics.label = layer.label;

@@ -91,7 +91,7 @@ enum ColumnsSkip : uint32_t {
   kColumnsNotChosen,  // only a share of the calls gives one (libmonitor/call.h, takes_columns())
   kColumnsGradients,  // the call came without dK and dV, or in another format or shape than keys and values
   kColumnsLogSumExp,  // the call came without log_sum_exp
-  kColumnsMask,       // a mask; nothing counts it now
+  kColumnsMask,       // never in a slot; the agent counts slices here whose mask leaves no comparable column
   kColumnsPacked,     // a packed batch whose offsets are on a device
   kColumnsTooLarge,   // all query rows of the heads of a kv-head exceed the slots
   kColumnsRingFull,   // too few slots were free

@@ -165,6 +165,25 @@ TEST(Rank, ReasonsForNoKeyPositionsAreCountedByLayer) {
   EXPECT_EQ(rank.unnamed.columns_skipped[segment::kColumnsPacked], 1u);
 }
 
+TEST(Rank, KeyColumnsThatCannotBeComparedAreNotJudged) {
+  RankStatistics rank;
+  segment::Slot slot = {};
+  slot.pass = 1;
+  slot.columns = 1;
+  for (const int compared : {0, 16})
+    for (const JudgedTensor tensor : {JudgedTensor::kGradKey, JudgedTensor::kGradValue}) {
+      SliceDeviation deviation;
+      deviation.tensor = tensor;
+      deviation.rows_compared = compared;
+      deviation.rows_not_comparable = 16 - compared;
+      observe_slice(slot, {.label = "000", .name = "", .source = "parameter"}, deviation, &rank);
+      const bool is_last = tensor == JudgedTensor::kGradValue;
+      EXPECT_EQ(rank.keys[is_last].judged, compared == 0 ? 0u : 1u);
+      EXPECT_EQ(rank.layers.at("000").columns_skipped[segment::kColumnsMask], 1u);
+    }
+  EXPECT_EQ(rank.columns_skipped[segment::kColumnsMask], 1u);
+}
+
 TEST(Rank, AFallingStepNumberIsAnotherTraining) {
   RankStatistics rank;
   rank.layers["000"].source = "ordinal";
