@@ -27,11 +27,16 @@ def give_away(path) -> None:
     os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
 
 
+@pytest.fixture(scope="module")
+def adapters():
+    return monitored.prepared_adapters()
+
+
 @pytest.fixture
-def cache(tmp_path):
-    """A cache of ours with the adapters of this machine."""
+def cache(tmp_path, adapters):
+    """A cache of ours with the adapter for this build and this torch."""
     folder = tmp_path / "place" / "cache"
-    shutil.copytree(monitored.ADAPTER_CACHE, folder)
+    shutil.copytree(adapters, folder / adapters.name)
     for path in (folder.parent, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     return folder
@@ -50,8 +55,8 @@ def said(environment, *, foreshock=monitored.FORESHOCK, **more) -> str:
 
 
 def adapter_of(cache):
-    """The adapter that is used; a cache may also have those of earlier sources."""
-    return max(cache.rglob("adapter.so"), key=lambda path: path.stat().st_mtime)
+    (adapter,) = cache.rglob("adapter.so")
+    return adapter
 
 
 def test_a_cache_of_ours_is_used(environment, cache):

@@ -84,10 +84,7 @@ def test_an_optimizer_that_moves_no_version(libtorch_trainer, tmp_path):
 
 
 def test_libtorch_linked_instead_of_preloaded(base, tmp_path, libtorch_trainer):
-    answer = run_monitored([libtorch_trainer, "--steps", "2"], "--preload")  # has the adapter prepared
-    assert answer.returncode == 0, answer.stderr
-    (adapters,) = {p.parent.parent for p in monitored.ADAPTER_CACHE.glob("adapters-*/torch-*/adapter.so")
-                   if p.parent.parent.name == cache_name()}  # fmt: skip
+    adapters = monitored.prepared_adapters()
     (base / "run").mkdir(mode=0o700)
     environment = monitored.clean_environment(
         FORESHOCK_DIR=str(base), FORESHOCK_RUN_ID="run", FORESHOCK_ADAPTERS=str(adapters), FORESHOCK_EVERY="1"
@@ -98,12 +95,6 @@ def test_libtorch_linked_instead_of_preloaded(base, tmp_path, libtorch_trainer):
     assert_calls_conserved(segment.attention())
     assert segment.attention()["forward"]["calls"] == 8 * LAYERS
     assert [step["step"] for step in segment.steps()] == list(range(1, 9))
-
-
-def cache_name() -> str:
-    """The directory of this build's adapters: what `run` puts into the environment of a command."""
-    shown = run_monitored(["/bin/sh", "-c", 'echo "$FORESHOCK_ADAPTERS"'])
-    return pathlib.Path(shown.stdout.strip()).name
 
 
 def test_doctor_knows_the_libtorch_of_a_program(libtorch_trainer, foreshock):

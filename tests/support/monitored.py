@@ -38,6 +38,16 @@ def clean_environment(**more: str) -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "FORESHOCK_CACHE": str(ADAPTER_CACHE)} | more
 
 
+def prepared_adapters() -> pathlib.Path:
+    """The folder of the adapters for this build, in ADAPTER_CACHE, where `foreshock run` has put the one for PYTHON."""
+    program = "import os; print(os.environ['FORESHOCK_ADAPTERS'])"
+    shown = run_monitored([PYTHON, "-c", program])
+    assert shown.returncode == 0, shown.stderr
+    folder = pathlib.Path(shown.stdout.strip())
+    assert list(folder.glob("torch-*/adapter.so")), shown.stderr
+    return folder
+
+
 @dataclasses.dataclass
 class Run:
     """What a run left: its process, the summary as a dict, and the lines of its record by type."""
