@@ -106,6 +106,16 @@ bool is_run_id_character(char c) {
          c == '-';
 }
 
+// Returns the value of the option's variable; null if it is not set. If a service is called "foreshock",
+// Kubernetes sets FORESHOCK_PORT to its address (tcp://10.0.0.1:9464) in every pod. This value is ignored.
+const char* value_of_variable(const Option& row) {
+  const char* value = row.variable != nullptr ? std::getenv(row.variable) : nullptr;
+  if (value == nullptr || *value == '\0') return nullptr;
+  if (row.id == OptionId::kPort && std::string_view(value).find("://") != std::string_view::npos)
+    return nullptr;
+  return value;
+}
+
 std::string from_environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -228,7 +238,7 @@ namespace {
 
 // Whether Kubernetes may have set the variable for a service whose name begins with "foreshock".
 bool may_be_of_kubernetes(const std::string& name) {
-  constexpr const char* kParts[] = {"_SERVICE_HOST", "_SERVICE_PORT", "_TCP", "_UDP"};
+  constexpr const char* kParts[] = {"_SERVICE_HOST", "_SERVICE_PORT", "_TCP", "_UDP", "_SCTP"};
   return name.ends_with("_PORT") ||
          std::any_of(std::begin(kParts), std::end(kParts),
                      [&name](const char* part) { return name.find(part) != std::string::npos; });
@@ -362,14 +372,14 @@ std::string listening_problem(const Arguments& arguments) {
 }
 
 bool Arguments::is_given(OptionId id) const {
-  const char* variable = option(id).variable;
-  const char* value = variable != nullptr ? std::getenv(variable) : nullptr;
-  return has_flag(id) || (value != nullptr && *value != '\0');
+  return has_flag(id) || value_of_variable(option(id)) != nullptr;
 }
 
 std::string Arguments::text(OptionId id) const {
   const std::optional<std::string>& flag = flags_[static_cast<size_t>(id)];
-  return flag ? *flag : option_value(id);
+  if (flag) return *flag;
+  const char* value = value_of_variable(option(id));
+  return value != nullptr ? value : option(id).fallback;
 }
 
 std::string options_help(uint32_t reader, size_t columns) {

@@ -121,8 +121,9 @@ TEST(Arguments, SimilarWordsAreSuggested) {
 TEST(Arguments, UnknownVariablesAreReported) {
   EXPECT_EQ(unknown_variable(), "");
   // Of the command of --on-alert, and of a service in Kubernetes.
-  constexpr const char* kOfOthers[] = {"FORESHOCK_ALERT_STEP", "FORESHOCK_SERVICE_HOST",
-                                       "FORESHOCK_AGENT_PORT_80_TCP_ADDR", "FORESHOCK_AGENT_PORT"};
+  constexpr const char* kOfOthers[] = {
+      "FORESHOCK_ALERT_STEP", "FORESHOCK_SERVICE_HOST",        "FORESHOCK_AGENT_PORT_80_TCP_ADDR",
+      "FORESHOCK_AGENT_PORT", "FORESHOCK_PORT_9464_TCP_PROTO", "FORESHOCK_PORT_9464_SCTP"};
   for (const char* name : kOfOthers) setenv(name, "1", 1);
   EXPECT_EQ(unknown_variable(), "");
   for (const char* name : kOfOthers) unsetenv(name);
@@ -133,6 +134,23 @@ TEST(Arguments, UnknownVariablesAreReported) {
   EXPECT_EQ(unknown_variable(),
             "ignored: unknown environment variable FORESHOCK_RECROD, did you mean FORESHOCK_RECORD?");
   unsetenv("FORESHOCK_RECROD");
+}
+
+// Kubernetes sets the variable in every pod if a service is called "foreshock".
+TEST(Arguments, ThePortIsNotTheAddressOfAService) {
+  setenv("FORESHOCK_PORT", "tcp://10.0.0.1:9464", 1);
+  Arguments of_service;
+  EXPECT_EQ(of_service.parse({"--", "true"}, kReaderRun), "");
+  EXPECT_EQ(of_service.text(OptionId::kPort), "9847");
+  EXPECT_FALSE(of_service.is_given(OptionId::kPort));
+  EXPECT_EQ(unknown_variable(), "");
+  setenv("FORESHOCK_PORT", "9464", 1);
+  EXPECT_EQ(of_service.text(OptionId::kPort), "9464");
+  EXPECT_TRUE(of_service.is_given(OptionId::kPort));
+  setenv("FORESHOCK_PORT", "946x", 1);
+  Arguments wrong;
+  EXPECT_THAT(wrong.parse({"--", "true"}, kReaderRun), HasSubstr("FORESHOCK_PORT must be a port number"));
+  unsetenv("FORESHOCK_PORT");
 }
 
 TEST(Arguments, AGrafanaIsAnAddressOfTheWeb) {
