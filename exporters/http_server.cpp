@@ -7,8 +7,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <optional>
 #include <thread>
 
@@ -21,6 +23,7 @@
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -57,11 +60,15 @@ struct HttpShared {
   std::shared_ptr<const Published> published = std::make_shared<Published>();
   HttpRoutes routes;
   HttpSessions sessions;
+  // Sessions whose clients have sent further requests without waiting for replies (pipelined requests), in
+  // the order in which they are served: one in each turn of the event loop.
+  std::deque<std::shared_ptr<HttpSession>> pipelined;
+  bool is_turn_due = false;  // a turn that serves the first of `pipelined` is in the queue of the loop
 };
 
 // One connection: waits for a byte, reads a request head, replies, and starts again. The handler of a pending
-// operation owns the session. If a handler returns without starting another operation, the session is
-// destroyed, which closes the connection.
+// operation owns the session, or HttpShared::pipelined. If a handler returns without starting another
+// operation, the session is destroyed, which closes the connection.
 class HttpSession : public std::enable_shared_from_this<HttpSession> {
  public:
   HttpSession(StreamProtocol::socket socket, HttpShared* shared)
@@ -71,7 +78,10 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   ~HttpSession() { shared_->sessions.erase(list_entry_); }
 
   void wait_for_request() {
-    if (buffer_.size() > 0) return read_head();  // the client sent the next request without waiting
+    if (buffer_.size() > 0) {  // the client sent the next request without waiting
+      shared_->pipelined.push_back(shared_from_this());
+      return request_turn();
+    }
     stream_.expires_after(kIdleTime);
     // Waits by a read instead of socket().async_wait(), which would not obey the timeout of the stream.
     stream_.async_read_some(buffer_.prepare(kMaxHeadBytes),
@@ -86,6 +96,20 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void close() { stream_.close(); }
 
  private:
+  // Queues a turn that serves one pipelined request. Between two turns the loop runs the handlers of all
+  // other connections, so that many requests of few clients do not delay the first request of another client.
+  void request_turn() {
+    if (shared_->is_turn_due) return;
+    asio::post(stream_.get_executor(), [shared = shared_] {
+      shared->is_turn_due = false;
+      const std::shared_ptr<HttpSession> next = std::move(shared->pipelined.front());
+      shared->pipelined.pop_front();
+      if (!shared->pipelined.empty()) next->request_turn();
+      next->read_head();
+    });
+    shared_->is_turn_due = true;
+  }
+
   void read_head() {
     // Moves this session to the end of the list, since its client was the last to send something.
     shared_->sessions.splice(shared_->sessions.end(), shared_->sessions, list_entry_);
@@ -193,6 +217,21 @@ constexpr std::string_view kUnixPrefix = "unix:";
 
 bool is_unix_address(const std::string& address) { return address.starts_with(kUnixPrefix); }
 
+// Whether no process has the socket file at `path` open. Only then the kernel refuses the connection of a
+// datagram socket: a socket of another type is a type error, even if it does not listen or its queue is full.
+// This connection never blocks, and a server does not notice it.
+bool is_abandoned_socket(const std::string& path) {
+  sockaddr_un to = {};
+  to.sun_family = AF_UNIX;
+  std::memcpy(to.sun_path, path.data(), std::min(path.size(), sizeof to.sun_path - 1));
+  const int probe = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const bool is_refused = probe >= 0 &&
+                          connect(probe, reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0 &&
+                          errno == ECONNREFUSED;
+  if (probe >= 0) close(probe);
+  return is_refused;
+}
+
 // Why the server must not listen on this address; "" if it may.
 std::string address_problem(const std::string& address, bool has_token) {
   if (is_unix_address(address))
@@ -245,18 +284,15 @@ beast::error_code HttpServer::Impl::listen_tcp(const std::string& wanted_address
   return error;
 }
 
-// Listens on a Unix socket. A socket file that no server listens on is left over from a killed agent and is
-// replaced. If a server answers, another agent uses the file, and the result is address_in_use.
+// Listens on a Unix socket. A socket file that no process has open is left over from a killed agent and is
+// replaced. If a process has it open, the result is address_in_use.
 beast::error_code HttpServer::Impl::listen_unix(const std::string& path) {
   using local = asio::local::stream_protocol;
   beast::error_code error;
   struct stat existing = {};
   if (lstat(path.c_str(), &existing) == 0 && S_ISSOCK(existing.st_mode)) {
-    local::socket probe(*context);
-    probe.connect(local::endpoint(path), error);
-    if (!error) return asio::error::address_in_use;
+    if (!is_abandoned_socket(path)) return asio::error::address_in_use;
     unlink(path.c_str());
-    error.clear();
   }
   socket_acceptor.emplace(*context);
   socket_acceptor->open(local(), error);
@@ -396,6 +432,8 @@ void HttpServer::stop() {
   impl_->acceptor.reset();
   impl_->close_unix_socket();
   impl_->pause.reset();
+  impl_->shared.pipelined.clear();  // before the context, which their sockets use
+  impl_->shared.is_turn_due = false;
   impl_->context.reset();
 }
 

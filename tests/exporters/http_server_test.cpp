@@ -4,16 +4,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -55,6 +58,16 @@ class Client {
     char piece[4096];
     for (ssize_t n; (n = recv(file_, piece, sizeof piece, 0)) > 0;) all.append(piece, static_cast<size_t>(n));
     return all;
+  }
+  // Waits until the server has sent `count` bytes or closes. Returns the number of bytes.
+  size_t hear(size_t count) const {
+    std::string all(count, '\0');
+    return static_cast<size_t>(std::max<ssize_t>(recv(file_, all.data(), count, MSG_WAITALL), 0));
+  }
+  // Returns the number of bytes that have arrived.
+  size_t waiting_bytes() const {
+    int count = 0;
+    return ioctl(file_, FIONREAD, &count) == 0 ? static_cast<size_t>(count) : 0;
   }
 
  private:
@@ -136,6 +149,64 @@ TEST_F(Server, KeepsAConnectionForPipelinedRequests) {
        at = replies.find("HTTP/1.1 200", at + 1))
     ++count;
   EXPECT_EQ(count, 3u);
+}
+
+// One connection of these clients is accepted in each turn of the server's loop, the last client's at the
+// end. Until then each of the others may have been served once, and a further request in each turn.
+TEST_F(Server, PipelinedRequestsOfOthersDelayNobody) {
+  constexpr size_t kClients = 100, kRequests = 20;
+  const std::string one = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  std::string many;
+  for (size_t n = 0; n < kRequests; ++n) many += one;
+  Registry registry;
+  // The server's thread destroys metrics and a history when a request shows newer ones. This stops it until
+  // all requests are sent, and shows how many replies have left before the last client's.
+  std::promise<void> all_sent;
+  std::vector<std::unique_ptr<Client>> greedy;
+  size_t replies_before = 0;
+  std::promise<void> counted;
+  const auto old_metrics = [&](const Snapshot*) { all_sent.get_future().wait(); };
+  const auto old_history = [&](const std::vector<HistoryTable>* history) {
+    delete history;
+    for (const auto& client : greedy) replies_before += client->waiting_bytes();
+    counted.set_value();
+  };
+  const std::shared_ptr<const Snapshot> older = registry.snapshot(), newer = registry.snapshot();
+  ASSERT_NE(older, newer);
+  {
+    auto published = std::make_shared<Published>();
+    published->metrics = std::shared_ptr<const Snapshot>(older.get(), old_metrics);
+    published->history =
+        std::shared_ptr<const std::vector<HistoryTable>>(new std::vector<HistoryTable>, old_history);
+    published->health_text = "ok";
+    server_.publish(published);
+  }
+  get("/metrics");
+  get("/api/v1/history");
+  auto published = std::make_shared<Published>();
+  published->metrics = newer;
+  published->health_text = "ok";
+  server_.publish(published);
+  const size_t bytes_of_reply =
+      raw("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nx\r\n\r\n").find("HTTP/1.1 4");
+  ASSERT_NE(bytes_of_reply, std::string::npos);
+
+  const Client stopper(server_.port());
+  stopper.say("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  for (size_t n = 0; n < kClients; ++n) {
+    greedy.push_back(std::make_unique<Client>(server_.port()));
+    greedy.back()->say(many);
+  }
+  const Client last(server_.port());
+  last.say("GET /api/v1/history HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  all_sent.set_value();
+  counted.get_future().wait();
+  replies_before /= bytes_of_reply;
+  EXPECT_GE(replies_before, kClients / 2);
+  // 8: turns in which the last request is read after its connection was accepted.
+  EXPECT_LE(replies_before, 2 * kClients + 8);
+  for (const auto& client : greedy)
+    EXPECT_EQ(client->hear(kRequests * bytes_of_reply), kRequests * bytes_of_reply);
 }
 
 TEST_F(Server, AHundredHalfOpenClientsDelayNobody) {
@@ -317,6 +388,32 @@ TEST_F(ServerWithSecret, ASocketThatAKilledAgentLeftIsTakenOver) {
   HttpServer second;
   EXPECT_FALSE(second.start("unix:" + directory_ + "/file", 0, &error_)) << "not a socket: left alone";
   EXPECT_TRUE(std::filesystem::exists(directory_ + "/file"));
+}
+
+// The test ends only if none of these sockets makes the server wait.
+TEST_F(ServerWithSecret, ASocketOfAnotherProgramIsLeftAlone) {
+  const std::string path = directory_ + "/other.sock";
+  for (const int type : {SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET}) {
+    for (const bool listens : {false, true}) {
+      if (type == SOCK_DGRAM && listens) continue;
+      const int other = socket(AF_UNIX, type, 0);
+      sockaddr_un address = {};
+      address.sun_family = AF_UNIX;
+      std::strcpy(address.sun_path, path.c_str());
+      ASSERT_EQ(bind(other, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+      const int client = socket(AF_UNIX, type | SOCK_NONBLOCK, 0);
+      if (listens) {  // with a full queue
+        ASSERT_EQ(listen(other, 0), 0);
+        ASSERT_EQ(connect(client, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+      }
+      EXPECT_FALSE(server_.start("unix:" + path, 0, &error_));
+      EXPECT_THAT(error_, HasSubstr("Address already in use"));
+      EXPECT_TRUE(std::filesystem::exists(path));
+      close(client);
+      close(other);
+      unlink(path.c_str());
+    }
+  }
 }
 
 TEST(HttpGet, SaysInOneLineWhatWentWrong) {
