@@ -28,17 +28,23 @@ bool is_same(const struct stat& a, const struct stat& b) {
 std::string problem_of(const struct stat& status) {
   if (!S_ISREG(status.st_mode)) return "is not a regular file";
   if (status.st_uid != 0 && status.st_uid != geteuid()) return "belongs to another user; make it yours";
-  if ((status.st_mode & 037) != 0)  // any permission of others, or more than reading for the group
-    return "is open to other users; chmod 600 it";
+  // The group may read a file of root (an administrator's choice; Kubernetes mounts secrets so) and a file
+  // whose group has the number of its owner (a group of one user). Any other group may be one that all users
+  // share.
+  const bool may_group_read = status.st_uid == 0 || status.st_gid == status.st_uid;
+  if ((status.st_mode & (may_group_read ? 037 : 077)) != 0) return "is open to other users; chmod 600 it";
   return "";
 }
 
 bool is_visible(char c) { return c > ' ' && c < '\x7f'; }
 
+bool starts_with_ignoring_case(std::string_view text, std::string_view begin) {
+  return text.size() >= begin.size() && strncasecmp(text.data(), begin.data(), begin.size()) == 0;
+}
+
 // Whether the header value `text` begins with `scheme` and a space. If so, sets *rest to the text after them.
 bool has_scheme(std::string_view text, std::string_view scheme, std::string_view* rest) {
-  if (text.size() <= scheme.size() || text[scheme.size()] != ' ' ||
-      strncasecmp(text.data(), scheme.data(), scheme.size()) != 0)
+  if (!starts_with_ignoring_case(text, scheme) || text.size() == scheme.size() || text[scheme.size()] != ' ')
     return false;
   *rest = text.substr(std::min(text.find_first_not_of(' ', scheme.size()), text.size()));
   return true;
@@ -189,7 +195,7 @@ std::string query_value(std::string_view target, std::string_view key) {
 
 bool is_loopback_host(std::string_view host) {
   for (std::string_view name : {"127.0.0.1", "localhost", "[::1]"}) {
-    if (!host.starts_with(name)) continue;
+    if (!starts_with_ignoring_case(host, name)) continue;
     const std::string_view rest = host.substr(name.size());
     if (rest.empty()) return true;
     if (rest[0] != ':' || rest.size() > 6) continue;  // a colon and at most 5 digits of a port
@@ -235,12 +241,23 @@ bool HttpRoutes::is_foreign(std::string_view host) const {
   return token_ == nullptr && !allows_any_host_ && !is_loopback_host(host);
 }
 
-HttpReply HttpRoutes::answer(const HttpRequest& request, const std::shared_ptr<const Published>& published) {
+// A target may also be a URL ("http://localhost:9847/metrics"), whose host counts besides the Host header.
+HttpReply HttpRoutes::answer(HttpRequest request, const std::shared_ptr<const Published>& published) {
+  constexpr std::string_view kHttp = "http://";
   if (request.host.empty()) return refusal(400, "Host is missing");
-  if (is_foreign(request.host)) return refusal(403, "ask for this page as 127.0.0.1 or localhost");
+  std::string_view host_in_target = request.host;
+  if (starts_with_ignoring_case(request.target, kHttp)) {
+    host_in_target = request.target.substr(kHttp.size());
+    const size_t host_end = std::min(host_in_target.find_first_of("/?"), host_in_target.size());
+    request.target = host_in_target.substr(host_end);
+    host_in_target = host_in_target.substr(0, host_end);
+    if (request.target.empty()) request.target = "/";
+  }
+  if (is_foreign(request.host) || is_foreign(host_in_target))
+    return refusal(403, "ask for this page as 127.0.0.1 or localhost");
   if (request.method != "GET" && request.method != "HEAD") return refusal(405, "only GET and HEAD");
   if (request.has_body) return refusal(413, "no request body is taken");
-  if (!request.target.starts_with('/')) return refusal(400, "the target must be a path");
+  if (!request.target.starts_with('/')) return refusal(400, "the target must be a path or an http URL");
 
   const std::string_view path = request.target.substr(0, request.target.find('?'));
   if (path == "/healthz") return health(*published);  // needs no token, since health probes have none

@@ -59,8 +59,9 @@ inline constexpr size_t kMostTokenBytes = 1024;
 // The secret that a client must send: the first line of a file, read again when it changes. Not thread-safe.
 class BearerToken {
  public:
-  // The file must belong to root or to this user; the group may only read it, others must have no permission.
-  // Its first line must have 16 to 1024 visible ASCII characters. On failure returns null and sets *error.
+  // The file must belong to root or to this user, and others must have no permission. Its group may read it
+  // if root owns it, or if the group has the number of the owner. Its first line must have 16 to 1024 visible
+  // ASCII characters. On failure returns null and sets *error.
   static std::unique_ptr<BearerToken> open(const std::string& path, std::string* error);
 
   // Whether the request has the token. `authorization`: the value of the Authorization header: "Bearer
@@ -85,7 +86,7 @@ std::string read_token(const std::string& path, struct stat* status, std::string
 bool equal_in_constant_time(std::string_view given, std::string_view expected);
 
 struct HttpRequest {
-  std::string_view method, host, target;  // host: the Host header; target: path and query
+  std::string_view method, host, target;  // host: the Host header; target: path and query, or a URL
   bool has_body = false;
   std::string_view authorization = {};  // the Authorization header
 };
@@ -96,7 +97,7 @@ struct HttpReply {
   std::shared_ptr<const std::string> body;
 };
 
-// True for 127.0.0.1, localhost and [::1], with or without a port.
+// True for 127.0.0.1, localhost (in any case) and [::1], with or without a port.
 bool is_loopback_host(std::string_view host);
 
 // A plain-text reply with the line `why`.
@@ -117,7 +118,7 @@ class HttpRoutes {
   void allow_any_host(bool any) { allows_any_host_ = any; }
 
   // The body of the reply may share memory with `published`, which is then kept alive.
-  HttpReply answer(const HttpRequest& request, const std::shared_ptr<const Published>& published);
+  HttpReply answer(HttpRequest request, const std::shared_ptr<const Published>& published);
 
  private:
   HttpReply metrics(const Published& published);

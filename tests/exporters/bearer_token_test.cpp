@@ -93,6 +93,24 @@ TEST_F(BearerTokenTest, OfAnotherUserIsRefused) {
   EXPECT_THAT(problem(), HasSubstr("another user"));
 }
 
+TEST_F(BearerTokenTest, OnlyAChosenGroupMayReadIt) {
+  constexpr uid_t kUser = 4321;
+  if (geteuid() != 0) GTEST_SKIP() << "needs root";
+  write("0123456789abcdef", 0640);
+  ASSERT_EQ(chown(directory_.c_str(), kUser, kUser), 0);
+  const auto problem_with = [&](uid_t owner, gid_t group) {
+    EXPECT_EQ(chown(path_.c_str(), owner, group), 0);
+    EXPECT_EQ(seteuid(kUser), 0);
+    std::string error;
+    BearerToken::open(path_, &error);
+    EXPECT_EQ(seteuid(0), 0);
+    return error;
+  };
+  EXPECT_EQ(problem_with(kUser, kUser), "") << "a group of one user";
+  EXPECT_THAT(problem_with(kUser, 100), HasSubstr("chmod 600")) << "perhaps the group of all users";
+  EXPECT_EQ(problem_with(0, 0), "") << "an administrator's choice";
+}
+
 TEST(EqualInConstantTime, ComparesAllOfBoth) {
   EXPECT_TRUE(equal_in_constant_time("abc", "abc"));
   for (const char* other : {"", "ab", "abd", "abcabc", "abcd", "Abc"})

@@ -16,7 +16,7 @@ int status_of(const HttpRequest& request) {
 
 TEST(LoopbackHost, NamesOfThisMachineOnly) {
   for (const char* host :
-       {"127.0.0.1", "localhost", "[::1]", "localhost:9847", "[::1]:1", "127.0.0.1:65535"}) {
+       {"127.0.0.1", "localhost", "[::1]", "LocalHost:9847", "[::1]:1", "127.0.0.1:65535"}) {
     EXPECT_TRUE(is_loopback_host(host)) << host;
   }
   for (const char* host : {"", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example",
@@ -31,8 +31,25 @@ TEST(HttpRoutes, RefusesWhatItDoesNotServe) {
   EXPECT_EQ(status_of({"GET", "evil.example", "/healthz"}), 403);
   EXPECT_EQ(status_of({"POST", "localhost", "/healthz"}), 405);
   EXPECT_EQ(status_of({"GET", "localhost", "/healthz", true}), 413);
-  EXPECT_EQ(status_of({"GET", "localhost", "http://evil.example/"}), 400);
+  EXPECT_EQ(status_of({"GET", "localhost", "http://evil.example/"}), 403);
+  EXPECT_EQ(status_of({"GET", "evil.example", "http://localhost/"}), 403);
+  EXPECT_EQ(status_of({"GET", "localhost", "http://localhost@evil.example/"}), 403);
+  EXPECT_EQ(status_of({"GET", "localhost", "http:///healthz"}), 403);
+  EXPECT_EQ(status_of({"GET", "localhost", "https://localhost/"}), 400);
   EXPECT_EQ(status_of({"GET", "localhost", "/nothing"}), 404);
+}
+
+TEST(HttpRoutes, AnswersAUrlAsItsPath) {
+  const auto published = std::make_shared<Published>();
+  published->run_states = {{"one", std::make_shared<const std::string>("state of one")}};
+  HttpRoutes routes;
+  const auto reply = [&](const char* target) {
+    return routes.answer({"GET", "localhost", target}, published);
+  };
+  EXPECT_EQ(*reply("http://localhost:9847/api/v1/state?run=one").body, "state of one");
+  EXPECT_EQ(*reply("HTTP://[::1]/api/v1/state?run=one").body, "state of one");
+  EXPECT_EQ(*reply("http://127.0.0.1").body, kPageHtml);
+  EXPECT_EQ(reply("http://localhost/nothing").status, 404);
 }
 
 TEST(HttpRoutes, ServesWhatWasPublished) {
