@@ -1,4 +1,5 @@
 // foreshock doctor: checks each step of `foreshock run` and reports what works, what does not, and why.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -109,8 +110,34 @@ Check check_adapter(const Adapter& adapter, const std::string& library) {
   return {true, torch, built};
 }
 
+// The name of a CUDA version that a driver has (12040), and of the branch of drivers that began with it.
+std::string cuda_version(int version) {
+  return "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+std::string driver_from(int version) {
+  const char* branch = version == 12000 ? "525 (" : version == 13000 ? "580 (" : "(";
+  return "driver " + (branch + cuda_version(version)) + ") or later";
+}
+
+// Reports whether the driver of this machine loads the kernels.
+std::string driver_text(const std::string& consequence) {
+  const int oldest = std::max(device_code_seal().oldest_driver, cuda::kOldestDriver);
+  DriverApi driver;
+  if (driver.open("libcuda.so.1", oldest))
+    return "kernels for sm_80 and later, which the driver here loads (" + cuda_version(driver.version()) +
+           ")";
+  if (driver.version() == 0)
+    return "kernels for sm_80 and later need " + driver_from(oldest) + "; there is no driver here";
+  if (driver.version() >= oldest)
+    return "the driver here (" + cuda_version(driver.version()) + ") lacks functions that foreshock calls" +
+           consequence;
+  return "the driver here is too old (" + cuda_version(driver.version()) + ")" + consequence + "; install " +
+         driver_from(oldest);
+}
+
 // Reports whether attention on CUDA devices can be sampled. This needs libforeshock.fatbin, the CUDA kernels
-// from the build of libforeshock.so. The check never fails, because trainings on a CPU need no such kernels.
+// from the build of libforeshock.so, and a driver that loads them. The check never fails, because trainings
+// on a CPU need no such kernels.
 Check check_device_code(const Installation& installation) {
   const DeviceCodeSeal seal = device_code_seal();  // size and checksum of the file; bytes 0: not built
   const std::string path =
@@ -124,10 +151,7 @@ Check check_device_code(const Installation& installation) {
         file.failure() == std::string("no_file") ? " is not there" : " is of another build, or damaged";
     return {true, "CUDA devices", path + why + consequence + "; reinstall foreshock"};
   }
-  const int driver = cuda::oldest_driver_for(seal.toolkit) / 1000;  // major version
-  return {true, "CUDA devices",
-          "kernels for sm_80, sm_90, sm_100 and later; a driver of CUDA " + std::to_string(driver) +
-              " or later runs them"};
+  return {true, "CUDA devices", driver_text(consequence)};
 }
 
 // Reports the instruction set of the fp64 reference. It affects only the speed, so the check never fails.

@@ -14,13 +14,14 @@ namespace foreshock {
 struct DeviceCodeSeal {
   uint64_t bytes;     // 0: the build had no nvcc
   uint64_t checksum;  // checksum() of kernels/sums.h
-  int toolkit;        // version of the CUDA toolkit, as 1000 * major + 10 * minor
+  int oldest_driver;  // that can load the machine code, as cuDriverGetVersion returns it
 };
 DeviceCodeSeal device_code_seal();
 
-// Returns the bytes of the fatbin; empty if the build had no nvcc. The fatbin has machine code for sm_80,
-// sm_90 and sm_100, and PTX of compute_100 for later devices. Only tests and benchmarks link this function,
-// which embeds the fatbin: in libforeshock.so it would map the fatbin into every process of a training.
+// Returns the bytes of the fatbin; empty if the build had no nvcc. cmake/device_code.cmake
+// has the list of its machine code; its PTX of compute_80 is for later devices. Only tests and benchmarks
+// link this function, which embeds the fatbin: in libforeshock.so it would map the fatbin into every process
+// of a training.
 std::span<const std::byte> DeviceCode();
 
 // The kernels, each with the type of its job. The job's comment in device_jobs.h describes the computation.

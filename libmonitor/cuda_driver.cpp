@@ -31,8 +31,8 @@ const char* DriverApi::find_all(const char* library, int oldest) {
   const auto get_address = reinterpret_cast<GetProcAddress>(dlsym(handle, "cuGetProcAddress_v2"));
   int version = 0;
   if (get_version == nullptr || get_version(&version) != cuda::kSuccess) return "no_driver";
-  if (get_address == nullptr || version < oldest) return "old_driver";
   version_ = version;
+  if (get_address == nullptr || version < oldest) return "old_driver";
 
   // `since`: the CUDA version in which the function got the signature that is declared here.
   const auto find = [&]<class Call>(const char* symbol, int since, Call** call) {

@@ -50,18 +50,12 @@ inline constexpr int kMostDynamicShared = 8;  // function attribute: limit of dy
 inline constexpr uint64_t kLegacyStream = 1;  // flag of cuGetProcAddress: a null stream is the legacy stream
 
 // Driver versions are 1000 * major + 10 * minor, as cuDriverGetVersion returns them. The entry points below
-// are those of 12.0. The kernels are stored as machine code for some devices and as PTX for newer ones.
-// Machine code needs a driver of at least the major version of its toolkit, with any minor version (NVIDIA's
-// minor version compatibility). PTX needs a driver at least as new as the toolkit. So on a driver older than
-// the toolkit, loading fails if no machine code fits the device.
+// are those of 12.0. The kernels may need a later one (DeviceCodeSeal::oldest_driver): machine code needs a
+// driver of at least the major version of its assembler, with any minor version (NVIDIA's minor version
+// compatibility).
 inline constexpr int kOldestDriver = 12000;
 // From this version on, cuStreamGetCtx does not invalidate the capture of a stream that is being captured.
 inline constexpr int kGetContextKeepsCapture = 12050;
-// The oldest driver that can load machine code of this toolkit version.
-constexpr int oldest_driver_for(int toolkit) {
-  const int of_its_major = toolkit / 1000 * 1000;
-  return of_its_major > kOldestDriver ? of_its_major : kOldestDriver;
-}
 
 }  // namespace cuda
 
@@ -106,15 +100,16 @@ inline bool ok(cuda::Result result) { return result == cuda::kSuccess; }
 // The entry points of the driver. Never closed, since the trainer uses the driver too. Thread-safe.
 class DriverApi {
  public:
-  // Returns true once all entry points of a driver of at least version `oldest` have been found; the optional
-  // one may be missing. The first caller opens `library`; meanwhile other threads get false. Also returns
-  // false in a child of the process that opened it, where the driver must not be used.
+  // Returns true once all entry points of a driver of at least version `oldest` (kOldestDriver or more) have
+  // been found; the optional one may be missing. The first caller opens `library`; meanwhile other threads
+  // get false. Also returns false in a child of the process that opened it, where the driver must not be
+  // used.
   bool open(const char* library, int oldest);
 
   // Whether the driver is open in this process, not only in its parent. Makes a system call (getpid).
   bool is_open() const;
   const char* failure() const;              // the reason why open() will never succeed, as a word; or null
-  int version() const { return version_; }  // valid once the driver is open
+  int version() const { return version_; }  // 0 until open() has found a driver, even if it is too old
 
   // Finds a kernel of a module and loads it. Call this at set-up for every kernel that is launched within a
   // step. From 12.4 on, drivers load a function at its first launch, unless CUDA_MODULE_LOADING disables

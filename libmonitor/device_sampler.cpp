@@ -487,7 +487,7 @@ void DeviceSampler::set_up_wanted() {
   if (!needs_set_up_.exchange(false, std::memory_order_acquire)) return;
   const DeviceCodeSeal seal = device_code_seal();
   // If this fails, enter() requests the set-up again, unless the failure is permanent.
-  if (!driver_.open(library_, cuda::oldest_driver_for(seal.toolkit))) return;
+  if (!driver_.open(library_, std::max(seal.oldest_driver, cuda::kOldestDriver))) return;
   char path[512];
   if (path_beside_library(kDeviceCodeFile, path, sizeof path)) code_.read(path, seal);
   for (int place = 0; place < kMostDevices; ++place) {

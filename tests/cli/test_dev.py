@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+import zipfile
 
 import pytest
 
@@ -79,6 +80,63 @@ def test_nothing_is_run_when_all_is_there(dev, monkeypatch):
     monkeypatch.setattr(dev, "run", lambda *_, **__: pytest.fail("something was run"))
     dev.ensure_system()
     dev.ensure_venv()
+
+
+@pytest.fixture
+def no_ptxas(dev, monkeypatch, tmp_path):
+    """A machine with nvcc and without the assemblers. Returns the commands that are run."""
+    monkeypatch.setattr(dev, "PTXAS", tmp_path / "ptxas")
+    monkeypatch.setattr(dev, "PYTHON", ROOT / "dev")
+    monkeypatch.setattr(dev.shutil, "which", lambda name: f"/usr/bin/{name}")
+    commands = []
+
+    def run(*command):
+        commands.append([str(word) for word in command])
+        folder = pathlib.Path(command[command.index("-d") + 1])
+        with zipfile.ZipFile(folder / "a.whl", "w") as wheel:
+            wheel.writestr("nvidia/cuda_nvcc/bin/ptxas", (folder / "requirements.txt").read_text())
+
+    monkeypatch.setattr(dev, "run", run)
+    return commands
+
+
+def test_assemblers_of_device_code_are_pinned_and_installed_once(dev, no_ptxas):
+    dev.ensure_ptxas()
+    for release in ("12.0", "12.9"):
+        path = dev.PTXAS / release / "ptxas"
+        assert re.fullmatch(rf"nvidia-cuda-nvcc-cu12=={release}\.\d+ --hash=sha256:[0-9a-f]{{64}}\n", path.read_text())
+        assert os.access(path, os.X_OK)
+    assert len(no_ptxas) == 2
+    assert all({"--require-hashes", "--no-deps"} < set(command) for command in no_ptxas)
+    dev.ensure_ptxas()
+    assert len(no_ptxas) == 2
+
+
+def test_without_the_assemblers_the_build_goes_on(dev, no_ptxas, monkeypatch, capsys):
+    def fail(*_command):
+        raise dev.CommandError("pip ended with status 1")
+
+    monkeypatch.setattr(dev, "run", fail)
+    dev.ensure_ptxas()
+    assert "pip ended with status 1: kernels for devices will need a driver of nvcc's own" in capsys.readouterr().out
+    assert not (dev.PTXAS / "12.0" / "ptxas").exists()
+
+
+def test_cmake_runs_again_once_the_assemblers_are_there(dev, no_ptxas, monkeypatch, tmp_path):
+    configured = []
+    monkeypatch.setattr(dev, "ROOT", tmp_path)
+    monkeypatch.setattr(dev, "run", lambda *command: configured.append(command))
+    rules = tmp_path / "build" / "release" / "build.ninja"
+    rules.parent.mkdir(parents=True)
+    dev.configure("release")
+    rules.touch()
+    dev.configure("release")
+    assert configured == [("cmake", "--preset", "release")]
+    os.utime(rules, (1, 1))
+    dev.ptxas_of("12.0").parent.mkdir(parents=True)
+    dev.ptxas_of("12.0").touch()
+    dev.configure("release")
+    assert len(configured) == 2
 
 
 JUNIT = """<testsuites><testsuite><testcase classname="tests.e2e.test_a" name="test_fine"/>

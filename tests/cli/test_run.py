@@ -526,7 +526,22 @@ def test_doctor_tells_of_the_kernels_for_devices(foreshock, environment, tmp_pat
         return
     assert f"{kernels} is not there; attention there is counted, not sampled" in told()
     shutil.copy(build / "lib" / kernels.name, kernels)
-    assert re.search(r"kernels for sm_80, sm_90, sm_100 and later; a driver of CUDA \d\d or later", told())
+    oldest = r"driver (525 \(CUDA 12\.0\)|580 \(CUDA 13\.0\)|\(CUDA \d+\.\d\)) or later"
+    environment = environment | {"LD_LIBRARY_PATH": str(tmp_path / "lib")}
+    found = re.search(rf"kernels for sm_80 and later need {oldest}; there is no driver here", told())
+    assert found
+    shutil.copy(build / "lib" / "fake_cuda" / "libcuda.so.1", tmp_path / "lib")
+    oldest = 12000 if "525" in found[0] else 13000
+    for version in (11080, 12000, 12020, 12040, 12080, 13000):
+        environment["FAKE_CUDA_VERSION"] = str(version)
+        name = f"CUDA {version // 1000}.{version % 1000 // 10}"
+        if version >= oldest:
+            assert f"kernels for sm_80 and later, which the driver here loads ({name})" in told()
+        else:
+            assert (
+                f"the driver here is too old ({name}); attention there is counted, not sampled; install driver 5"
+                in (told())
+            )
     damaged = bytearray(kernels.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     kernels.write_bytes(damaged)

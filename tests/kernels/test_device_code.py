@@ -3,56 +3,14 @@ Without a toolkit the library is built without it."""
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
-import os
 import pathlib
 import re
-import struct
 import subprocess
-from typing import NamedTuple
 
 import pytest
+from fatbin import BUILD, ELF, FATBIN, PTX, ROOT, frame_sizes, images, oldest_driver
 
 pytestmark = pytest.mark.quick
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release"))
-FATBIN = BUILD / "lib" / "libforeshock.fatbin"
-PTX, ELF = 1, 2
-
-
-class Image(NamedTuple):
-    kind: int
-    architecture: int
-    data: bytes
-
-
-def unpack(data: bytes, size: int) -> bytes:
-    library = ctypes.util.find_library("zstd")
-    if library is None or not data.startswith(b"\x28\xb5\x2f\xfd"):
-        pytest.skip("compressed by other means than the zstd that is here")
-    zstd, out = ctypes.CDLL(library), ctypes.create_string_buffer(size)
-    zstd.ZSTD_decompress.restype = ctypes.c_size_t
-    arguments = (out, ctypes.c_size_t(size), data, ctypes.c_size_t(len(data)))
-    assert zstd.ZSTD_decompress(*arguments) == size
-    return out.raw
-
-
-def images(fatbin: bytes) -> list[Image]:
-    """The entries of the container, each behind a header of its own."""
-    magic, version, header_size, size = struct.unpack_from("<IHHQ", fatbin)
-    assert (magic, version, header_size + size) == (0xBA55ED50, 1, len(fatbin))
-    found, at = [], header_size
-    while at < len(fatbin):
-        kind, _, own_header, length = struct.unpack_from("<HHIQ", fatbin, at)
-        packed, _, _, architecture = struct.unpack_from("<4I", fatbin, at + 16)
-        (unpacked,) = struct.unpack_from("<I", fatbin, at + 56)
-        data = fatbin[at + own_header : at + own_header + (packed or length)]
-        found.append(Image(kind, architecture, unpack(data, unpacked) if packed else data))
-        at += own_header + length
-    assert at == len(fatbin)
-    return found
 
 
 def kernel_names() -> list[str]:
@@ -68,12 +26,16 @@ def fatbin() -> bytes:
 
 
 def test_machine_code_and_ptx_of_each_architecture(fatbin):
-    assert [(image.kind, image.architecture) for image in images(fatbin)] == [
-        (ELF, 80),
-        (ELF, 90),
-        (ELF, 100),
-        (PTX, 100),
-    ]
+    """ABI 7 is that of the assembler of CUDA 12.0, which makes code for every driver from 525 on."""
+    found = images(fatbin)
+    ours = [(image.architecture, image.abi) for image in found if image.kind == ELF]
+    if oldest_driver() == 12000:
+        assert ours == [(80, 7), (86, 7), (89, 7), (90, 7), (100, 8), (103, 8), (120, 8)]
+    else:  # of the ptxas of nvcc
+        assert [architecture for architecture, _ in ours] == [80, 90, 100, 120]
+    assert [(image.kind, image.architecture) for image in found[len(ours) :]] == [(PTX, 80)]
+    (version,) = re.findall(rb"^\.version (.+)$", found[-1].data, re.MULTILINE)
+    assert version == b"8.0" or oldest_driver() > 12000
 
 
 def test_every_kernel_is_in_each(fatbin):
@@ -85,9 +47,32 @@ def test_every_kernel_is_in_each(fatbin):
         assert [mark for mark in marks if mark.encode() not in image.data] == [], image.architecture
 
 
-def test_it_is_small(fatbin):
-    """Packed and without tables of lines: 178 KB; with neither it was 1.8 MB."""
-    assert len(fatbin) < 400_000
+def test_no_kernel_keeps_registers_in_memory(fatbin, tmp_path):
+    for image in images(fatbin):
+        if image.kind == ELF:
+            sizes = frame_sizes(image.data)
+            assert (len(sizes) >= len(kernel_names()), set(sizes)) == (True, {0}), image.architecture
+    # The same PTX with too few registers: the build would stop here, and the check above would fail.
+    ptx, cubin = tmp_path / "spilled.ptx", tmp_path / "spilled.cubin"
+    ptx.write_bytes(re.sub(rb"\.maxntid .*", b".maxnreg 24", images(fatbin)[-1].data.rstrip(b"\0")))
+    words = [assembler(), "-arch", "sm_80", "--fmad", "false", "-o", cubin, ptx]
+    subprocess.run(words, check=True, capture_output=True)
+    assert max(frame_sizes(cubin.read_bytes())) > 0
+    strict = [*words, "--warn-on-spills", "--warning-as-error"]
+    assert subprocess.run(strict, check=False, capture_output=True).returncode != 0
+
+
+def assembler() -> str:
+    """The one that makes the code for sm_80."""
+    rules = (BUILD / "build.ninja").read_text()
+    return re.search(r"(\S*ptxas) -arch sm_80 ", rules)[1]
+
+
+def test_every_sum_is_rounded(fatbin):
+    """An assembler, and a driver that assembles PTX, may contract a product and a sum that name no rounding."""
+    text = images(fatbin)[-1].data
+    assert re.findall(rb"\b(?:add|sub|mul|mad)\.(?:ftz\.)?f(?:32|64)\b", text) == []
+    assert re.findall(rb"\bmul\.rn\.f32\b", text)
 
 
 PROGRAM = """
@@ -130,15 +115,24 @@ def configure(folder: pathlib.Path, *options: str) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    disabled = done.stdout.split("The following features have been disabled:")[1]
-    return disabled + done.stderr
+    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("option", ["-DFORESHOCK_DEVICE_CODE=OFF", "-DFORESHOCK_NVCC=/bin/false"])
 def test_without_a_toolkit_there_is_none(option, tmp_path):
     said = configure(tmp_path, option)
-    assert "device-code, kernels for devices" in said
+    assert "device-code, kernels for devices" in said.split("The following features have been disabled:")[1]
     assert ("/bin/false is left alone" in said) == ("NVCC" in option)
     subprocess.run(["cmake", "--build", tmp_path, "--target", "foreshock_kernels"], check=True, capture_output=True)
     assert embedded_in(tmp_path / "kernels" / "libforeshock_kernels.a", tmp_path) == b""
     assert not (tmp_path / "lib" / "libforeshock.fatbin").exists()
+
+
+@pytest.mark.long
+def test_without_the_assemblers_nvcc_makes_the_machine_code(fatbin, tmp_path):
+    said = configure(tmp_path, "-DFORESHOCK_PTXAS=/nowhere")
+    major = re.search(r"Kernels for devices will need a driver of CUDA (\d+)\.0 or later: /nowhere has no", said)[1]
+    subprocess.run(["cmake", "--build", tmp_path, "--target", "device_code", "foreshock_kernels"], check=True)
+    found = images((tmp_path / "lib" / "libforeshock.fatbin").read_bytes())
+    assert [image.architecture for image in found] == [80, 90, 100, 120, 80]
+    assert f".oldest_driver = {major}000" in (tmp_path / "kernels" / "device_seal.inc").read_text()

@@ -115,12 +115,12 @@ TEST_F(DeviceCodeFileTest, AnyOtherBytesAreRefusedAndTakeNoRoom) {
     EXPECT_STREQ(failure(), "other_build") << other.size();
   }
   // The allocator of the test may have grown, by less than what is read.
-  set_seal({.bytes = uint64_t{64} << 20, .checksum = 1, .toolkit = 13000});
+  set_seal({.bytes = uint64_t{64} << 20, .checksum = 1, .oldest_driver = 13000});
   write_code("");
   std::filesystem::resize_file(path_of_code(), uint64_t{64} << 20);
   EXPECT_STREQ(failure(), "other_build");
   EXPECT_LT(mapped_pages() - before, (uint64_t{64} << 20) / static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));
-  set_seal({.bytes = good.size() + 1, .checksum = 1, .toolkit = 13000});
+  set_seal({.bytes = good.size() + 1, .checksum = 1, .oldest_driver = 13000});
   write_code(good);
   EXPECT_STREQ(failure(), "other_build");
 }

@@ -14,7 +14,7 @@ namespace foreshock {
 namespace {
 
 DeviceCodeSeal seal_of(const std::string& code) {
-  return {.bytes = code.size(), .checksum = checksum(code.data(), code.size()), .toolkit = 13000};
+  return {.bytes = code.size(), .checksum = checksum(code.data(), code.size()), .oldest_driver = 13000};
 }
 
 DeviceCodeSeal g_seal = seal_of(code_of_tests());

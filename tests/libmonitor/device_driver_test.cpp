@@ -61,18 +61,13 @@ TEST(DriverApi, AnOldDriverIsAskedForNothing) {
   EXPECT_TRUE(fake_cuda::symbols_asked_for().empty());
 }
 
-// Machine code runs on drivers of its toolkit's major version, whatever the minor one, and on later ones.
-TEST(DriverApi, TheOldestOneIsThatOfTheKernelsMajorVersion) {
-  EXPECT_EQ(cuda::oldest_driver_for(13000), 13000);
-  EXPECT_EQ(cuda::oldest_driver_for(13020), 13000);
-  EXPECT_EQ(cuda::oldest_driver_for(12080), 12000);
-  EXPECT_EQ(cuda::oldest_driver_for(11080), 12000) << "whose entry points are called";
-  EXPECT_EQ(cuda::oldest_driver_for(0), 12000);
+TEST(DriverApi, OpensADriverFromTheVersionOnThatTheKernelsNeed) {
   for (const int version : {12090, 13000, 14000}) {
     fake_cuda::start(fake_cuda::Run::kByHand);
     fake_cuda::set_faults({.version = version});
     DriverApi driver;
-    EXPECT_EQ(driver.open(kLibrary, cuda::oldest_driver_for(13010)), version >= 13000) << version;
+    EXPECT_EQ(driver.open(kLibrary, 13000), version >= 13000) << version;
+    EXPECT_EQ(driver.version(), version) << "known if it is too old, too";
   }
 }
 

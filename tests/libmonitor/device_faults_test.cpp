@@ -113,7 +113,7 @@ class DeviceOfAnOldDriver : public DeviceFaults {
  protected:
   static void begin() {
     DeviceCodeSeal seal = device_code_seal();
-    seal.toolkit = 12080;
+    seal.oldest_driver = 12000;
     set_seal(seal);
     fake_cuda::set_faults({.version = 12040});
   }

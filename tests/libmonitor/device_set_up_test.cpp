@@ -142,8 +142,8 @@ TEST_F(DeviceSetUp, WithoutTheFileOfItsKernelsOrWithAnotherOne) {
   }
 }
 
-// Kernels of the toolkit 13.0 (device_code_of_tests.cpp).
-TEST_F(DeviceSetUp, ADriverOfAnOlderMajorVersionThanTheKernels) {
+// Their kernels need a driver of 13.0 (device_code_of_tests.cpp).
+TEST_F(DeviceSetUp, ADriverThatIsTooOldForTheKernels) {
   train([](DeviceTrainer& trainer) {
     fake_cuda::set_faults({.version = 12090});
     trainer.train(kSteps);

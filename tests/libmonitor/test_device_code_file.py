@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 
+import fatbin
 import monitored
 import pytest
 
@@ -46,7 +47,7 @@ def library(tmp_path):
     return pathlib.Path(shutil.copy(monitored.LIBRARY, tmp_path))
 
 
-def train(library: pathlib.Path, where: str, preload: str = "") -> dict:
+def train(library: pathlib.Path, where: str, preload: str = "", **variables: str) -> dict:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="foreshock-test-") as base:
         (pathlib.Path(base) / "r").mkdir()
         environment = monitored.clean_environment(
@@ -55,6 +56,7 @@ def train(library: pathlib.Path, where: str, preload: str = "") -> dict:
             FORESHOCK_RUN_ID="r",
             FORESHOCK_EVERY="1",
             FORESHOCK_MAX_SLOWDOWN="100%",
+            **variables,
         )
         image = library.with_name("image")
         done = subprocess.run(
@@ -80,6 +82,31 @@ def test_a_library_that_was_preloaded_by_a_relative_path_finds_its_file(library,
     told = train(library, "cuda", preload.format(folder=library.parent.name))
     assert told["images"] == 1
     assert told["image"] == KERNELS.read_bytes()
+
+
+# Architectures of devices (90: sm_90) that each branch of drivers has, by the version of CUDA that it reports.
+DRIVERS = {
+    "525": (12000, (80, 86, 87, 89, 90)),
+    "535": (12020, (80, 86, 89, 90)),
+    "550": (12040, (80, 86, 89, 90)),
+    "570": (12080, (80, 86, 89, 90, 100, 120)),
+    "580": (13000, (80, 86, 89, 90, 100, 103, 110, 120, 121)),
+}
+
+
+@pytest.mark.parametrize("branch", DRIVERS)
+def test_each_driver_loads_the_file_for_each_of_its_devices(library, branch):
+    """fake_cuda/images.cpp decides what a driver loads."""
+    version, devices = DRIVERS[branch]
+    loads = version >= fatbin.oldest_driver()
+    driver = ctypes.CDLL(str(monitored.BUILD / "lib" / "fake_cuda" / "libcuda.so.1"))
+    code = KERNELS.read_bytes()
+    for device in devices:
+        assert (driver.fake_cuda_load_error(code, ctypes.c_size_t(len(code)), version, device) == 0) == loads, device
+    variables = {"FAKE_CUDA_VERSION": str(version), "FAKE_CUDA_ARCHITECTURE": str(devices[-1])}
+    told = train(library, "cuda", **variables)
+    assert (told["images"], told["objections"]) == (int(loads), 0)
+    assert (told["image"] == code) == loads
 
 
 def test_without_a_tensor_on_a_device_nothing_is_opened_or_taken(library):

@@ -15,13 +15,15 @@ namespace fake_cuda {
 
 enum class Run { kByHand, kByThreads };
 
-// A driver that nobody has used, with `devices` devices whose primary contexts are active; that of device 0
+// A driver that nobody has used, whose version and devices' architecture the variables FAKE_CUDA_VERSION and
+// FAKE_CUDA_ARCHITECTURE may name, with `devices` devices whose primary contexts are active; that of device 0
 // is current in the calling thread. Streams of before must have come to rest.
 void start(Run run, int devices = 1);
 
 // What goes wrong from now on.
 struct Faults {
   int version = 13000;
+  int architecture = 0;      // of the devices (90: sm_90), which decides what modules load; 0: all load
   std::string missing = {};  // this entry point is not found
   std::string failing = {};  // this one fails, after so many calls that do not:
   int failing_after = 0;

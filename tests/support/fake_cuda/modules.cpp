@@ -21,7 +21,11 @@ FAKE_ENTRY cuModuleLoadData(void** module, const void* image) {
   } header;
   std::memcpy(&header, image, sizeof header);
   if (header.magic != 0xba55ed50) return kInvalidImage;
-  world().images.emplace_back(static_cast<const char*>(image), header.header_bytes + header.bytes);
+  const std::string container(static_cast<const char*>(image), header.header_bytes + header.bytes);
+  const Faults& faults = world().faults;
+  if (faults.architecture != 0)
+    if (const int error = load_error(container, faults.version, faults.architecture)) return error;
+  world().images.push_back(container);
   std::this_thread::sleep_for(std::chrono::microseconds(world().faults.load_delay_us));
   *module = current();
   return kSuccess;

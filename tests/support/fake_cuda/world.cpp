@@ -26,6 +26,14 @@ void violation(const std::string& what) {
   if (std::getenv("FAKE_CUDA_TELLS") != nullptr) std::fprintf(stderr, "fake_cuda: %s\n", what.c_str());
 }
 
+Faults faults_of_environment() {
+  Faults faults;
+  if (const char* version = std::getenv("FAKE_CUDA_VERSION")) faults.version = std::atoi(version);
+  if (const char* architecture = std::getenv("FAKE_CUDA_ARCHITECTURE"))
+    faults.architecture = std::atoi(architecture);
+  return faults;
+}
+
 Stream* stream_of(void* handle) {
   if (handle != legacy_stream() && handle != thread_stream() && handle != nullptr)
     return static_cast<Stream*>(handle);
@@ -114,7 +122,7 @@ void start(Run run, int devices) {
   lock.lock();
   w.stops = false;
   w.run = run;
-  w.faults = {};
+  w.faults = faults_of_environment();
   w.clock_ns = 1000;
   w.streams.clear();
   w.events.clear();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string_view>
 #include <thread>
 
 #include "kernels/device_jobs.h"
@@ -16,7 +17,7 @@
 namespace fake_cuda {
 
 constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidImage = 200, kInvalidContext = 201,
-              kNotFound = 500, kLost = 700, kDestroyed = 709, kAlreadyRegistered = 712,
+              kNoBinary = 209, kNotFound = 500, kLost = 700, kDestroyed = 709, kAlreadyRegistered = 712,
               kCaptureUnsupported = 900, kCaptureImplicit = 906;
 
 // Device addresses of pinned host memory are not its host addresses.
@@ -54,13 +55,15 @@ struct Function {
   int most_shared = 48 << 10;  // that a launch may ask for
 };
 
+Faults faults_of_environment();
+
 // One lock for all of it; work of streams runs without it.
 struct World {
   std::mutex mutex;
   std::condition_variable changed;
   Run run = Run::kByHand;
   bool stops = false;
-  Faults faults;
+  Faults faults = faults_of_environment();
   uint64_t next_context = 1;
   uint64_t clock_ns = 0;  // of all devices: it moves when it is read
   std::map<int, Context*> primary;
@@ -77,6 +80,10 @@ struct World {
   std::map<std::string, int> times;  // each entry point was called
 };
 World& world();
+
+// What a driver of this version returns when it is given a container for a device of this architecture (90:
+// sm_90). An entry that is compressed is not read.
+int load_error(std::string_view container, int version, int device);
 
 // Of the calling thread, the current one last.
 std::vector<Context*>& context_stack();
