@@ -212,7 +212,7 @@ uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks) {
 
 uint64_t tensor_bytes(uint64_t share) {
   const uint64_t part = std::min(share / 16, kMostTensorRingBytes);  // most of the share is for slots
-  return part < kLeastTensorRingBytes ? 0 : part / 4096 * 4096;      // whole pages
+  return part < kLeastTensorRingBytes ? 0 : part / 64 * 64;          // as the segment aligns it
 }
 
 SlotPlan plan_slots(uint64_t bytes, uint64_t need) {

@@ -120,10 +120,15 @@ constexpr uint64_t kPage = 4096;
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Computes the offsets of all regions, each at a page boundary. Returns the size of the file.
+// Bytes of a page of memory, which is more than kPage on some ARM systems. A device pins whole pages.
+uint64_t pinned_page() { return std::max(static_cast<uint64_t>(sysconf(_SC_PAGESIZE)), kPage); }
+
+// Computes the offsets of all regions, each at a multiple of kPage. The regions that a device writes to begin
+// on a page of their own. Returns the size of the file.
 uint64_t lay_out(Region* regions, uint32_t slots, uint64_t slot_bytes, uint64_t tensor_bytes) {
   uint64_t end = kPage;  // the header takes the first page
   const auto add_region = [&](RegionId id, uint64_t record_size, uint64_t count) {
+    if (id == kProgress || id == kSlots) end = round_up(end, pinned_page());
     regions[id] = {end, record_size, count};
     end = round_up(end + record_size * count, kPage);
   };

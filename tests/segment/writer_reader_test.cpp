@@ -13,6 +13,16 @@
 
 #include "tests/segment/segment_files.h"
 
+namespace {
+long g_page_bytes = 0;  // of the system, as sysconf() reports them; 0: the real ones
+}  // namespace
+
+// In place of the C library's. A sanitizer's runtime may call it before it is ready.
+extern "C" long __sysconf(int name) noexcept;
+extern "C" __attribute__((no_sanitize("address", "thread", "undefined"))) long sysconf(int name) noexcept {
+  return name == _SC_PAGESIZE && g_page_bytes != 0 ? g_page_bytes : __sysconf(name);
+}
+
 namespace foreshock::segment {
 namespace {
 
@@ -40,6 +50,29 @@ TEST_F(SegmentFiles, AnotherLayoutVersionIsRefusedWithTheSideToUpgrade) {
   EXPECT_NE(open(), nullptr);
   store_word(path + ".ctl", offsetof(Control, layout_version), kLayoutVersion - 1);
   EXPECT_NE(refusal().find("control file"), std::string::npos) << refusal();
+}
+
+// A device pins whole pages, and no page may be pinned twice.
+TEST_F(SegmentFiles, WhatADeviceWritesToBeginsOnAPageOfItsOwn) {
+  for (const long page : {4096, 16384, 65536}) {
+    g_page_bytes = page;
+    SegmentWriter writer;
+    const auto nonce = static_cast<uint64_t>(page);
+    const char* why = create(&writer, 0, nonce);
+    const uint64_t expected = segment_bytes(4, 4096);
+    g_page_bytes = 0;
+    ASSERT_EQ(why, nullptr) << why;
+    const auto begin = reinterpret_cast<char*>(writer.identity()) - 4096;  // the header is the first page
+    const auto offset = [begin](const void* at) { return static_cast<const char*>(at) - begin; };
+    EXPECT_EQ(offset(writer.progress()) % page, 0);
+    EXPECT_EQ(offset(writer.slot_region()) % page, 0);
+    EXPECT_GE(offset(writer.slot_region()) - offset(writer.progress()), page);
+    EXPECT_EQ(offset(writer.slot_region()) + 4 * 4096, static_cast<int64_t>(expected));
+    char name[32];
+    std::snprintf(name, sizeof name, "0-%016llx", static_cast<unsigned long long>(nonce));
+    EXPECT_NE(open(name), nullptr) << "the reader takes the offsets from the file";
+    EXPECT_EQ(fs::file_size(directory_ + "/" + name + ".seg"), expected);
+  }
 }
 
 TEST_F(SegmentFiles, ALimitOfFileSizesIsARefusalNotASignal) {
