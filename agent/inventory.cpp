@@ -326,6 +326,10 @@ std::string text_of(const CoverageGap& gap) {
     case GapCause::kUnattributed:
       return text + "the layer of some checked " + of_pass + " calls is unknown: docs/coverage.md";
     case GapCause::kSkipped:
+      if (gap.reasons == "device")
+        return text +
+               "foreshock does not read its device. It needs CUDA, driver 525 or later; not ROCm, XPU, MPS: "
+               "foreshock doctor";
       return text + (is_key_gradient(gap.tensor) ? "no keys are sampled: " : "its calls are not sampled: ") +
              gap.reasons + ". See docs/coverage.md";
     case GapCause::kFewSamples:

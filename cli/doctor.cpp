@@ -204,8 +204,13 @@ std::vector<Check> check_python_torch(const Installation& installation, const Ar
   if (!python.certain && !arguments.command().empty()) checks = check_program(arguments.command()[0]);
   checks.push_back(check_python(python, arguments));
   if (python.executable.empty()) return checks;
-  checks.push_back(check_adapter(
-      prepare_adapter(installation, python.executable, adapter_cache(installation)), "PyTorch"));
+  const Adapter adapter = prepare_adapter(installation, python.executable, adapter_cache(installation));
+  checks.push_back(check_adapter(adapter, "PyTorch"));
+  for (const char* platform : {"rocm", "xpu"})  // the local version of PyTorch's own builds
+    if (adapter.torch.find(std::string("+") + platform) != std::string::npos)
+      checks.push_back({true, "devices of torch",
+                        std::string(platform) +
+                            ": attention there is counted, not sampled; attention on the CPU is checked"});
   checks.push_back(check_helper(python));
   return checks;
 }

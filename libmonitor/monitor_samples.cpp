@@ -180,7 +180,7 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
   if (has_dropout && (pass == FORESHOCK_BACKWARD || !(call.dropout > 0 && call.dropout <= 1)))
     return FORESHOCK_SKIP_DROPOUT;
   if (call.query.device_type != FORESHOCK_DEVICE_CPU && call.query.device_type != FORESHOCK_DEVICE_CUDA)
-    return FORESHOCK_SKIP_LAYOUT;
+    return FORESHOCK_SKIP_DEVICE;
   if (!is_on_one_device(call)) return FORESHOCK_SKIP_LAYOUT;
 
   ValidatedCall& c = *checked;

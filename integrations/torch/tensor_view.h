@@ -58,21 +58,35 @@ bool stream_of_guard(const Guard& guard, c10::Device device, void** handle) noex
   return false;
 }
 
+// The handle of a library of torch if the process has loaded it, else null. Debian's package of torch has
+// another file name.
+#define FORESHOCK_LOADED_TORCH_LIBRARY(name) \
+  ::foreshock::adapter::loaded_library(      \
+      name ".so", name ".so." C10_STRINGIZE(TORCH_VERSION_MAJOR) "." C10_STRINGIZE(TORCH_VERSION_MINOR))
+inline void* loaded_library(const char* name, const char* name_in_debian) noexcept {
+  if (!FORESHOCK_HAS_LOADER) return nullptr;
+  void* library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
+  return library ? library : dlopen(name_in_debian, RTLD_LAZY | RTLD_NOLOAD);
+}
+
+// Whether the tensor is on a CUDA device. In a torch for ROCm, AMD's devices have the type CUDA too, but no
+// CUDA driver. An adapter that was built for the same release of torch for the CPU is used there as well, so
+// the answer is not known when this is compiled: torch's library for ROCm is loaded if there is such a
+// tensor.
+inline bool is_on_cuda(const at::Tensor& tensor) noexcept {
+  if (!tensor.is_cuda()) return false;
+  static const bool is_rocm = FORESHOCK_LOADED_TORCH_LIBRARY("libtorch_hip") != nullptr;
+  return !is_rocm;
+}
+
 // Reads the handle of the current stream through torch's C shim for compiled graphs, which is a stable ABI.
 // The shim is in torch's CUDA library, which is loaded if there is a CUDA tensor.
 inline bool stream_of_shim(c10::Device device, void** handle) noexcept {
   using CurrentStream = int32_t (*)(int32_t, void**);
   static const CurrentStream current = [] {
-    if (!FORESHOCK_HAS_LOADER) return CurrentStream{nullptr};
-    // Debian's package of torch has the second name.
-    for (const char* name :
-         {"libtorch_cuda.so",
-          "libtorch_cuda.so." C10_STRINGIZE(TORCH_VERSION_MAJOR) "." C10_STRINGIZE(TORCH_VERSION_MINOR)}) {
-      void* library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
-      void* symbol = library ? dlsym(library, "aoti_torch_get_current_cuda_stream") : nullptr;
-      if (symbol) return reinterpret_cast<CurrentStream>(symbol);
-    }
-    return CurrentStream{nullptr};
+    void* library = FORESHOCK_LOADED_TORCH_LIBRARY("libtorch_cuda");
+    void* symbol = library ? dlsym(library, "aoti_torch_get_current_cuda_stream") : nullptr;
+    return reinterpret_cast<CurrentStream>(symbol);
   }();
   return current && current(device.index(), handle) == 0;
 }
@@ -81,7 +95,7 @@ inline bool stream_of_shim(c10::Device device, void** handle) noexcept {
 // or the stream is unknown. The tensor's device need not be the current device, since hooks run before the
 // operation switches to it. torch has a current stream per thread and device; reading it initializes nothing.
 inline void* stream_of(const at::Tensor& tensor) noexcept {
-  if (!tensor.is_cuda()) return nullptr;
+  if (!is_on_cuda(tensor)) return nullptr;
   static constinit std::atomic<bool> guard_has_handle{true};
   const c10::Device device = tensor.device();
   void* handle = nullptr;
@@ -112,7 +126,7 @@ inline bool is_fp8(const at::Tensor& tensor) {  // all floating formats of one b
 
 inline int32_t device_type_of(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return FORESHOCK_DEVICE_CPU;
-  return tensor.is_cuda() ? FORESHOCK_DEVICE_CUDA : FORESHOCK_DEVICE_OTHER;
+  return is_on_cuda(tensor) ? FORESHOCK_DEVICE_CUDA : FORESHOCK_DEVICE_OTHER;
 }
 
 // Returns a view of the tensor; an absent one (data null) if the tensor is undefined or empty, has too many

@@ -10,7 +10,7 @@ from segment_file import assert_calls_conserved, segments
 
 SOURCE = str(pathlib.Path(__file__).resolve().parent / "device.c")
 FAKE_DRIVER = monitored.BUILD / "lib" / "fake_cuda"
-CPU, CUDA = "0", "1"
+CPU, CUDA, OTHER = "0", "1", "2"
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,7 @@ CPU, CUDA = "0", "1"
         (CPU, True, 0, {}),
         (CUDA, True, 1, {"set_up": 1, "device": 2}),
         (CUDA, False, 0, {"set_up": 1, "device": 2}),
+        (OTHER, True, 0, {"device": 3}),
     ],
 )
 def test_only_a_tensor_on_a_device_opens_its_driver(where, has_driver, mapped, reasons, library, compile_c, base):

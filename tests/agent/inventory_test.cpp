@@ -17,7 +17,7 @@ using testing::HasSubstr;
 
 constexpr uint32_t kTrained = segment::kHasAttention | segment::kTrainsAttention;
 constexpr uint32_t kSeen = segment::kForwardSeen | segment::kBackwardSeen | segment::kForwardNeedsGradient;
-constexpr uint32_t kMaskSkip = 6;
+constexpr uint32_t kMaskSkip = 6, kDeviceSkip = 11;
 
 // A rank of 100 steps whose model has `layers` layers of attention. Nothing was called yet.
 RankStatistics rank_with(uint32_t layers) {
@@ -134,6 +134,15 @@ TEST(Inventory, AReasonThatSkipsTheCallsOfALayerIsNamed) {
   EXPECT_EQ(gap.reasons, "mask");
   rank.layer_names[1].skipped[0] = 1u << 1;
   EXPECT_EQ(only_gap(rank).cause, GapCause::kFewSamples);
+}
+
+TEST(Inventory, WhatADeviceMustBeIsNamed) {
+  RankStatistics rank = rank_with(1);
+  rank.layer_names[0].attention |= kSeen;
+  rank.layer_names[0].skipped[0] = 1u << kDeviceSkip;
+  EXPECT_THAT(text_of(only_gap(rank)),
+              HasSubstr("layer 000: forward not judged; foreshock does not read its device. "
+                        "It needs CUDA, driver 525 or later; not ROCm, XPU, MPS"));
 }
 
 TEST(Inventory, AnOutputWithDropoutIsNotJudged) {

@@ -21,7 +21,7 @@ TEST(ValidatedCall, RefusesWithTheRightReason) {
   EXPECT_EQ(reason([](auto& c) { c.dropout = 0.1; }, 1), FORESHOCK_SKIP_DROPOUT);
   for (const double none : {static_cast<double>(NAN), -0.1, 1.1})
     EXPECT_EQ(reason([none](auto& c) { c.dropout = none; }), FORESHOCK_SKIP_DROPOUT);
-  EXPECT_EQ(reason([](auto& c) { c.query.device_type = FORESHOCK_DEVICE_OTHER; }), FORESHOCK_SKIP_LAYOUT);
+  EXPECT_EQ(reason([](auto& c) { c.query.device_type = FORESHOCK_DEVICE_OTHER; }), FORESHOCK_SKIP_DEVICE);
   EXPECT_EQ(reason([](auto& c) { c.query.device_type = FORESHOCK_DEVICE_CUDA; }), FORESHOCK_SKIP_LAYOUT)
       << "the others are on the host";
   const auto on_device = [](auto& c) {

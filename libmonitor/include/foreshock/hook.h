@@ -69,11 +69,11 @@ enum {
   FORESHOCK_SKIP_NESTED = 4,         /* inside of another registered operation */
   FORESHOCK_SKIP_FP8 = 5,            /* fp8 or fewer bits */
   FORESHOCK_SKIP_MASK = 6,           /* an unsupported mask or window */
-  FORESHOCK_SKIP_LAYOUT = 7,         /* unsupported shapes, strides, formats or devices */
+  FORESHOCK_SKIP_LAYOUT = 7,         /* unsupported shapes, strides or formats */
   FORESHOCK_SKIP_TOO_LARGE = 8,      /* even one position exceeds the memory for a sample */
   FORESHOCK_SKIP_OFF = 9,            /* the monitor is switched off, or has no memory for samples */
   FORESHOCK_SKIP_UNKNOWN = 10,       /* the call threw, or its arguments are not known */
-  FORESHOCK_SKIP_DEVICE = 11,        /* the device's driver is absent, too old, or returned an error */
+  FORESHOCK_SKIP_DEVICE = 11,        /* no CUDA device, or its driver is absent, too old, or failed */
   FORESHOCK_SKIP_DEVICE_MEMORY = 12, /* no room on the device, or the segment cannot be pinned for it */
   FORESHOCK_SKIP_SET_UP = 13,        /* the device is set up at the end of the step */
   FORESHOCK_SKIP_REASONS = 14
