@@ -23,6 +23,8 @@
 #include <system_error>
 #include <utility>
 
+#include "exporters/file_place.h"
+
 namespace foreshock {
 namespace {
 
@@ -190,11 +192,12 @@ std::string prepare_to_append(int file, off_t* size) {
 
 std::unique_ptr<RecordFile> RecordFile::open(const std::string& path, std::string* error, WriteCall write,
                                              uint64_t max_bytes) {
+  const FilePlace place(path);
   // O_NONBLOCK: if the file is a pipe and the pipe is full, a write fails instead of blocking.
-  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0600);
+  const int file = place.open(O_RDWR | O_CREAT | O_APPEND | O_NONBLOCK);
   struct stat status = {};
   if (file < 0 || fstat(file, &status) != 0) {
-    *error = "record " + path + ": " + std::strerror(errno);
+    *error = "record " + (place.refusal().empty() ? path + ": " + std::strerror(errno) : place.refusal());
     if (file >= 0) close(file);
     return nullptr;
   }

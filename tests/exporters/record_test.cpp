@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -300,6 +301,21 @@ TEST_F(Record, AtASizeLimitTheFileKeepsWholeLinesAndGrowsOnAfterwards) {
   const std::vector<json> read = lines();
   ASSERT_EQ(read.size(), 100u) << "what waited is not lost";
   for (int i = 0; i < 100; ++i) EXPECT_EQ(read[i]["step"], i);
+}
+
+TEST_F(Record, ALinkOfAnotherUserIsNotFollowed) {
+  const std::string folder = path_ + ".folder";
+  std::filesystem::create_directory(folder);
+  std::filesystem::create_symlink("../victim.jsonl", folder + "/link");
+  ASSERT_EQ(chmod(folder.c_str(), 01777), 0);
+  std::string error;
+  const bool is_given_away = lchown((folder + "/link").c_str(), 12345, 12345) == 0;
+  const auto writer = RecordWriter::open(folder + "/link", &error);
+  std::filesystem::remove_all(folder);
+  if (!is_given_away) GTEST_SKIP() << "needs root";
+  EXPECT_EQ(writer, nullptr);
+  EXPECT_THAT(error, HasSubstr("link is a link of another user"));
+  EXPECT_FALSE(std::filesystem::exists(testing::TempDir() + "victim.jsonl"));
 }
 
 // That anything at all happens while the disk hangs is the test: who waited for it would wait for ever.
