@@ -409,11 +409,14 @@ void RecordWriter::Shared::write_ready_lines(std::unique_lock<std::mutex>* lock)
   if (appended.error != 0) {
     fail(disturbance.empty() ? std::strerror(appended.error) : disturbance);
   } else {
-    is_failing = false;
     if (!disturbance.empty()) {
       ++errors;
       error = "record " + path + ": " + disturbance;
+    } else if (is_failing) {
+      error = "record " + path + ": can be written again; " +
+              (lines_lost == 0 ? "nothing is lost" : std::to_string(lines_lost) + " lines are lost");
     }
+    is_failing = false;
   }
   // If lines are left, the written ones may stay in the spool, since RecordSpool::missing() omits them by
   // their offset. In another file the offsets are different, so the spool is filled again.
@@ -533,6 +536,11 @@ bool RecordWriter::is_incomplete() const {
   const bool would_lose_lines =
       shared_->is_failing && !shared_->waiting.empty() && !shared_->spool_has_ready_lines();
   return shared_->is_disturbed || shared_->lines_lost > 0 || would_lose_lines;
+}
+
+bool RecordWriter::is_failing() const {
+  const std::unique_lock lock(shared_->mutex);
+  return shared_->is_failing;
 }
 
 std::string RecordWriter::take_error() {

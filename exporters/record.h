@@ -506,8 +506,9 @@ class RecordFile {
 // lines only. The lines that it lacks wait for the next attempt to write; lines beyond 4 MiB count as lost.
 class RecordWriter {
  public:
-  static constexpr std::chrono::milliseconds kPatience{2000};       // a longer write counts as hung
-  static constexpr std::chrono::milliseconds kLongestFlush{10000};  // flush() waits no longer for a hung file
+  static constexpr std::chrono::milliseconds kPatience{2000};  // a longer write counts as hung
+  // flush() waits no longer for a file that hangs. A launcher takes an agent that waits longer as hung.
+  static constexpr std::chrono::milliseconds kLongestFlush{4000};
 
   // Opens the file as RecordFile::open() does, and appends the lines of the spool that are not in the file.
   // `spool`: the descriptor for RecordSpool, or -1. Makes the process ignore SIGXFSZ: if the file exceeds the
@@ -536,8 +537,11 @@ class RecordWriter {
   // omitted if the last write has failed or hangs.
   void copy_to_spool();
 
-  // Returns a one-line error once after the first of consecutive failed attempts to write; else "".
+  // Returns one line after the first of consecutive failed attempts to write, and after the next one that
+  // succeeds; each line once. Otherwise returns "".
   std::string take_error();
+
+  bool is_failing() const;  // whether the last attempt failed, or the present one hangs
 
   // Bytes of whole lines in the file and in the spool: if this agent is killed, the next one writes the lines
   // of the spool to the file. 0 if the file is not a regular file.

@@ -303,6 +303,25 @@ TEST_F(Record, AtASizeLimitTheFileKeepsWholeLinesAndGrowsOnAfterwards) {
   for (int i = 0; i < 100; ++i) EXPECT_EQ(read[i]["step"], i);
 }
 
+TEST_F(Record, SaysThatAFullDiskHasRoomAgain) {
+  const auto writer = open_with_spool();
+  EXPECT_TRUE(writer->flush());
+  Disk::hang(ENOSPC);
+  writer->write(step_line(0));
+  EXPECT_FALSE(writer->flush());
+  EXPECT_TRUE(writer->is_failing());
+  EXPECT_EQ(writer->take_error(),
+            "record " + path_ + ": No space left on device; the run goes on without it");
+  Disk::go_on();
+  EXPECT_TRUE(writer->flush());
+  EXPECT_FALSE(writer->is_failing());
+  EXPECT_EQ(writer->take_error(), "record " + path_ + ": can be written again; nothing is lost");
+  EXPECT_FALSE(writer->is_incomplete());
+  EXPECT_TRUE(writer->flush());
+  EXPECT_EQ(writer->take_error(), "");
+  expect_steps(1);
+}
+
 TEST_F(Record, ALinkOfAnotherUserIsNotFollowed) {
   const std::string folder = path_ + ".folder";
   std::filesystem::create_directory(folder);
