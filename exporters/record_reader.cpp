@@ -3,6 +3,8 @@
 // Line::visit(line, f) calls f(name, value) for each field.
 #include "exporters/record_reader.h"
 
+#include <sys/stat.h>
+
 #include <cerrno>
 #include <charconv>
 #include <cmath>
@@ -12,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "exporters/record.h"
+#include "text/printable.h"
 
 namespace foreshock {
 namespace {
@@ -146,6 +149,12 @@ bool has_older_part(const std::string& path) {
   return file.read(head.data(), static_cast<std::streamsize>(head.size())) && head == kFirstRecordBytes;
 }
 
+namespace {
+
+constexpr std::streamsize kMostSkipped = std::streamsize{64} << 20;  // bytes of a line without an end
+
+}  // namespace
+
 // The buffer holds the longest line, the 0 byte that getline() appends, and one spare byte. getline() does
 // not store the newline.
 RecordReader::RecordReader(std::ifstream file, std::ifstream newer_part)
@@ -153,6 +162,16 @@ RecordReader::RecordReader(std::ifstream file, std::ifstream newer_part)
 
 std::unique_ptr<RecordReader> RecordReader::open(const std::string& path, std::string* error,
                                                  bool with_older_part) {
+  // Reading a device may never end, and opening a named pipe waits for a writer. Other pipes are read: those
+  // of a shell, which are reached by a link such as /dev/stdin.
+  struct stat named = {}, status = {};
+  const bool is_named_pipe = lstat(path.c_str(), &named) == 0 && S_ISFIFO(named.st_mode);
+  const bool is_other = stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode) &&
+                        !S_ISFIFO(status.st_mode) && !S_ISDIR(status.st_mode);
+  if (is_named_pipe || is_other) {
+    *error = "record " + path + ": not a regular file; make a file of it first";
+    return nullptr;
+  }
   errno = 0;  // std::ifstream does not report why it failed, but leaves errno
   std::ifstream file(path, std::ios::binary);
   // A folder can be opened, but reading it fails and sets errno.
@@ -181,6 +200,7 @@ bool RecordReader::seek(uint64_t offset) {
 // Reads the next line into the buffer and sets *text to it, or to a null view if the line is too long. Sets
 // *whole to whether the line ended with a newline. Returns false at the end of the (newer) file.
 bool RecordReader::read_line(std::string_view* text, bool* whole) {
+  if (file_.eof() && !newer_part_.is_open()) return false;
   file_.getline(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
   const auto read = static_cast<size_t>(file_.gcount());
   *whole = !file_.eof();
@@ -194,7 +214,8 @@ bool RecordReader::read_line(std::string_view* text, bool* whole) {
   }
   if (file_.fail() && *whole) {  // the line is longer than the buffer: skip its rest
     file_.clear();
-    file_.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+    file_.ignore(kMostSkipped, '\n');
+    if (file_.gcount() == kMostSkipped) file_.setstate(std::ios::eofbit);  // the reader ends
     next_offset_ += static_cast<uint64_t>(file_.gcount());
     *text = {};
     return true;
@@ -289,9 +310,12 @@ const char* type_of(const RecordLine& line) {
 }
 
 std::string csv_text(std::string_view text) {
-  if (text.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(text);
+  constexpr std::string_view kFormulaBegins = "=+-@\t\r";
+  const bool is_formula = !text.empty() && kFormulaBegins.find(text[0]) != kFormulaBegins.npos;
+  const std::string shown = (is_formula ? "'" : "") + printable(text, /*keeps_newlines=*/true);
+  if (shown.find_first_of(",\"\n") == std::string::npos) return shown;
   std::string quoted = "\"";
-  for (char c : text) {
+  for (char c : shown) {
     if (c == '"') quoted += '"';
     quoted += c;
   }

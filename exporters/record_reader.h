@@ -32,11 +32,12 @@ class RecordReader {
 
   // Opens a record. If it is kept in two files (--record-size), the older part is read first, and offsets in
   // the newer part continue from the end of the older part. Without `with_older_part`, only the newer part is
-  // read. On failure returns null and sets *error to one line.
+  // read. On failure, and for a device or a named pipe, returns null and sets *error to one line.
   static std::unique_ptr<RecordReader> open(const std::string& path, std::string* error,
                                             bool with_older_part = true);
 
-  // Returns the next valid line, and nothing at the end of the file. Skips and counts bad lines.
+  // Returns the next valid line, and nothing at the end of the file. Skips and counts bad lines. A line of
+  // more than 64 MiB, as a file of another kind may have, is an end of the file too.
   std::optional<RecordLine> next();
 
   // Continues at byte `offset`, which must be the first byte of a line. The record must have been opened
@@ -80,7 +81,9 @@ std::string csv_header(const RecordLine& line);
 // by blanks, an object as "a=1 b=2". Independent of the locale.
 std::string csv_row(const RecordLine& line);
 
-std::string csv_text(std::string_view text);  // one CSV cell with this text, in quotes if it needs them
+// Returns one CSV cell with this text, in quotes if it needs them. Names may come from a trainer, so control
+// characters except newlines become '?', and text that a spreadsheet would run as a formula begins with "'".
+std::string csv_text(std::string_view text);
 
 }  // namespace foreshock
 

@@ -19,6 +19,19 @@ TEST(Csv, TextIsQuotedWhereItMustBe) {
   EXPECT_EQ(csv_text("say \"no\"\n"), "\"say \"\"no\"\"\n\"");
 }
 
+TEST(Csv, NamesAreNeitherFormulasNorControlSequences) {
+  for (const char* begin : {"=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)"})
+    EXPECT_EQ(csv_text(begin), std::string("'") + begin);
+  EXPECT_EQ(csv_text("\t=1"), "'?=1");
+  EXPECT_EQ(csv_text("\r=1"), "'?=1");
+  EXPECT_EQ(csv_text("a=b - c@d"), "a=b - c@d");
+  EXPECT_EQ(csv_text("\x1b[2J\xc2\x9b\xe2\x80\xae"), "?[2J??");
+  EventLine line;
+  line.layer = "=1+1";
+  line.value = -0.5;
+  EXPECT_EQ(csv_row(line), ",,,,,'=1+1,,-0.5,,,\n") << "a number is left alone";
+}
+
 TEST(Csv, ValuesComeBackToTheLastBit) {
   EventLine line;
   line.run = "r,1";

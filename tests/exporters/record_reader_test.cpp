@@ -1,6 +1,7 @@
 #include "exporters/record_reader.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -40,6 +41,40 @@ StepLine step_line(int64_t step) {
   line.step = step;
   line.loss = 1.0 / 3;
   return line;
+}
+
+// Such files have no end, or no writer.
+TEST_F(RecordReaderTest, DevicesAndNamedPipesAreRefused) {
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
+  for (const std::string& path : {std::string("/dev/zero"), std::string("/dev/null"), path_}) {
+    std::string error;
+    EXPECT_EQ(RecordReader::open(path, &error), nullptr);
+    EXPECT_EQ(error, "record " + path + ": not a regular file; make a file of it first");
+  }
+}
+
+TEST_F(RecordReaderTest, APipeOfAShellIsRead) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const std::string line = to_json_line(step_line(7)) + "\n";
+  ASSERT_EQ(write(ends[1], line.data(), line.size()), static_cast<ssize_t>(line.size()));
+  close(ends[1]);
+  std::string error;
+  const auto reader = RecordReader::open("/dev/fd/" + std::to_string(ends[0]), &error);
+  ASSERT_NE(reader, nullptr) << error;
+  EXPECT_TRUE(reader->next());
+  EXPECT_FALSE(reader->next());
+  close(ends[0]);
+}
+
+TEST_F(RecordReaderTest, ALineWithoutAnEndIsTheEnd) {
+  put("x");
+  std::filesystem::resize_file(path_, 100 << 20);  // zeros that take no space on the disk
+  put("\n" + to_json_line(step_line(7)) + "\n");
+  const auto reader = open();
+  EXPECT_FALSE(reader->next());
+  EXPECT_EQ(reader->bad_lines(), 1u);
+  EXPECT_EQ(reader->lines(), 1u);
 }
 
 TEST_F(RecordReaderTest, EveryTypeComesBackFieldByField) {

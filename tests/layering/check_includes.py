@@ -7,15 +7,16 @@ import sys
 # "foreshock" are the public headers, libmonitor/include/foreshock.
 MAY_INCLUDE = {
     "segment": set(),
+    "text": set(),
     "kernels": set(),
     "detect": set(),
     "libmonitor": {"segment", "kernels", "foreshock"},
     "libmonitor/include": {"foreshock"},
     "shadow": {"kernels"},
-    "exporters": set(),
-    "agent": {"segment", "shadow", "detect", "exporters"},
+    "exporters": {"text"},
+    "agent": {"segment", "shadow", "detect", "exporters", "text"},
     "integrations": {"foreshock"},
-    "lab": {"shadow", "kernels"},
+    "lab": {"shadow", "kernels", "text"},
 }
 # May include anything of the above; nothing includes them.
 ROOTS = {"cli", "tests", "bench"}
