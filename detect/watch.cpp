@@ -94,6 +94,7 @@ void RankWatch::resume(int64_t step, std::vector<WatchEvent>* out) {
                   .layer = {}});
   trail_.go_back(last_step_, step);
   series_.clear();
+  for (auto& heap : removable_) heap.clear();
   std::fill(std::begin(count_), std::end(count_), size_t{0});
   for (auto& names : refused_) names.clear();
   precursors_.clear();
@@ -128,19 +129,40 @@ void RankWatch::note_loss_event(WatchEventKind kind, int64_t onset, int64_t decl
 
 // Removes one series of the detector: among those at the lowest level, the one without a value for longest.
 void RankWatch::give_up_one(DetectorId detector, int64_t step, std::vector<WatchEvent>* out) {
-  const auto begin = series_.lower_bound({static_cast<int>(detector), ""});
-  const auto end = series_.lower_bound({static_cast<int>(detector) + 1, ""});
-  // `rank` is the order in which series are removed, not a process rank.
-  const auto rank = [](const SeriesMap::value_type& each) {
-    return std::pair(each.second.detector.level(), each.second.last_used);
-  };
-  const auto found =
-      std::min_element(begin, end, [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
-  if (found == end) return;
-  end_episode(*found, step, NAN, out);
-  series_.erase(found);
-  --count_[static_cast<size_t>(detector)];
-  ++given_up_[static_cast<size_t>(detector)];
+  const int id = static_cast<int>(detector);
+  auto& heap = removable_[id];
+  if (heap.empty() ||
+      heap.size() > 4 * count_[id]) {  // 4: entries of series that note_lower_order() repeated
+    heap.clear();
+    for (auto at = series_.lower_bound({id, ""}); at != series_.end() && at->first.first == id; ++at)
+      heap.emplace_back(order_of(at->second), at->first.second);
+    std::make_heap(heap.begin(), heap.end(), std::greater<>());
+  }
+  while (!heap.empty()) {
+    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
+    const auto found = series_.find({id, heap.back().second});
+    const bool is_removed = found == series_.end();
+    if (!is_removed && heap.back().first < order_of(found->second)) {
+      heap.back().first = order_of(found->second);
+      std::push_heap(heap.begin(), heap.end(), std::greater<>());
+      continue;
+    }
+    heap.pop_back();
+    if (is_removed) continue;
+    end_episode(*found, step, NAN, out);
+    series_.erase(found);
+    --count_[id];
+    ++given_up_[id];
+    return;
+  }
+}
+
+// Must be called for a new series, and if the level of a series has fallen.
+void RankWatch::note_lower_order(const SeriesMap::value_type& series) {
+  auto& heap = removable_[series.first.first];
+  if (heap.empty()) return;
+  heap.emplace_back(order_of(series.second), series.first.second);
+  std::push_heap(heap.begin(), heap.end(), std::greater<>());
 }
 
 // Ends the episode of a series that will be removed or learn again; the episode would otherwise never end.
@@ -168,7 +190,9 @@ RankWatch::SeriesMap::iterator RankWatch::series_of(DetectorId detector, const s
   }
   if (!is_per_tensor(detector) && count_[id] >= kMostLayers) give_up_one(detector, step, out);
   ++count_[id];
-  return series_.emplace(key, Series{Detector(detector), layer.substr(0, kLongestName)}).first;
+  const auto added = series_.emplace(key, Series{Detector(detector), layer.substr(0, kLongestName)}).first;
+  note_lower_order(*added);
+  return added;
 }
 
 // Gives a value to its series, and reports a change of the level. `control`: the same quantity for the exact
@@ -186,6 +210,7 @@ Reading RankWatch::observe(DetectorId detector, const std::string& place, const 
     end_episode(*found, step, value, out);
     series.detector = Detector(detector);
     series.span = span;
+    note_lower_order(*found);
   }
   const Level before = series.detector.level();
   const Reading reading = series.detector.observe(step, value, control);
@@ -198,6 +223,7 @@ Reading RankWatch::observe(DetectorId detector, const std::string& place, const 
   DetectorState& state = counts_[static_cast<size_t>(detector)];
   ++state.values;
   if (reading.level == before) return reading;
+  if (reading.level < before) note_lower_order(*found);
   state.watches += reading.level == Level::kWatch && before == Level::kQuiet;
   state.warnings += reading.level == Level::kWarn;
   if (reading.level == Level::kWarn) state.last_warn_step = step;

@@ -229,13 +229,21 @@ class RankWatch {
   void resume(int64_t step, std::vector<WatchEvent>* out);
   SeriesMap::iterator series_of(DetectorId detector, const std::string& place, const std::string& layer,
                                 int64_t step, std::vector<WatchEvent>* out);
+  // How soon a series is removed at the limit of its detector: the one with the smallest order first.
+  using Order = std::pair<Level, uint64_t>;  // its level, and when it was used last
+  static Order order_of(const Series& series) { return {series.detector.level(), series.last_used}; }
   void give_up_one(DetectorId detector, int64_t step, std::vector<WatchEvent>* out);
+  void note_lower_order(const SeriesMap::value_type& series);
   void end_episode(const SeriesMap::value_type& series, int64_t step, double value,
                    std::vector<WatchEvent>* out);
   template <class State>
   void series_fields(State& state);
 
   SeriesMap series_;
+  // By detector: a heap from which give_up_one() takes series, empty until the limit is reached. It has at
+  // least one entry for each series, with its order or a smaller one: an order is corrected when its entry is
+  // taken. Not in the saved state.
+  std::vector<std::pair<Order, std::string>> removable_[kDetectors];
   size_t count_[kDetectors] = {};                     // by detector: number of its series
   uint64_t used_ = 0;                                 // values observed so far, over all series
   uint64_t given_up_[kDetectors] = {};                // by detector: series removed at the limit
@@ -258,6 +266,7 @@ template <class State>
 void RankWatch::series_fields(State& state) {
   if constexpr (State::kReads) {
     series_.clear();
+    for (auto& heap : removable_) heap.clear();
     std::fill(std::begin(count_), std::end(count_), size_t{0});
     const uint64_t count = state.count(kDetectors * std::max(kMostLayers, kMostTensors));
     for (uint64_t n = 0; n < count && state.good(); ++n) {

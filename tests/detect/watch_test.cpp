@@ -320,6 +320,20 @@ TEST(Watch, TheLayerThatIsQuietForLongestGivesUpItsPlace) {
   EXPECT_EQ(state.series_dropped, RankWatch::kMostLayers + 2);
 }
 
+// Each value removes a series. To search for it among all of them is thousands of times the work.
+TEST(Watch, ManyMoreLayersThanThereIsRoomForTakeNoLonger) {
+  RankWatch watch;
+  std::vector<WatchEvent> events;
+  constexpr size_t kLayers = 16000, kSteps = 16;
+  std::vector<std::string> names;
+  for (size_t n = 0; n < kLayers; ++n) names.push_back(std::to_string(n));
+  for (size_t step = 0; step < kSteps; ++step)
+    for (const std::string& name : names)
+      watch.observe(DetectorId::kMaxLogit, name, name, static_cast<int64_t>(step), 1, 0, &events);
+  EXPECT_EQ(state_of(watch, DetectorId::kMaxLogit).series, RankWatch::kMostLayers);
+  EXPECT_EQ(state_of(watch, DetectorId::kMaxLogit).series_dropped, kLayers * kSteps - RankWatch::kMostLayers);
+}
+
 // Where every series is above quiet, the one that goes ends its episode: nothing would ever end it later.
 TEST(Watch, ASeriesThatIsGivenUpIsQuiet) {
   RankWatch watch;
