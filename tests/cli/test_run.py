@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -546,6 +547,19 @@ def test_doctor_tells_of_the_kernels_for_devices(foreshock, environment, tmp_pat
     damaged[len(damaged) // 2] ^= 1
     kernels.write_bytes(damaged)
     assert f"{kernels} is of another build, or damaged" in told()
+
+
+@pytest.mark.parametrize(("local", "platform"), [("+rocm7.1", "rocm"), ("+xpu", "xpu"), ("+cu130", None), ("", None)])
+def test_doctor_names_devices_whose_attention_is_only_counted(foreshock, environment, tmp_path, local, platform):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (tmp_path / "torch" / "version.py").write_text(f"__version__ = '2.13.0{local}'\ngit_version = '0123456789abcdef'\n")
+    environment = environment | {"PYTHONPATH": str(tmp_path)}
+    command = [foreshock, "doctor", "--python", sys.executable]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False).stdout
+    assert f"torch 2.13.0{local}" in shown
+    line = f"devices of torch {platform}: attention there is counted, not sampled; attention on the CPU is checked"
+    assert (line in " ".join(shown.split())) == (platform is not None)
 
 
 def test_list_of_commands_has_aligned_columns(foreshock):

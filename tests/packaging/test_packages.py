@@ -53,6 +53,17 @@ def unpack(tarball: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     return tree
 
 
+# A training of a few lines that `foreshock run` has not started.
+STARTED = """
+import foreshock; print(foreshock.start(every=1, port=0))
+import torch; layer = torch.nn.Linear(32, 96); optimizer = torch.optim.AdamW(layer.parameters())
+for _ in range(40):
+    q, k, v = [t.view(2, 24, 4, 8).transpose(1, 2) for t in layer(torch.randn(2, 24, 32)).split(32, 2)]
+    torch.nn.functional.scaled_dot_product_attention(q, k, v).square().mean().backward(); optimizer.step()
+print(foreshock.stop())
+"""
+
+
 @pytest.mark.long
 def test_wheel_is_installed_used_and_removed(packages, bare, bare_environment, tmp_path):
     python = bare / "bin" / "python"
@@ -63,6 +74,7 @@ def test_wheel_is_installed_used_and_removed(packages, bare, bare_environment, t
     said = call(bare / "bin" / "foreshock", "doctor", env=bare_environment)
     assert "prebuilt adapter tested" in said
     check_training(bare / "bin" / "foreshock", python, bare_environment, tmp_path)
+    assert call(python, "-c", STARTED, env=bare_environment).split() == ["True", "healthy"]
     call(python, "-m", "pip", "uninstall", "--yes", "foreshock", env=bare_environment)
     after = {path for path in bare.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert after <= before
