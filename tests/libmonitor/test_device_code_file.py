@@ -94,15 +94,40 @@ DRIVERS = {
 }
 
 
+def load_error(code: bytes, version: int, device: int) -> int:
+    """What a stand-in of this driver returns for the container `code`; 0: it loads an image of it."""
+    driver = ctypes.CDLL(str(monitored.BUILD / "lib" / "fake_cuda" / "libcuda.so.1"))
+    return driver.fake_cuda_load_error(code, ctypes.c_size_t(len(code)), version, device)
+
+
+def test_a_driver_refuses_what_is_too_new_for_it(library):
+    code = KERNELS.read_bytes()
+    newer = bytearray(code)
+    for image in fatbin.images(code):
+        at = code.index(image.data)
+        if image.kind == fatbin.ELF:
+            newer[at + 8] = 8  # the ABI version
+        else:
+            newer[at : at + len(image.data)] = image.data.replace(b".version 8.0", b".version 9.0")
+    errors = [load_error(bytes(newer), version, 80) != 0 for version, _ in DRIVERS.values()]
+    assert errors[:3] == [True, True, True]
+    assert not errors[-1]
+    assert load_error(code, 11080, 80) != 0
+    assert load_error(code, 12000, 100) != 0, "an architecture that it does not know"
+    packed = bytearray(code)
+    for image in fatbin.images(code):
+        packed[image.header + 16] = 1  # the size of compressed data, which the stand-in does not unpack
+    assert all(load_error(bytes(packed), version, 80) != 0 for version, _ in DRIVERS.values())
+
+
 @pytest.mark.parametrize("branch", DRIVERS)
 def test_each_driver_loads_the_file_for_each_of_its_devices(library, branch):
     """fake_cuda/images.cpp decides what a driver loads."""
     version, devices = DRIVERS[branch]
     loads = version >= fatbin.oldest_driver()
-    driver = ctypes.CDLL(str(monitored.BUILD / "lib" / "fake_cuda" / "libcuda.so.1"))
     code = KERNELS.read_bytes()
     for device in devices:
-        assert (driver.fake_cuda_load_error(code, ctypes.c_size_t(len(code)), version, device) == 0) == loads, device
+        assert (load_error(code, version, device) == 0) == loads, device
     variables = {"FAKE_CUDA_VERSION": str(version), "FAKE_CUDA_ARCHITECTURE": str(devices[-1])}
     told = train(library, "cuda", **variables)
     assert (told["images"], told["objections"]) == (int(loads), 0)

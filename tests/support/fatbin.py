@@ -17,6 +17,7 @@ PTX, ELF = 1, 2
 class Image(NamedTuple):
     kind: int
     architecture: int
+    header: int  # offset in the container
     data: bytes
 
     @property
@@ -34,7 +35,7 @@ def images(fatbin: bytes) -> list[Image]:
         kind, _, own_header, length = struct.unpack_from("<HHIQ", fatbin, at)
         packed, _, _, architecture = struct.unpack_from("<4I", fatbin, at + 16)
         assert packed == 0, "drivers before CUDA 12.4 do not unpack every compression"
-        found.append(Image(kind, architecture, fatbin[at + own_header : at + own_header + length]))
+        found.append(Image(kind, architecture, at, fatbin[at + own_header : at + own_header + length]))
         at += own_header + length
     assert at == len(fatbin)
     return found
