@@ -12,11 +12,12 @@
 
 #include <array>
 #include <cerrno>
-#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
+
+#include "exporters/file_place.h"
 
 namespace foreshock::cli {
 namespace {
@@ -91,44 +92,6 @@ bool is_stream(const std::string& path) {
   return !S_ISREG(file.st_mode) || standard_stream(file) >= 0;
 }
 
-// Whether the link may have been made so that we overwrite a file: neither we nor the directory's owner own
-// it, and all may write into the sticky directory (/tmp). The kernel's fs.protected_symlinks has this rule.
-bool is_untrusted_link(const struct stat& link, const std::string& directory) {
-  struct stat folder {};
-  return link.st_uid != geteuid() && stat(directory.c_str(), &folder) == 0 && link.st_uid != folder.st_uid &&
-         (folder.st_mode & S_ISVTX) != 0 && (folder.st_mode & S_IWOTH) != 0;
-}
-
-// Returns the target of a symbolic link; nullopt if `path` is not one. Sets `*problem` for an untrusted link.
-std::optional<std::string> target_of_link(const std::string& path, std::string* problem) {
-  // The owner and the target are read through one descriptor, so that the link cannot be replaced in between.
-  const int link = open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
-  if (link < 0) return std::nullopt;
-  struct stat info {};
-  std::array<char, PATH_MAX> text;
-  const bool is_link = fstat(link, &info) == 0 && S_ISLNK(info.st_mode);
-  const ssize_t length = is_link ? readlinkat(link, "", text.data(), text.size()) : -1;
-  close(link);
-  if (length < 0) return std::nullopt;
-  if (is_untrusted_link(info, directory_of(path)))
-    *problem = path + " is a link of another user: choose another place";
-  const std::string to(text.data(), static_cast<size_t>(length));
-  return to.starts_with('/') ? to : directory_of(path) + to;
-}
-
-// Resolves a chain of symbolic links that begins at `path`. The final target need not exist.
-std::string resolve_links(const std::string& path, std::string* problem) {
-  constexpr int kMost = 40;  // as many as the kernel follows
-  std::string current = path;
-  for (int n = 0; n < kMost && problem->empty(); ++n) {
-    const std::optional<std::string> next = target_of_link(current, problem);
-    if (!next) return current;
-    current = *next;
-  }
-  if (problem->empty()) *problem = path + " is a link that leads nowhere: choose another place";
-  return current;
-}
-
 mode_t mode_of_new_file() {
   const mode_t mask = umask(0);  // the umask can be read only by setting it
   umask(mask);
@@ -178,10 +141,11 @@ void UnfinishedFile::forget() {
 
 std::string why_no_file(const std::string& path) {
   if (path.empty()) return "the file name is empty";
+  if (is_standard_output(path)) return "";
+  const FilePlace place(path);
+  if (!place.refusal().empty()) return place.refusal();
   if (is_stream(path)) return "";
-  std::string problem;
-  const std::string target = resolve_links(path, &problem), directory = directory_of(target);
-  if (!problem.empty()) return problem;
+  const std::string &target = place.path(), directory = directory_of(target);
   struct stat info {};
   if (target.back() == '/' || (stat(target.c_str(), &info) == 0 && S_ISDIR(info.st_mode)))
     return "'" + path + "' is " + (target.back() == '/' ? "not a file name" : "a directory, not a file");
@@ -209,12 +173,17 @@ int WholeFile::open_stream() {
   std::fflush(stdout);  // bytes that were printed earlier must come first
   if (is_standard_output(path_)) return dup(STDOUT_FILENO);
   const int own = stat(path_.c_str(), &info) == 0 ? standard_stream(info) : -1;
-  return own >= 0 ? dup(own) : open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+  if (own >= 0) return dup(own);
+  const FilePlace place(path_);
+  problem_ = place.refusal();
+  return place.open(O_WRONLY);
 }
 
 int WholeFile::open_file() {
-  target_ = resolve_links(path_, &problem_);
+  const FilePlace place(path_);
+  problem_ = place.refusal();
   if (!problem_.empty()) return -1;
+  target_ = place.path();
   struct stat before {};
   const mode_t mode = stat(target_.c_str(), &before) == 0 ? before.st_mode & 0777 : mode_of_new_file();
   unfinished_.emplace(directory_of(target_));

@@ -20,6 +20,7 @@
 #include <string_view>
 
 #include "cli/words.h"
+#include "exporters/file_place.h"
 #include "exporters/http_routes.h"
 
 namespace foreshock::cli {
@@ -149,6 +150,8 @@ std::string output_problem(const Arguments& arguments, OptionId id) {
   const std::string given = arguments.text(id);
   if (given.empty()) return "";
   const std::string path = absolute(given);
+  if (const FilePlace place(path); !place.refusal().empty())
+    return std::string(option(id).flag) + ": " + place.refusal();
   const std::string folder = fs::path(path).parent_path();
   const bool exists = access(path.c_str(), F_OK) == 0;
   // ENOENT: only the file is missing. With another errno, the name is too long, a file is used as a folder,
@@ -168,6 +171,8 @@ std::string output_problem(const Arguments& arguments, OptionId id) {
 std::string flagged_problem(const Arguments& arguments) {
   const std::string path = absolute(arguments.text(OptionId::kSaveFlagged));
   if (path.empty()) return "";
+  if (const FilePlace place(path); !place.refusal().empty())
+    return std::string(option(OptionId::kSaveFlagged).flag) + ": " + place.refusal();
   const bool is_there = mkdir(path.c_str(), 0700) == 0 || errno == EEXIST;
   std::error_code error;
   if (is_there && fs::is_directory(path, error) && access(path.c_str(), R_OK | W_OK | X_OK) == 0) return "";
