@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <string>
+
 #include "cli/merge.h"
 
 namespace foreshock::cli {
@@ -30,7 +33,12 @@ IndexedLine of_record(uint32_t record, uint32_t generation = 0) {
 class Shares : public testing::Test {
  protected:
   Shares() {
-    for (const char* path : {"/dev/null", "/dev/null", "/dev/null"}) index_.add(path, nullptr);
+    for (int rank = 0; rank < 3; ++rank) {
+      const std::string path = testing::TempDir() + "shares-" + "abc"[rank] + ".jsonl";
+      std::ofstream(path) << R"({"schema":1,"type":"run","run":"r","state":"started","rank":)" << rank
+                          << "}\n";
+      EXPECT_EQ(index_.add(path, [](const auto&...) {}), "");
+    }
   }
   TensorShares shares_;
   RecordIndex index_;
@@ -63,7 +71,8 @@ TEST_F(Shares, AMissingPart) {
 TEST_F(Shares, OverlappingParts) {
   shares_.add(share(0, 4), of_record(0));
   shares_.add(share(3, 4), of_record(1));
-  EXPECT_NE(shares_.check(index_).find("parts of w in /dev/null and /dev/null overlap"), std::string::npos);
+  EXPECT_NE(shares_.check(index_).find("-a.jsonl and " + testing::TempDir() + "shares-b.jsonl overlap"),
+            std::string::npos);
 }
 
 TEST_F(Shares, NoHistograms) {
