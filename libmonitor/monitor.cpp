@@ -236,8 +236,11 @@ uint32_t Monitor::free_slices() const {
 // Whether `step`, or a later step reported together with it, is to be sampled, regardless of the budget.
 bool Monitor::is_due(int64_t step) const {
   if (first_look_.is_open()) return step >= 0;
-  return is_sampled_step(step, interval_.load(std::memory_order_relaxed),
-                         period_steps_.load(std::memory_order_relaxed));
+  const uint64_t interval = interval_.load(std::memory_order_relaxed);
+  const int64_t steps = period_steps_.load(std::memory_order_relaxed);
+  const Settings& settings = g_process.settings();
+  if (settings.every != 0) return is_multiple_of_every(step, interval, steps);
+  return is_sampled_step(settings.seed, step, interval, steps);
 }
 
 // -- attention --

@@ -34,6 +34,30 @@ int64_t below(uint64_t hash, int64_t bound) {
   return static_cast<int64_t>(((hash >> 32) * static_cast<uint64_t>(bound)) >> 32);
 }
 
+uint64_t sampled_step_of(uint64_t seed, uint64_t block, uint64_t interval) {
+  constexpr uint64_t kStepInInterval = 1;  // distinguishes these hashes from others of the same seed
+  if (!std::has_single_bit(interval)) {
+    const uint64_t hash = mix(seed, block, interval, kStepInInterval);
+    return block * interval + static_cast<uint64_t>(below(hash, static_cast<int64_t>(interval)));
+  }
+  // A block is halved until one step is left. The chosen half is a block of half the interval.
+  for (uint64_t length = interval; length > 1; length /= 2)
+    block = 2 * block + (mix(seed, block, length, kStepInInterval) >> 63);
+  return block;
+}
+
+bool is_sampled_step(uint64_t seed, int64_t step, uint64_t interval, int64_t steps) {
+  if (step < 0 || interval == 0 || steps <= 0) return false;
+  const uint64_t first = static_cast<uint64_t>(step), end = first + static_cast<uint64_t>(steps);
+  // So many steps contain a whole block.
+  if (end - first >= 2 * interval) return true;
+  for (uint64_t block = first / interval; block * interval < end; ++block) {
+    const uint64_t chosen = sampled_step_of(seed, block, interval);
+    if (chosen >= first && chosen < end) return true;
+  }
+  return false;
+}
+
 bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices, uint64_t expected_calls) {
   if (expected_calls <= slices) return slices > 0;
   // Each call moves `slices` ahead on a circle of length `expected_calls`, from a random start. A call is

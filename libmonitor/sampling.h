@@ -4,10 +4,10 @@
 //
 // How often attention is sampled:
 // - The first sampled steps of a run are the first look. A fixed grant pays for them (FirstLook).
-// - Then each step whose number is a multiple of the interval is due (is_sampled_step). The interval is that
-//   of --every, else the one that the agent chooses from measured costs (agent/sampling.h), else
-//   kFirstInterval or kSeveralNodesInterval. After a warning the agent may set a smaller interval for a range
-//   of steps, a burst.
+// - Then one step of each interval is due: with --every the multiple of the interval, otherwise a step that a
+//   hash chooses (is_sampled_step). The interval is that of --every, else the one that the agent chooses from
+//   measured costs (agent/sampling.h), else kFirstInterval or kSeveralNodesInterval. After a warning the
+//   agent may set a smaller interval for a range of steps, a burst.
 // - A due step is left out while the budget of --max-slowdown does not pay for it (Budget). Else the budget
 //   and the free slots limit the slices that it takes (CostModel), and is_sampled_call chooses the calls.
 #ifndef FORESHOCK_LIBMONITOR_SAMPLING_H_
@@ -33,10 +33,18 @@ uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c);
 // here.
 int64_t below(uint64_t hash, int64_t bound);
 
-// Whether a step is sampled: its absolute number must be a multiple of the interval. A negative number means
-// an unknown step, which is never sampled. If the trainer reports only every `steps`-th step, the `steps`
-// steps from `step` on are sampled together if one of their numbers is a multiple of the interval.
-constexpr bool is_sampled_step(int64_t step, uint64_t interval, int64_t steps = 1) {
+// Returns the step that is sampled of the `interval` steps from block * interval on. A hash of the seed
+// chooses it, so that a fault in every second step (or in every step of another period) is sampled too. If
+// the interval is a power of two, the step is also one of the steps that half the interval samples.
+uint64_t sampled_step_of(uint64_t seed, uint64_t block, uint64_t interval);
+
+// Whether a step is sampled. A negative number means an unknown step, which is never sampled. If the trainer
+// reports only every `steps`-th step, the `steps` steps from `step` on are sampled together if one of them is
+// to be sampled.
+bool is_sampled_step(uint64_t seed, int64_t step, uint64_t interval, int64_t steps = 1);
+
+// The same with --every: the number of the step must be a multiple of the interval.
+constexpr bool is_multiple_of_every(int64_t step, uint64_t interval, int64_t steps = 1) {
   if (step < 0 || interval == 0 || steps <= 0) return false;
   const uint64_t since_multiple = static_cast<uint64_t>(step) % interval;
   const uint64_t until_multiple = since_multiple == 0 ? 0 : interval - since_multiple;

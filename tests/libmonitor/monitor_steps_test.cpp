@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 
+#include "libmonitor/sampling.h"
 #include "segment/layout.h"
 #include "tests/libmonitor/monitor_fixture.h"
 
@@ -260,24 +261,32 @@ class MonitorBurst : public MonitorTest {
   }
 };
 
-TEST_F(MonitorBurst, IsSampledMoreDenselyAndEnds) {
-  EXPECT_EQ(sampled(2, 10, 16), std::vector<int64_t>({10, 12, 14, 16, 24, 32, 40}));
+// Of the steps first to last, those that are sampled once in `interval` steps.
+std::vector<int64_t> sampled_steps(int64_t first, int64_t last, uint64_t interval) {
+  std::vector<int64_t> steps;
+  for (int64_t step = first; step <= last; ++step)
+    if (is_sampled_step(/*seed=*/0, step, interval)) steps.push_back(step);
+  return steps;
 }
 
-TEST_F(MonitorBurst, NeverSamplesLess) {
-  EXPECT_EQ(sampled(16, 10, 30), std::vector<int64_t>({16, 24, 32, 40}));
+TEST_F(MonitorBurst, IsSampledMoreDenselyAndEnds) {
+  std::vector<int64_t> expected = sampled_steps(10, 16, 2);
+  for (const int64_t step : sampled_steps(17, 40, 8)) expected.push_back(step);
+  EXPECT_EQ(sampled(2, 10, 16), expected);
 }
+
+TEST_F(MonitorBurst, NeverSamplesLess) { EXPECT_EQ(sampled(16, 10, 30), sampled_steps(10, 40, 8)); }
 
 TEST_F(MonitorBurst, IsNoneWhereTheIntervalIsTheUsers) {
   EXPECT_EQ(sampled(1, 10, 16, "20"), std::vector<int64_t>({20, 40}));
 }
 
 TEST_F(MonitorBurst, WithoutAnEndIsNone) {
-  EXPECT_EQ(sampled(1, 10, int64_t{1} << 60), std::vector<int64_t>({16, 24, 32, 40}));
+  EXPECT_EQ(sampled(1, 10, int64_t{1} << 60), sampled_steps(10, 40, 8));
 }
 
 TEST_F(MonitorBurst, OfNoStepsIsNone) {
-  EXPECT_EQ(sampled(1, INT64_MIN, INT64_MAX), std::vector<int64_t>({16, 24, 32, 40}));
+  EXPECT_EQ(sampled(1, INT64_MIN, INT64_MAX), sampled_steps(10, 40, 8));
 }
 
 class MonitorBudget : public MonitorTest {};

@@ -9,24 +9,67 @@
 namespace foreshock {
 namespace {
 
-TEST(Sampler, StepsAreMultiplesOfTheInterval) {
-  EXPECT_TRUE(is_sampled_step(16, 8));
-  EXPECT_FALSE(is_sampled_step(17, 8));
-  EXPECT_FALSE(is_sampled_step(-1, 1));  // unknown
-  EXPECT_FALSE(is_sampled_step(5, 0));
+TEST(Sampler, WithEveryStepsAreMultiplesOfTheInterval) {
+  EXPECT_TRUE(is_multiple_of_every(16, 8));
+  EXPECT_FALSE(is_multiple_of_every(17, 8));
+  EXPECT_FALSE(is_multiple_of_every(-1, 1));  // unknown
+  EXPECT_FALSE(is_multiple_of_every(5, 0));
+}
+
+TEST(Sampler, OneStepOfEachIntervalIsSampled) {
+  for (const uint64_t interval : {1, 2, 6, 8, 64, 4096})
+    for (uint64_t block = 0; block < 50; ++block) {
+      int sampled = 0;
+      for (uint64_t step = block * interval; step < (block + 1) * interval; ++step)
+        sampled += is_sampled_step(3, static_cast<int64_t>(step), interval);
+      EXPECT_EQ(sampled, 1) << interval << ' ' << block;
+    }
+  EXPECT_FALSE(is_sampled_step(3, -1, 1));  // unknown
+  EXPECT_FALSE(is_sampled_step(3, 5, 0));
+}
+
+TEST(Sampler, SampledStepsHaveNoPeriod) {
+  // Of n = 4096 sampled steps, n / period are expected to have any given rest. Six standard deviations of the
+  // binomial distribution are allowed: 2e-9 each.
+  constexpr double kSteps = 4096;
+  for (const uint64_t interval : {6, 8, 64, 512})
+    for (const uint64_t period : {2, 3, 4, 6, 8}) {
+      if (interval % period != 0 && period % interval != 0) continue;  // multiples of it have all rests
+      std::vector<double> rests(period);
+      for (uint64_t block = 0; block < kSteps; ++block)
+        ++rests[sampled_step_of(11, block, interval) % period];
+      const double share = 1.0 / static_cast<double>(period);
+      for (const double rest : rests)
+        EXPECT_NEAR(rest, kSteps * share, 6 * std::sqrt(kSteps * share * (1 - share)))
+            << interval << ' ' << period;
+    }
+}
+
+TEST(Sampler, TwiceTheIntervalKeepsHalfOfTheSteps) {
+  for (const uint64_t interval : {1, 8, 64, 1024})
+    for (uint64_t block = 0; block < 200; ++block) {
+      const uint64_t step = sampled_step_of(5, block, 2 * interval);
+      EXPECT_TRUE(is_sampled_step(5, static_cast<int64_t>(step), interval)) << step << ' ' << interval;
+    }
 }
 
 TEST(Sampler, StepsThatAreToldAsOneAreSampledIfOneOfThemIs) {
   for (const int64_t steps : {1, 2, 3, 8, 10, 20}) {
     for (const uint64_t interval : {1, 6, 8, 64})
       for (int64_t first = 0; first < 200; ++first) {
-        bool any = false;
-        for (int64_t step = first; step < first + steps; ++step)
-          any |= static_cast<uint64_t>(step) % interval == 0;
-        EXPECT_EQ(is_sampled_step(first, interval, steps), any) << first << ' ' << steps << ' ' << interval;
+        bool any_multiple = false, any = false;
+        for (int64_t step = first; step < first + steps; ++step) {
+          any_multiple |= static_cast<uint64_t>(step) % interval == 0;
+          any |= is_sampled_step(9, step, interval);
+        }
+        EXPECT_EQ(is_multiple_of_every(first, interval, steps), any_multiple)
+            << first << ' ' << steps << ' ' << interval;
+        EXPECT_EQ(is_sampled_step(9, first, interval, steps), any)
+            << first << ' ' << steps << ' ' << interval;
       }
   }
-  EXPECT_FALSE(is_sampled_step(-1, 8, 10));
+  EXPECT_FALSE(is_multiple_of_every(-1, 8, 10));
+  EXPECT_FALSE(is_sampled_step(9, -1, 8, 10));
 }
 
 TEST(Sampler, AsManyCallsAsAskedForWhicheverTheStep) {
