@@ -374,11 +374,12 @@ constexpr double kPartialShare = 0.75;
 void describe_scores(const AttentionSlice& slice, const Reference& ref, SliceDeviation* d) {
   double entropy_sum = 0;
   int entropy_rows = 0;
+  const std::vector<double>& size = slice.mask != nullptr ? ref.product_abs_max : ref.logit_abs_max;
   for (int r = 0; r < slice.rows; ++r) {
     if (ref.log_sum_exp[r] == -kInfinity) continue;
     ++d->rows_with_keys;
     d->near_tie_rows += ref.near_tie[r];
-    raise(std::isnan(ref.log_sum_exp[r]) ? kInfinity : ref.logit_abs_max[r], &d->logit_abs_max);
+    raise(std::isnan(ref.log_sum_exp[r]) ? kInfinity : size[r], &d->logit_abs_max);
     if (!std::isfinite(ref.log_sum_exp[r])) continue;
     if (slice.log_sum_exp != nullptr) compare_lse(slice, ref, r, d);
     ++entropy_rows;

@@ -92,7 +92,8 @@ struct SliceDeviation {
   // The largest such error relative to lse_tolerance(). Rounding of the scores explains at most 1.
   std::optional<double> lse_error_ratio;
   // Over the rows that see a key (the entropies: and have finite scores); absent without such rows.
-  std::optional<double> logit_abs_max;              // of scaled, masked scores; +Inf if one is NaN or +Inf
+  // Of scaled scores without the values of the mask; +Inf if one is NaN or +Inf.
+  std::optional<double> logit_abs_max;
   std::optional<double> entropy_min, entropy_mean;  // nats
   int rows_with_keys = 0;
   int near_tie_rows = 0;                 // rows whose two largest scores are nearly equal (kNearTie)

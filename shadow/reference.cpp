@@ -158,23 +158,32 @@ HWY_INLINE void weigh_tile(const Workspace& w, int count) {
   }
 }
 
-// Computes the scores of keys [first, first + count), and applies the mask, if any. multiply({lanes, stride,
-// matrix, inner_step, outer_step, inner, accumulate}, columns, result): for j < columns, result[j][row] = (if
+// Computes the scores of keys [first, first + count) without the mask. multiply({lanes, stride, matrix,
+// inner_step, outer_step, inner, accumulate}, columns, result): for j < columns, result[j][row] = (if
 // accumulate: +=) the sum over i < inner of lanes[i][row] * matrix[i * inner_step + j * outer_step].
-HWY_INLINE void score_tile(const AttentionSlice& slice, const Workspace& w, int first, int count) {
+HWY_INLINE void multiply_tile(const AttentionSlice& slice, const Workspace& w, int first, int count) {
   const size_t dim = slice.head_dim;
   load_tile(slice.key, slice.dtype, first * dim, count * dim, w.keys);
   multiply<double>({w.query, w.stride, w.keys, 1, dim, slice.head_dim, false}, count, w.scores);
+}
+
+// Computes the scores of keys [first, first + count), and applies the mask, if any.
+HWY_INLINE void score_tile(const AttentionSlice& slice, const Workspace& w, int first, int count) {
+  multiply_tile(slice, w, first, count);
   if (slice.mask != nullptr) apply_mask(slice, first, count, w.stride, w.scores);
 }
 
 // Computes the sums and the unnormalized output of all rows in one pass over the keys (online softmax).
 // `least_limit` is the smallest key limit of all rows. Tiles that end at or before this key need no limiting.
-HWY_INLINE void forward(const AttentionSlice& slice, const Workspace& w, int least_limit) {
+HWY_INLINE void forward(const AttentionSlice& slice, const Workspace& w, int least_limit, Reference* result) {
   const size_t dim = slice.value_dim;
   for (int first = 0; first < slice.keys; first += kReferenceTile) {
     const int count = std::min(kReferenceTile, slice.keys - first);
-    score_tile(slice, w, first, count);
+    multiply_tile(slice, w, first, count);
+    if (slice.mask != nullptr) {
+      observe_products(slice, first, count, w.stride, w.scores, result);
+      apply_mask(slice, first, count, w.stride, w.scores);
+    }
     if (observe_tile(w, first, count, least_limit < first + count)) rescale(w, slice.value_dim);
     weigh_tile(w, count);
     load_tile(slice.value, slice.dtype, first * dim, count * dim, w.values);
@@ -256,7 +265,7 @@ void reference_lanes(const AttentionSlice& slice, Reference* result) {
   resize_reference(slice, result);
   const Workspace w(slice, &result->scratch);
   const int least_limit = load_rows(slice, w);
-  forward(slice, w, least_limit);
+  forward(slice, w, least_limit, result);
   store_forward(slice, w, result);
   if (!slice.backward()) return;
   load_lanes(slice.grad_out, slice.dtype, slice.rows, slice.value_dim, 1.0, w.grad_out);
@@ -311,6 +320,7 @@ void resize_reference(const AttentionSlice& slice, Reference* result) {
        {&result->log_sum_exp, &result->logit_max, &result->logit_abs_max, &result->entropy_nats}) {
     resize_up(values, kMaxSliceRows);
   }
+  if (slice.mask != nullptr) result->product_abs_max.assign(kMaxSliceRows, 0);
   if (result->near_tie.size() < kMaxSliceRows) result->near_tie.resize(kMaxSliceRows);
   if (!slice.backward()) return;
   for (auto* values : {&result->delta, &result->share, &result->given_delta})
@@ -319,6 +329,16 @@ void resize_reference(const AttentionSlice& slice, Reference* result) {
   resize_up(&result->grad_query, rows * slice.head_dim);
   resize_up(&result->given_grad_query, rows * slice.head_dim);
   resize_up(&result->key_mean, rows * slice.head_dim);
+}
+
+void observe_products(const AttentionSlice& slice, int first, int count, size_t stride, const double* scores,
+                      Reference* result) {
+  for (int t = 0; t < count; ++t)
+    for (int row = 0; row < slice.rows; ++row) {
+      const double score = scores[t * stride + row], size = std::fabs(score);
+      double& most = result->product_abs_max[row];
+      if (size > most && masked_score(slice, row, first + t, score) != -kInfinity) most = size;
+    }
 }
 
 void finish_row(const RowSums& sums, int row, Reference* result) {

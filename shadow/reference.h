@@ -33,8 +33,11 @@ struct Reference {
   std::vector<double> log_sum_exp;    // [rows], of the scaled, masked scores
   std::vector<double> logit_max;      // [rows], of the scores the row sees; -Inf: the row sees no key
   std::vector<double> logit_abs_max;  // [rows], largest |score| that the row sees; 0: the row sees no key
-  std::vector<double> entropy_nats;   // [rows], of the attention weights; 0: the row sees no key
-  std::vector<uint8_t> near_tie;      // [rows], 1: the second largest score is within kNearTie of the largest
+  // [rows], the same without the values of the mask, which may be the lowest number of a format; only of
+  // slices with a mask
+  std::vector<double> product_abs_max;
+  std::vector<double> entropy_nats;  // [rows], of the attention weights; 0: the row sees no key
+  std::vector<uint8_t> near_tie;     // [rows], 1: the second largest score is within kNearTie of the largest
   // Backward slices only. grad_query is the gradient of attention over the keys of the slice.
   std::vector<double> delta;       // [rows], sum of grad_out * out
   std::vector<double> grad_query;  // [rows][head_dim]
@@ -82,6 +85,11 @@ struct RowSums {
 
 // Sizes the vectors of `result` for the slice.
 void resize_reference(const AttentionSlice& slice, Reference* result);
+// Raises product_abs_max to the scores of keys [first, first + count) to which the mask is not yet added,
+// stored as scores[key - first][row] with `stride` elements from one key to the next. Rows skip keys that
+// they do not see.
+void observe_products(const AttentionSlice& slice, int first, int count, size_t stride, const double* scores,
+                      Reference* result);
 // Fills log_sum_exp, logit_max, logit_abs_max, entropy_nats and near_tie of a row.
 void finish_row(const RowSums& sums, int row, Reference* result);
 // Fills delta, given_delta, share and partial of a row, whose out and log_sum_exp must have been computed.

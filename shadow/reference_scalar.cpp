@@ -17,13 +17,24 @@ double element(const AttentionSlice& slice, const void* data, size_t row, int co
   return load_as_double(data, slice.dtype, row * columns + column);
 }
 
-double score_of(const AttentionSlice& slice, int row, int key) {
+double product_of(const AttentionSlice& slice, int row, int key) {
   double sum = 0;
   for (int k = 0; k < slice.head_dim; ++k) {
     const double scaled = element(slice, slice.query, row, slice.head_dim, k) * slice.scale;
     sum = std::fma(scaled, element(slice, slice.key, key, slice.head_dim, k), sum);
   }
-  return masked_score(slice, row, key, sum);
+  return sum;
+}
+
+double score_of(const AttentionSlice& slice, int row, int key) {
+  return masked_score(slice, row, key, product_of(slice, row, key));
+}
+
+// Raises the largest |product| of the keys that the row sees.
+void observe_product(const AttentionSlice& slice, int row, int key, double* most) {
+  if (score_of(slice, row, key) == -kInfinity) return;
+  const double size = std::fabs(product_of(slice, row, key));
+  if (size > *most) *most = size;
 }
 
 // Updates the two largest scores and the smallest above -Inf. NaN reaches only the sums, through its weight.
@@ -59,6 +70,7 @@ void forward_row(const AttentionSlice& slice, int row, double* scores, Reference
     for (int t = 0; t < count; ++t) {
       scores[t] = score_of(slice, row, first + t);
       observe(scores[t], &sums);
+      if (slice.mask != nullptr) observe_product(slice, row, first + t, &result->product_abs_max[row]);
     }
     if (sums.max > old_max) rescale(old_max, &sums, out, slice.value_dim);
     for (int t = 0; t < count; ++t) {

@@ -582,6 +582,19 @@ TEST(Deviation, LseErrorAndScores) {
   EXPECT_NEAR(*d.entropy_mean, -p * std::log(p) - (1 - p) * std::log(1 - p), 1e-15);
 }
 
+// Transformers masks padded keys by adding the lowest number of fp32.
+TEST(Deviation, AMaskIsNoScore) {
+  SliceData data({DType::kFp64, 1, 3, 1, 1, false});
+  data.query.set(0, 1);
+  for (const int key : {0, 1, 2}) data.key.set(key, 1.0 + key);
+  data.mask = PackedArray(DType::kFp32, 3);
+  data.mask.set(0, 0);
+  data.mask.set(1, std::numeric_limits<float>::lowest());
+  data.mask.set(2, -kInfinity);  // the row does not see this key
+  fill_results(&data, unchanged);
+  EXPECT_EQ(*judged(data).logit_abs_max, 2);
+}
+
 TEST(Deviation, WithoutOutputOnlyScoresAreJudged) {
   SliceData data({DType::kBf16, 2, 50, 8, 8, false});
   fill_results(&data, unchanged);

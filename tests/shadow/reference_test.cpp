@@ -52,6 +52,8 @@ void expect_bit_equal_everywhere(const SliceData& data) {
     expect_same_bits(fast.log_sum_exp, truth.log_sum_exp, s.rows, "log_sum_exp");
     expect_same_bits(fast.logit_max, truth.logit_max, s.rows, "logit_max");
     expect_same_bits(fast.logit_abs_max, truth.logit_abs_max, s.rows, "logit_abs_max");
+    if (s.mask != nullptr)
+      expect_same_bits(fast.product_abs_max, truth.product_abs_max, s.rows, "product_abs_max");
     expect_same_bits(fast.entropy_nats, truth.entropy_nats, s.rows, "entropy_nats");
     for (int r = 0; r < s.rows; ++r) ASSERT_EQ(fast.near_tie[r], truth.near_tie[r]);
     if (!s.backward()) return;
