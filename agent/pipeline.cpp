@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "agent/limits.h"
 #include "agent/rank_state.h"
 #include "agent/record_lines.h"
 
@@ -266,10 +267,14 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
   if (rank->ops.size() <= static_cast<size_t>(std::max(slot.op, 0))) rank->ops = segment.ops();
   if (lacks_label(slot, *rank)) set_layer_names(segment.layers(), rank);
   const LayerOfCall layer = layer_of(slot, *rank);
+  const bool is_registered = slot.op >= 0 && static_cast<size_t>(slot.op) < rank->ops.size();
+  const std::string op = is_registered ? segment::text_of(rank->ops[slot.op].name) : "";
   if (slot.columns == 1) {
     const KeyColumns columns = columns_of(ready.view);
     if (!is_valid(columns)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
-    const ColumnDeviation deviation = judge(columns, &column_reference_);
+    ColumnDeviation deviation = judge(columns, &column_reference_);
+    allow_for_operation(op, &deviation.grad_key);
+    allow_for_operation(op, &deviation.grad_value);
     const double seconds_per_line = (thread_cpu_seconds() - begin) / 2;  // one line for dK and one for dV
     observe(slot, layer, deviation.grad_key, seconds_per_line, rank);
     observe(slot, layer, deviation.grad_value, seconds_per_line, rank);
@@ -280,6 +285,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     const AttentionSlice slice = slice_of(ready.view);
     if (!is_valid(slice)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
     SliceDeviation deviation = judge(slice, &workspace_);
+    allow_for_operation(op, &deviation);
     // The trainer counts NaN and Inf in all output rows of the slice's first head, but only in half of the
     // slices, and only in forward calls on the CPU without a mask and with finite inputs (slice.cpp,
     // count_nonfinite_out()). A slice with a count has the output, unless its slot is invalid.

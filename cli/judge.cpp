@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "agent/flagged.h"
+#include "agent/limits.h"
 #include "cli/commands.h"
 #include "cli/words.h"
 #include "lab/checkpoint.h"
@@ -258,19 +259,23 @@ int judge_slice(const std::string& path) {
   StoredSlice stored;
   if (const std::string problem = read_slice(path, &stored); !problem.empty()) return fail(problem);
   print_description(path, stored);
+  const std::string op = stored.printable("op");
   size_t different_figures = 0;
   BitComparison bits;
   if (stored.is_columns) {
     ColumnReference workspace;
-    const ColumnDeviation deviation = foreshock::judge(stored.columns, &workspace);
-    for (const SliceDeviation* gradient : {&deviation.grad_key, &deviation.grad_value}) {
+    ColumnDeviation deviation = foreshock::judge(stored.columns, &workspace);
+    for (SliceDeviation* gradient : {&deviation.grad_key, &deviation.grad_value}) {
+      allow_for_operation(op, gradient);
       std::printf("  %s\n", kJudgedTensorNames[static_cast<uint32_t>(gradient->tensor)]);
       different_figures += print_figures(stored, *gradient);
     }
     bits = compare_reference(stored, workspace.exact);  // judge() has computed the reference in the workspace
   } else {
     DeviationWorkspace workspace;
-    different_figures = print_figures(stored, foreshock::judge(stored.slice, &workspace));
+    SliceDeviation deviation = foreshock::judge(stored.slice, &workspace);
+    allow_for_operation(op, &deviation);
+    different_figures = print_figures(stored, deviation);
     bits = compare_reference(stored, workspace.reference);
   }
   std::printf("  %-34s %zu values, %zu with other bits\n\n", "reference", bits.values, bits.different);

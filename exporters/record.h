@@ -169,8 +169,8 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
   X(RecordNumber, fused_error_norm, "1",                                                                     \
     "The other noise floor: error_norm of fused attention in the same precision, with scores in fp32.")      \
   X(RecordNumber, fused_ratio, "ratio",                                                                      \
-    "Error of the kernel divided by the error of fused attention. Absent by the same rule, with the errors " \
-    "of fused instead of unfused attention.")                                                                \
+    "Error of the kernel divided by the error of fused attention, by which alarms judge. Of attention that " \
+    "is written out in PyTorch operations: at most deviation_ratio / sqrt(3). Absent by the same rule.")     \
   X(RecordNumber, conservation_ratio, "ratio",                                                               \
     "Of grad_key and grad_value: distance of their sum over all keys of the kv-head from its exact value "   \
     "(0 for grad_key; the sum of the output's gradient for grad_value), divided by the distance that "       \
@@ -202,7 +202,7 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
   X(RecordNumber, lse_error_ratio, "ratio",                                                                  \
     "Largest error of the log-sum-exp, divided by twice the error that one rounding of the scores can "      \
     "cause. A value above 1 means that the log-sum-exp is wrong.")                                           \
-  X(RecordNumber, logit_abs_max, "nats", "Largest magnitude of a scaled score.")                             \
+  X(RecordNumber, logit_abs_max, "nats", "Largest magnitude of a scaled score, without the mask.")           \
   X(RecordNumber, entropy_nats_min, "nats", "Smallest entropy of the weights of a row.")                     \
   X(RecordNumber, entropy_nats_mean, "nats", "Mean entropy of the weights of a row.")                        \
   X(RecordNumber, near_tie_ratio, "ratio",                                                                   \

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <fstream>
 
+#include "agent/limits.h"
 #include "tests/agent/segment_of_a_trainer.h"
 
 namespace foreshock {
@@ -188,6 +190,23 @@ TEST(Pipeline, AnAlarmThatHasEndedIsKeptWithItsSteps) {
   ASSERT_EQ(past.count("nonfinite"), 1u);
   EXPECT_EQ(past.at("nonfinite").first_step, 9);
   EXPECT_EQ(past.at("nonfinite").last_step, 12);
+}
+
+TEST(Pipeline, WrittenOutAttentionIsComparedWithTheWorseFloor) {
+  const auto ratio_of = [](const char* op, std::optional<double> fused, std::optional<double> plain) {
+    SliceDeviation deviation;
+    deviation.fused_ratio = fused;
+    deviation.deviation_ratio = plain;
+    allow_for_operation(op, &deviation);
+    return deviation.fused_ratio;
+  };
+  EXPECT_EQ(ratio_of("_scaled_dot_product_flash_attention_for_cpu", 9, 1), 9);
+  for (const char* op : {"foreshock::eager_attention", "foreshock::eager_attention_backward",
+                         "foreshock::tap_backward", "_scaled_dot_product_attention_math"}) {
+    EXPECT_DOUBLE_EQ(*ratio_of(op, 9, 3), std::sqrt(3)) << "scores are rounded up to three times";
+    EXPECT_EQ(ratio_of(op, 1, 9), 1);
+    EXPECT_EQ(ratio_of(op, 9, std::nullopt), std::nullopt) << "not judged";
+  }
 }
 
 TEST(Pipeline, AHostileSlotIsRefusedCountedAndTheRestGoesOn) {

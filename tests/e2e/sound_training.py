@@ -2,11 +2,14 @@
 own attention. No kernel is wrong. KIND `noise`: the target is the input, moved by one row, so there is little to learn
 and the gradients become small. KIND `flat`: a language model whose weights begin with a standard deviation of 0.02, so
 that the scores are almost equal and PyTorch's kernel has a bias of about half an ulp of fp32. KIND `fast`: `noise` with
-a rate that saturates the softmax.
+a rate that saturates the softmax. KIND `written`: attention that is written out in bf16, with scores so large that
+their rounding makes it several times as wrong as fused attention. KIND `wrong`: the same, 5 % too large: a fault.
 """
 
+import functools
 import sys
 
+import foreshock
 import torch
 from torch import nn
 from torch.nn import functional
@@ -19,11 +22,22 @@ class Block(nn.Module):
         super().__init__()
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
+    attend = staticmethod(functools.partial(functional.scaled_dot_product_attention, is_causal=True))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
         q, k, v = (y.view(batch, length, HEADS, -1).transpose(1, 2) for y in self.qkv(x).split(width, 2))
-        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        attended = self.attend(q, k, v)
         return x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+
+
+def written_out(factor: float, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    q, k, v = 16 * q.bfloat16(), k.bfloat16(), v.bfloat16()
+    hidden = torch.ones(LENGTH, LENGTH).triu(1).bool()
+    scores = (q @ k.transpose(2, 3) * q.shape[-1] ** -0.5).masked_fill(hidden, float("-inf"))
+    out = factor * (scores.softmax(-1, dtype=torch.float32).bfloat16() @ v)
+    foreshock.tap(q, k, v, out, causal=True)
+    return out.float()
 
 
 def noise(model: nn.Module) -> torch.Tensor:
@@ -40,6 +54,8 @@ def main() -> None:
     kind, seed, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.manual_seed(seed)
     torch.set_num_threads(1)
+    if kind in ("written", "wrong"):
+        Block.attend = staticmethod(functools.partial(written_out, 1.05 if kind == "wrong" else 1))
     blocks = [Block(64), Block(64)]
     if kind == "flat":
         model = nn.Sequential(nn.Embedding(64, 64), *blocks, nn.LayerNorm(64), nn.Linear(64, 64))
@@ -48,7 +64,7 @@ def main() -> None:
                 nn.init.normal_(parameter, std=0.02)
     else:
         model = nn.Sequential(*blocks)
-    optimizer = torch.optim.AdamW(model.parameters(), {"noise": 1e-3, "flat": 2e-3, "fast": 0.1}[kind])
+    optimizer = torch.optim.AdamW(model.parameters(), {"flat": 2e-3, "fast": 0.1}.get(kind, 1e-3))
     for _ in range(steps):
         loss = flat(model) if kind == "flat" else noise(model)
         loss.backward()

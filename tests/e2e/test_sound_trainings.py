@@ -23,3 +23,20 @@ def test_a_sound_training_is_healthy(kind, seed):
     assert len(judged) >= 100, "the samples were judged"
     errors = [line["relative_error_max"] for line in run.of("sample") if line["relative_error_max"] is not None]
     assert max(errors) < 1, "a relative error of a vanished gradient is not judged"
+
+
+def test_attention_that_is_written_out_is_compared_with_such_attention():
+    """Rounded scores make it as wrong as a faulty fused kernel would be."""
+    run = run_monitored([PYTHON, SCRIPT, "written", "1", "60"], *EVERYTHING)
+    assert run.rank()["alarms"] == []
+    ratios = [line["fused_ratio"] for line in run.of("sample") if line["fused_ratio"] is not None]
+    against_fused = [line["error_norm"] / line["fused_error_norm"] for line in run.of("sample")]
+    assert len(ratios) >= 60
+    assert sorted(against_fused)[len(against_fused) // 2] > 2, "beyond the limit of fused kernels"
+    assert max(ratios) < 2, "the limit"
+
+
+def test_a_fault_of_attention_that_is_written_out_is_found():
+    run = run_monitored([PYTHON, SCRIPT, "wrong", "1", "60"], *EVERYTHING)
+    assert {alarm["tensor"] for alarm in run.rank()["alarms"]} == {"out"}
+    assert "ATTENTION FAULT" in unwrapped(run.stderr)
