@@ -300,6 +300,29 @@ nlohmann::json inventory_json(const AttentionInventory& inventory) {
           {"other_mixer_names", inventory.mixer_names}};
 }
 
+namespace {
+
+// Replaces those reasons that one word does not explain.
+std::string words_of(const std::string& reasons) {
+  constexpr std::pair<std::string_view, const char*> kWords[] = {
+      {"mask", "a mask, window or soft cap that is not supported"},
+      {"layout", "shapes, strides or formats that are not supported"},
+      {"capture", "they are in a CUDA graph"},
+      {"off", "samples are switched off"},
+      {"unknown", "not understood"}};
+  std::string words;
+  for (size_t begin = 0; begin <= reasons.size();) {
+    const size_t end = std::min(reasons.find(", ", begin), reasons.size());
+    const std::string_view name = std::string_view(reasons).substr(begin, end - begin);
+    const auto* known = std::ranges::find(kWords, name, &std::pair<std::string_view, const char*>::first);
+    words += (words.empty() ? "" : "; ") + (known != std::end(kWords) ? known->second : std::string(name));
+    begin = end + 2;
+  }
+  return words;
+}
+
+}  // namespace
+
 std::string text_of(const CoverageGap& gap) {
   std::string text;
   if (gap.layers.size() == 1 && gap.layers.front().empty())
@@ -330,8 +353,8 @@ std::string text_of(const CoverageGap& gap) {
         return text +
                "foreshock does not read its device. It needs CUDA, driver 525 or later; not ROCm, XPU, MPS: "
                "foreshock doctor";
-      return text + (is_key_gradient(gap.tensor) ? "no keys are sampled: " : "its calls are not sampled: ") +
-             gap.reasons + ". See docs/coverage.md";
+      return text + (is_key_gradient(gap.tensor) ? "no key is judged: " : "its calls are not sampled: ") +
+             (is_key_gradient(gap.tensor) ? gap.reasons : words_of(gap.reasons)) + ". See docs/coverage.md";
     case GapCause::kFewSamples:
       break;
   }

@@ -164,12 +164,15 @@ std::string keys_entry(const Ranks& ranks) {
 
 // Names the layers that were not checked, and what to do.
 std::string gap_entries(const AttentionInventory& layers, const PassTotals (&passes)[2], size_t most) {
-  if (passes[0].judged + passes[1].judged == 0) return "";  // the verdict and the notes say so
+  std::vector<CoverageGap> gaps = layers.gaps;
+  // Without any checked call, the verdict and the notes name all other causes.
+  if (passes[0].judged + passes[1].judged == 0)
+    std::erase_if(gaps, [](const CoverageGap& gap) { return gap.cause != GapCause::kSkipped; });
   std::string out;
-  for (size_t n = 0; n < std::min(layers.gaps.size(), most); ++n)
-    out += entry(n == 0 ? "not checked" : "", printable(text_of(layers.gaps[n])));
-  if (layers.gaps.size() > most)
-    out += entry("", "and " + std::to_string(layers.gaps.size() - most) + " more in foreshock status --json");
+  for (size_t n = 0; n < std::min(gaps.size(), most); ++n)
+    out += entry(n == 0 ? "not checked" : "", printable(text_of(gaps[n])));
+  if (gaps.size() > most)
+    out += entry("", "and " + std::to_string(gaps.size() - most) + " more in foreshock status --json");
   return out;
 }
 

@@ -132,6 +132,8 @@ TEST(Inventory, AReasonThatSkipsTheCallsOfALayerIsNamed) {
   const CoverageGap gap = only_gap(rank);
   EXPECT_EQ(gap.cause, GapCause::kSkipped);
   EXPECT_EQ(gap.reasons, "mask");
+  EXPECT_THAT(text_of(gap),
+              HasSubstr("its calls are not sampled: a mask, window or soft cap that is not supp"));
   rank.layer_names[1].skipped[0] = 1u << 1;
   EXPECT_EQ(only_gap(rank).cause, GapCause::kFewSamples);
 }
@@ -165,8 +167,7 @@ TEST(Inventory, KeysThatWereNotSampledAreAGap) {
   EXPECT_THAT(text_of(only_gap(rank)), HasSubstr("layer 000: dK and dV not judged; too few samples yet."));
   rank.layer_of("000")->columns_skipped[segment::kColumnsLogSumExp] = 1;
   EXPECT_EQ(only_gap(rank).cause, GapCause::kSkipped);
-  EXPECT_THAT(text_of(only_gap(rank)),
-              HasSubstr("no keys are sampled: no log sum exp. See docs/coverage.md"));
+  EXPECT_THAT(text_of(only_gap(rank)), HasSubstr("no key is judged: no log sum exp. See docs/coverage.md"));
 }
 
 TEST(Inventory, EvaluationCallsWithoutALayerAreNotCheckedLayers) {

@@ -129,9 +129,8 @@ TEST(Summary, HealthyRunFitsTenLinesOfEightyColumns) {
   }
   EXPECT_THAT(unwrapped(text_of(packed)), HasSubstr("dK and dV not checked (120 packed, 6 too large)"));
   EXPECT_THAT(text_of(packed), HasSubstr("PARTLY CHECKED\n"));
-  EXPECT_THAT(
-      unwrapped(text_of(packed)),
-      HasSubstr("layers 000, 001: dK and dV not judged; no keys are sampled: packed. See docs/cover"));
+  EXPECT_THAT(unwrapped(text_of(packed)),
+              HasSubstr("layers 000, 001: dK and dV not judged; no key is judged: packed. See docs/cover"));
 }
 
 TEST(Summary, TheLimitOfTheSlowdownIsForLongerRuns) {
