@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "agent/text.h"
+#include "exporters/metrics.h"
 
 namespace foreshock {
 
@@ -34,7 +35,7 @@ std::vector<Condition> conditions_of(const Ranks& ranks) {
 
 std::vector<Condition> looks_of(const Ranks& ranks) {
   std::vector<Condition> looks = conditions_of(ranks);
-  std::erase_if(looks, [](const Condition& each) { return info_of(each.id).kind != ConditionKind::kLook; });
+  std::erase_if(looks, is_fault);
   return looks;
 }
 
@@ -47,13 +48,25 @@ std::string headline_with_looks(const std::string& headline, bool is_healthy, si
   return headline + "; " + std::to_string(looks) + (looks == 1 ? " thing" : " things") + " worth a look";
 }
 
+void publish_conditions(const std::string& run, const std::vector<Condition>& conditions,
+                        Registry* registry) {
+  // A run keeps its conditions until it has ended. Clearing each time would let a layer's series in between.
+  if (conditions.empty()) registry->clear_metric(Metric::kCondition, run);
+  // A condition of a rank and one of the whole run may have the same name: the series holds if either does.
+  for (const bool holds : {false, true})
+    for (const Condition& each : conditions)
+      if (each.is_over != holds)
+        registry->set(Metric::kCondition, {run, info_of(each.id).name, name_of(info_of(each.id).kind)},
+                      holds);
+}
+
 nlohmann::json conditions_json(const std::vector<Condition>& conditions) {
   const auto number = [](double x) { return std::isfinite(x) ? nlohmann::json(x) : nlohmann::json(nullptr); };
   nlohmann::json all = nlohmann::json::array();
   for (const Condition& each : conditions) {
     const ConditionInfo& info = info_of(each.id);
     all.push_back({{"condition", info.name},
-                   {"kind", info.kind == ConditionKind::kFault ? "fault" : "look"},
+                   {"kind", name_of(info.kind)},
                    {"rank", each.rank >= 0 ? nlohmann::json(each.rank) : nlohmann::json(nullptr)},
                    {"since_step", each.since_step},
                    {"last_step", each.last_step},

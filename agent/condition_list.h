@@ -11,6 +11,8 @@
 
 namespace foreshock {
 
+class Registry;  // exporters/metrics.h
+
 // Returns the conditions of a run, faults first. A condition that several ranks share is listed once, without
 // a rank.
 std::vector<Condition> conditions_of(const RunConditions& conditions);
@@ -24,6 +26,9 @@ std::string text_of(const Condition& condition);
 
 // Returns `headline`; of a healthy run with looks "healthy; 2 things worth a look".
 std::string headline_with_looks(const std::string& headline, bool is_healthy, size_t looks);
+
+// Sets the metric of the conditions of a run; without conditions removes its series.
+void publish_conditions(const std::string& run, const std::vector<Condition>& conditions, Registry* registry);
 
 nlohmann::json conditions_json(const std::vector<Condition>& conditions);
 

@@ -13,7 +13,7 @@
 namespace foreshock {
 namespace {
 
-constexpr char kMagic[] = "foreshock detectors 4\n";  // begins a saved state; 4: version of the format
+constexpr char kMagic[] = "foreshock detectors 5\n";  // begins a saved state; 5: version of the format
 constexpr uint64_t kMostRanks = 4096;                 // ranks with detectors, over all runs
 constexpr uint64_t kMostRuns = 1024;                  // runs with conditions
 
@@ -78,7 +78,9 @@ TensorFacts facts_of(const TensorLine& line) {
           .histogram_hash = line.histogram_hash,
           .sample_elements = line.sample_elements,
           .sample_unmoved = line.sample_unmoved,
-          .nonfinite = line.nonfinite_values};
+          .nonfinite = line.nonfinite_values,
+          .parts = line.parts,
+          .ranks = line.ranks};
 }
 
 OptimizerFacts facts_of(const OptimizerLine& line) {
@@ -215,7 +217,7 @@ const std::vector<EventLine>& Watches::observe(const TensorLine& line) {
   if (line.scope == "job" || !line.step) return lines_found_;
   const std::optional<int64_t> rank = lowest_rank(line.run);
   RunConditions* conditions = rank ? conditions_for(line.run) : nullptr;
-  if (conditions != nullptr && line.parts) conditions->observe_tensor(facts_of(line), &begun_);
+  if (conditions != nullptr && line.parts) conditions->observe_tensor(facts_of(line));
   return observe_of_run(line.run, rank, DetectorId::kWeightShift, line, line.wasserstein_previous,
                         static_cast<int64_t>(line.interval_steps.value_or(0)));
 }

@@ -310,7 +310,7 @@ void add_conditions(const Ranks& ranks, std::vector<Finding>* findings) {
     return id == ConditionId::kNothingTrained ? FindingKind::kNothingTrained : FindingKind::kWeightsNonfinite;
   };
   for (const Condition& condition : conditions_of(ranks)) {
-    if (info_of(condition.id).kind != ConditionKind::kFault) continue;
+    if (!is_fault(condition)) continue;
     Finding finding = {kind_of_condition(condition.id), Severity::kCondition, sentence_of(condition)};
     finding.rank = condition.rank;
     finding.since_step = condition.since_step;

@@ -19,7 +19,6 @@
 
 #include "agent/limits.h"
 #include "agent/weights.h"
-#include "detect/conditions.h"
 #include "detect/detector.h"
 #include "detect/watch.h"
 #include "detect/window.h"
@@ -32,6 +31,7 @@
 
 namespace foreshock {
 
+class RunConditions;  // detect/conditions.h
 struct HistoryTable;  // exporters/http_routes.h
 
 // Values by step over a whole run, in bounded memory. A point covers a range of steps whose length is a power

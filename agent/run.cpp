@@ -461,6 +461,11 @@ void Run::record_run(const RankStatistics& rank, const char* state) {
   if (record_ != nullptr) record_->write(line);
 }
 
+std::vector<Condition> Run::conditions() const {
+  const RunConditions* found = pipeline_->watches().conditions_of(options_.label);
+  return found != nullptr ? conditions_of(*found) : std::vector<Condition>();
+}
+
 int64_t Run::last_step() const {
   int64_t step = -1;
   for (const auto& followed : followed_)
@@ -606,9 +611,7 @@ nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
                         {"ranks", ranks}};
   const SummaryInput input = summary_input(launcher_id);
   all["attention_layers"] = inventory_json(inventory_of(input.ranks));
-  const RunConditions* conditions = pipeline_->watches().conditions_of(options_.label);
-  all["conditions"] =
-      conditions_json(conditions != nullptr ? conditions_of(*conditions) : std::vector<Condition>());
+  all["conditions"] = conditions_json(conditions());
   if (for_page) {
     all["text"] = summary_text(input);
     all["line"] = summary_line(input);
@@ -630,6 +633,8 @@ void Run::publish(Registry* registry) {
   publish_weights(options_.label, pipeline_->weights(), position_of(followed_), registry);
   publish_optimizer(options_.label, pipeline_->weights().optimizer(), registry);
   publish_spectra(options_.label, pipeline_->spectra(), registry);
+  publish_conditions(options_.label, state() == RunState::kRunning ? conditions() : std::vector<Condition>(),
+                     registry);
   registry->set(Metric::kRunInfo, {options_.label, user_}, 1);
   for (RunState state : {RunState::kRunning, RunState::kFinished, RunState::kFailed, RunState::kPreempted,
                          RunState::kInterrupted})

@@ -197,7 +197,8 @@ class Run {
   void note_findings();
   // Writes the final findings and the verdict to the record.
   void record_verdict(uint64_t launcher_id, RunState state);
-  int64_t last_step() const;  // of any rank; -1: none has ended
+  std::vector<Condition> conditions() const;  // of the run, over all launchers and attempts
+  int64_t last_step() const;                  // of any rank; -1: none has ended
   void save_watches(bool is_last = false);
   void flush_record();
   // Returns the input of the summary for the ranks of one launcher, or of all (0).

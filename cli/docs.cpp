@@ -49,9 +49,8 @@ std::string conditions_markdown() {
       "| condition | kind | holds if | found after | do first |\n"
       "| --- | --- | --- | --- | --- |\n";
   for (const ConditionInfo& info : kConditionTable)
-    text += std::string("| `") + info.name + "` | " +
-            (info.kind == ConditionKind::kFault ? "fault" : "look") + " | " + info.help + " | " + info.delay +
-            " | " + info.action + " |\n";
+    text += std::string("| `") + info.name + "` | " + name_of(info.kind) + " | " + info.help + " | " +
+            info.delay + " | " + info.action + " |\n";
   return text;
 }
 

@@ -224,8 +224,8 @@ void print_loss_events(const Detected& detected) {
 void print_conditions(const Detected& detected) {
   for (const auto& [run, found] : detected.watches.conditions())
     for (const Condition& each : conditions_of(found))
-      std::printf("\n%s (%s): %s\n", info_of(each.id).name,
-                  info_of(each.id).kind == ConditionKind::kFault ? "fault" : "look", text_of(each).c_str());
+      std::printf("\n%s (%s): %s\n", info_of(each.id).name, name_of(info_of(each.id).kind),
+                  text_of(each).c_str());
 }
 
 void print_bad_lines(const RecordReader& reader) {

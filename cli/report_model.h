@@ -201,10 +201,6 @@ struct ReportEpisode {  // a period in which a detector was above level quiet in
   int64_t end_step = -1;   // -1: it has not ended
 };
 
-inline bool is_fault(const Condition& condition) {
-  return info_of(condition.id).kind == ConditionKind::kFault;
-}
-
 struct ReportDetector {  // totals of one detector over the whole run and all ranks
   DetectorId detector = DetectorId::kBias;
   uint64_t values = 0;                 // input values

@@ -1,7 +1,8 @@
-"""Alerts on trainings without progress, without all ranks, without an answering agent, or with a shared run id, and the
-recording rules that they read. `limits` is the alert's section of values.toml. From rule.py: RUN and AT_STEP are text
-templates for the run's name and step, RUN_KEY and TARGET_KEY the labels of a run or an agent; UNLESS_ENDED excludes
-ended ranks. An Alert has name, kind, component, dashboard, expression, summary, description and hold time."""
+"""Alerts on trainings without progress, with a fault in their loop, without all ranks, without an answering agent, or
+with a shared run id, and the recording rules that they read. `limits` is the alert's section of values.toml. From
+rule.py: RUN and AT_STEP are text templates for the run's name and step, RUN_KEY and TARGET_KEY the labels of a run or
+an agent; UNLESS_ENDED excludes ended ranks. An Alert has name, kind, component, dashboard, expression, summary,
+description and hold time."""
 
 from rule import AT_STEP, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, Alert, Group, Record, Values
 
@@ -31,6 +32,26 @@ def stalled(limits: dict) -> Alert:
         f"{AT_STEP}. The training hangs, or it runs a long evaluation or writes a checkpoint. First find the process"
         " rank with the lowest step in the panel 'Steps behind': the others wait for it. On its node, print what it"
         " does: py-spy dump --pid PID. If it evaluates or writes a checkpoint, do nothing. Otherwise restart the job.",
+    )  # fmt: skip
+
+
+def training_loop(limits: dict) -> Alert:
+    # ForeshockNonFinite is the page for no_step_taken: the gradient scaler then skips more than half of the steps.
+    condition = 'foreshock_condition{condition!="no_step_taken"}'
+    return Alert(
+        "ForeshockTrainingLoop", "training", "loop", "overview",
+        # A fault fires while it holds. Any other condition may be intended, so it fires once, for the window after it
+        # began: a series exists from the beginning of its condition on.
+        f"""
+        max by ({RUN_KEY}, condition) (foreshock_condition{{kind="fault",condition!="no_step_taken"}}) == 1
+        or
+        max by ({RUN_KEY}, condition) ({condition} unless {condition} offset {limits["window"]})
+        """,
+        RUN + ": {{ $labels.condition }}",
+        f"The condition {{{{ $labels.condition }}}} of the training's loop was found{AT_STEP}. It is in the values of"
+        " the training itself, and docs/detectors.md has its rule. A condition that may be intended fires once, a"
+        " certain fault as long as it holds. First print it with foreshock status: the line has the first step, the"
+        " place and what to do.",
     )  # fmt: skip
 
 
@@ -97,6 +118,7 @@ def fleet_rules(values: Values) -> Group:
             # Excludes ended ranks: the last step of an earlier attempt says nothing about the present one.
             Record(LAST_STEP, f"max by ({RUN_KEY}) (foreshock_last_step_timestamp_seconds {UNLESS_ENDED})"),
             stalled(values["stalled"]),
+            training_loop(values["training_loop"]),
             ranks_missing(values["ranks_missing"]),
             no_data(values["no_data"]),
             run_id_shared(values["run_id_shared"]),

@@ -23,8 +23,9 @@ std::string percent_text(double share) {
   return text;
 }
 
-double median_of(const Window<kLoneWindow>& window) {
-  std::array<double, kLoneWindow> values = {};
+template <size_t kSize>
+double median_of(const Window<kSize>& window) {
+  std::array<double, kSize> values = {};
   const auto end = std::copy_n(window.data(), window.size(), values.begin());
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(window.size() / 2);
   std::nth_element(values.begin(), middle, end);
@@ -55,7 +56,7 @@ std::string sentence_of(const Condition& condition) {
       return "the gradient scaler skips " + percent_text(condition.value) + " of the optimizer steps" +
              when_text(condition) + on_rank;
     case ConditionId::kRateZero:
-      return "the learning rate is 0" + when_text(condition) + on_rank +
+      return "the learning rate of the first parameter group is 0" + when_text(condition) + on_rank +
              (condition.usual > 0 ? " (largest before: " + usual + ")" : "");
     case ConditionId::kRateJump:
       return "the learning rate jumps at step " + since + on_rank + " to " + value +
@@ -96,6 +97,12 @@ std::string sentence_of(const Condition& condition) {
              (condition.episodes > 1 ? "; the last at step " + std::to_string(condition.last_step) : "");
     case ConditionId::kZeroLoss:
       return "loss and gradient are exactly 0" + when_text(condition) + on_rank;
+    case ConditionId::kSameLosses:
+      return "ranks " + condition.place + (condition.is_over ? " had the same loss" : " have the same loss") +
+             ", bit for bit," + when_text(condition);
+    case ConditionId::kGradientRise:
+      return "the gradient norm is high" + when_text(condition) + on_rank + ": " + value +
+             ", in the first half of the run it was at most " + usual;
     case ConditionId::kCount:
       break;
   }
@@ -262,6 +269,44 @@ void ZeroLossRule::observe(const StepFacts& facts, int64_t rank, ConditionBoard*
   if (in_row_ < kZeroLosses) return;
   if (Condition* found = board->note(ConditionId::kZeroLoss, rank, since_, facts.step))
     found->count = in_row_;
+}
+
+void GradientRiseRule::observe(int64_t step, double norm, int64_t rank, ConditionBoard* board) {
+  if (!std::isfinite(norm)) return;
+  if (block_.size() == 0) block_step_ = step;
+  block_.add(norm);
+  if (block_.full()) end_block(step, rank, board);
+}
+
+void GradientRiseRule::end_block(int64_t step, int64_t rank, ConditionBoard* board) {
+  const double median = median_of(block_);
+  block_.clear();
+  if (++blocks_ > kRiseLearning) {
+    const auto half = medians_.begin() + static_cast<std::ptrdiff_t>(medians_.size() / 2);
+    const double usual = *std::max_element(medians_.begin(), half);
+    if (usual <= 0 || median <= kRiseFactor * usual) {
+      since_ = -1;
+      board->end(ConditionId::kGradientRise, rank);
+    } else if (since_ < 0) {
+      since_ = block_step_;
+    } else if (Condition* found = board->note(ConditionId::kGradientRise, rank, since_, step)) {
+      found->value = median;
+      found->usual = usual;
+    }
+  }
+  keep(median);
+}
+
+// If there are too many medians, pairs are merged, so that each covers twice as many blocks.
+void GradientRiseRule::keep(double median) {
+  most_pending_ = pending_ == 0 ? median : std::max(most_pending_, median);
+  if (++pending_ < merged_) return;
+  pending_ = 0;
+  medians_.push_back(most_pending_);
+  if (medians_.size() < kMost) return;
+  for (size_t n = 0; n < kMost / 2; ++n) medians_[n] = std::max(medians_[2 * n], medians_[2 * n + 1]);
+  medians_.resize(kMost / 2);
+  merged_ *= 2;
 }
 
 void RestartRule::begin_process(int64_t pid) {

@@ -30,6 +30,8 @@ enum class ConditionId : int {
   kOptimizerBeganAgain,
   kLoneLoss,
   kZeroLoss,
+  kSameLosses,
+  kGradientRise,
   kNoGradient,
   kZeroGradient,
   kWeightsStuck,
@@ -40,6 +42,7 @@ inline constexpr size_t kConditions = static_cast<size_t>(ConditionId::kCount);
 // kFault: the training is certainly wrong; the condition is a headline of its own. kLook: the condition is
 // true but may be intended; the run stays "healthy", and the condition is "worth a look".
 enum class ConditionKind : int { kFault, kLook };
+constexpr const char* name_of(ConditionKind kind) { return kind == ConditionKind::kFault ? "fault" : "look"; }
 
 struct ConditionInfo {
   ConditionId id;
@@ -94,10 +97,26 @@ inline constexpr size_t kRestartLosses = 16;
 inline constexpr double kRestartShare = 0.25;
 inline constexpr double kRestartSpread = 6;
 
-// A tensor never had a gradient if the optimizer has no gradient and no state for it after kNoGradientSteps
-// steps of others; or, of optimizers that count no steps, if two looks so many steps apart found none, and
-// its values have not changed since the first of them. Frozen tensors (which require no gradient) do not
-// count. If other tensors of the same name but for a number have a gradient, as experts do, the steps are
+// Ranks that hold the same weights have the same loss in so many steps in a row, and in so many of these the
+// loss differs from that of the step before. Of batches that are drawn independently, two ranks have the same
+// loss with a probability q, and so have two steps of one rank (q may be 0.2 for losses in bf16). The rule
+// holds by chance in 64 steps with the probability q^64 P(at least 32 of 63 steps differ), which is largest
+// for q = 0.74: 1e-13.
+inline constexpr uint64_t kSameLosses = 64;
+inline constexpr uint64_t kSameLossChanges = 32;
+
+// The norm of the gradient is largest in the first steps of most trainings, and later changes by a few times.
+// It has risen if two medians of kRiseBlock norms in a row exceed the largest such median of the first half
+// of the run by kRiseFactor. Single spikes do not move a median. At least kRiseLearning blocks must be known.
+inline constexpr size_t kRiseBlock = 32;
+inline constexpr double kRiseFactor = 10;
+inline constexpr uint64_t kRiseLearning = 8;
+
+// A tensor never had a gradient if two looks found none, its values have not changed since the first of them,
+// and either the looks are kNoGradientSteps steps apart, or the optimizer, which counts so many steps for
+// other tensors, has no state for this one. A single look is not enough, since a tensor may have no gradient
+// in one step, and some optimizers count no steps. Frozen tensors (which require no gradient) do not count.
+// If other tensors of the same name but for a number have a gradient, as experts do, the steps are
 // kUnusedSteps: an expert that is used in one step of 20 is unused in 512 steps with a probability of 4e-12.
 // A gradient of exactly 0 needs a second moment that is 0 everywhere after twice the steps, or three looks
 // and values that have not changed.
@@ -144,6 +163,16 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
     {ConditionId::kZeroLoss, "zero_loss", ConditionKind::kLook, "",
      "loss and gradient norm are exactly 0 in 8 steps in a row", "8 steps",
      "check that the batches have labels that count"},
+    {ConditionId::kSameLosses, "same_losses", ConditionKind::kLook, "",
+     "ranks that hold the same weights have the same loss, bit for bit, in 64 steps in a row",
+     "64 steps, and two looks at the weights",
+     "check that each rank gets its own part of the data; equal losses are right if each rank computes the "
+     "loss of all ranks' batches"},
+    {ConditionId::kGradientRise, "gradient_rise", ConditionKind::kLook, "",
+     "the median gradient norm of 32 steps is 10 times the largest one of the first half of the run, twice "
+     "in a "
+     "row",
+     "64 steps", "lower the learning rate, or find in foreshock report what else rose at that step"},
     {ConditionId::kNoGradient, "no_gradient", ConditionKind::kLook, "",
      "parameters that require a gradient never got one, and others did",
      "64 steps; 512 if a parameter of the same name but for a number has a gradient",
@@ -172,7 +201,11 @@ struct Condition {
   bool is_over = false;                   // it no longer holds
 };
 
-// Returns the condition as one sentence with its first step: "the learning rate is 0 since step 12".
+inline bool is_fault(const Condition& condition) {
+  return info_of(condition.id).kind == ConditionKind::kFault;
+}
+
+// Returns the condition as one sentence with its first step: "loss and gradient are exactly 0 since step 12".
 std::string sentence_of(const Condition& condition);
 
 // Collects what the rules find.
@@ -312,6 +345,39 @@ class ZeroLossRule {
  private:
   int64_t since_ = 0;
   uint64_t in_row_ = 0;
+};
+
+// Finds gradient norms that have risen and stay high.
+class GradientRiseRule {
+ public:
+  void observe(int64_t step, double norm, int64_t rank, ConditionBoard* board);
+
+  template <class State>
+  void fields(State& state) {
+    block_.fields(state);
+    uint64_t size = medians_.size();
+    if constexpr (State::kReads) medians_.resize(size = state.count(kMost));
+    if constexpr (!State::kReads) state(size);
+    for (double& median : medians_) state(median);
+    for (uint64_t* number : {&blocks_, &merged_, &pending_}) state(*number);
+    state(most_pending_);
+    state(block_step_);
+    state(since_);
+    state.require(merged_ > 0);
+  }
+
+ private:
+  static constexpr size_t kMost = 64;  // medians
+
+  void end_block(int64_t step, int64_t rank, ConditionBoard* board);
+  void keep(double median);
+
+  Window<kRiseBlock> block_;     // norms of this block
+  std::vector<double> medians_;  // of the run so far; each is the largest of merged_ blocks
+  uint64_t blocks_ = 0, merged_ = 1, pending_ = 0;
+  double most_pending_ = 0;  // largest median of the pending_ blocks that are not in medians_ yet
+  int64_t block_step_ = 0;   // first step of this block
+  int64_t since_ = -1;       // first step of the first block that exceeds the limit; -1: the last one did not
 };
 
 // Finds a new process that starts at step 1 with trained weights.

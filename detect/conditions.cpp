@@ -27,13 +27,15 @@ void RunConditions::observe_step(int64_t rank, const StepFacts& facts, std::vect
   if (facts.skipped_steps) rules->skips.observe(facts.step, *facts.skipped_steps, rank, &board_);
   if (facts.loss) rules->lone_loss.observe(facts.step, *facts.loss, rank, &board_);
   rules->zero_loss.observe(facts, rank, &board_);
+  if (facts.gradient_norm) rules->gradient_rise.observe(facts.step, *facts.gradient_norm, rank, &board_);
   tensors_.observe_step(facts);
+  same_losses_.observe(facts, rank, &board_);
   append(board_.take_begun(), begun);
 }
 
-void RunConditions::observe_tensor(const TensorFacts& facts, std::vector<Condition>* begun) {
-  tensors_.observe(facts, &board_);
-  append(board_.take_begun(), begun);
+void RunConditions::observe_tensor(const TensorFacts& facts) {
+  tensors_.observe(facts);
+  same_losses_.observe(facts);
 }
 
 void RunConditions::observe_optimizer(const OptimizerFacts& facts, std::vector<Condition>* begun) {
@@ -58,7 +60,7 @@ void RunConditions::observe_process(int64_t rank, int64_t pid) {
 std::vector<Condition> RunConditions::found() const {
   std::vector<Condition> found = board_.found();
   std::stable_sort(found.begin(), found.end(), [](const Condition& a, const Condition& b) {
-    const auto rank = [](const Condition& each) { return info_of(each.id).kind != ConditionKind::kFault; };
+    const auto rank = [](const Condition& each) { return !is_fault(each); };
     return rank(a) != rank(b) ? rank(a) < rank(b) : a.since_step < b.since_step;
   });
   return found;

@@ -10,16 +10,14 @@
 #ifndef FORESHOCK_DETECT_CONDITIONS_H_
 #define FORESHOCK_DETECT_CONDITIONS_H_
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "detect/condition_rules.h"
+#include "detect/rank_conditions.h"
 #include "detect/tensor_conditions.h"
 
 namespace foreshock {
@@ -34,7 +32,7 @@ class RunConditions {
   // The gradient scaler has skipped `in_row` optimizer steps since `step`, the last step of the rank.
   void observe_skipped(int64_t rank, int64_t step, uint64_t in_row, std::vector<Condition>* begun);
   // Looks at a tensor of the run. The optimizer's facts must follow the tensor's facts for the same step.
-  void observe_tensor(const TensorFacts& facts, std::vector<Condition>* begun);
+  void observe_tensor(const TensorFacts& facts);
   void observe_optimizer(const OptimizerFacts& facts, std::vector<Condition>* begun);
   // A process of the rank was found. Another process than before means that the training was started again.
   void observe_process(int64_t rank, int64_t pid);
@@ -47,6 +45,7 @@ class RunConditions {
     board_.fields(state);
     map_fields(state, ranks_, kMostRanks);
     tensors_.fields(state);
+    same_losses_.fields(state);
   }
 
  private:
@@ -55,6 +54,7 @@ class RunConditions {
     SkipRule skips;
     LoneLossRule lone_loss;
     ZeroLossRule zero_loss;
+    GradientRiseRule gradient_rise;
     RestartRule restart;
 
     template <class State>
@@ -63,6 +63,7 @@ class RunConditions {
       skips.fields(state);
       lone_loss.fields(state);
       zero_loss.fields(state);
+      gradient_rise.fields(state);
       restart.fields(state);
     }
   };
@@ -73,6 +74,7 @@ class RunConditions {
   ConditionBoard board_;
   std::map<int64_t, Rank> ranks_;
   TensorRules tensors_;
+  SameLossRule same_losses_;
 };
 
 }  // namespace foreshock

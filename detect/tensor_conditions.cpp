@@ -52,7 +52,7 @@ void TensorRules::observe_step(const StepFacts& facts) {
   }
 }
 
-void TensorRules::observe(const TensorFacts& facts, ConditionBoard* /*board*/) {
+void TensorRules::observe(const TensorFacts& facts) {
   if (!tensors_.contains(facts.tensor) && tensors_.size() >= kMostTensors) return;
   Tensor& tensor = tensors_[facts.tensor];
   if (facts.step < tensor.step) {  // the training has gone back to an earlier step

@@ -25,6 +25,7 @@ struct TensorFacts {
   // Values that are compared with the look before, and how many of these have the same bits.
   std::optional<uint64_t> sample_elements = {}, sample_unmoved = {};
   std::optional<uint64_t> nonfinite = {};
+  std::optional<uint64_t> parts = {}, ranks = {};  // different parts, and the ranks that hold one of them
 };
 
 enum class GradientState : int { kUnknown, kPresent, kAbsent, kNotRequired };
@@ -50,7 +51,7 @@ class TensorRules {
  public:
   static constexpr size_t kMostTensors = 8192;  // further tensors are ignored
 
-  void observe(const TensorFacts& facts, ConditionBoard* board);
+  void observe(const TensorFacts& facts);
   // Must follow the facts of the tensor for the same step; else it is ignored.
   void observe(const OptimizerFacts& facts, ConditionBoard* board);
   void observe_step(const StepFacts& facts);

@@ -68,6 +68,12 @@ constexpr Value kDetectorNames[] = {"bias",
                                     "rms_staleness",
                                     "update_spectrum",
                                     "weight_shift"};
+// Copies of the names of the conditions and of their kinds in detect/condition_rules.h.
+constexpr Value kConditionNames[] = {
+    "no_step_taken", "nothing_trained", "weights_nonfinite",     "steps_skipped", "rate_zero",
+    "rate_jump",     "rate_comes_back", "optimizer_began_again", "lone_loss",     "zero_loss",
+    "same_losses",   "gradient_rise",   "no_gradient",           "zero_gradient", "weights_stuck"};
+constexpr Value kConditionKinds[] = {"fault", "look"};
 
 // Label lists, in the order in which Registry::set takes the values. `run` and `rank` come first: the
 // registry keys a series by its label values and clears those of a run or rank by the prefix of this key.
@@ -81,6 +87,7 @@ constexpr LabelInfo kRunStateLabels[] = {{"run"}, {"state", kRunStates}};
 constexpr LabelInfo kSourceLabels[] = {
     {"run"}, {"rank"}, {"step", kStepSources}, {"layer", kLayerSources}, {"loss", kLossSources}};
 constexpr LabelInfo kRankSkippedSteps[] = {{"run"}, {"rank"}, {"reason", kSkippedSteps}};
+constexpr LabelInfo kRunCondition[] = {{"run"}, {"condition", kConditionNames}, {"kind", kConditionKinds}};
 constexpr LabelInfo kRankPassOp[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"op"}};
 constexpr LabelInfo kRankPass[] = {{"run"}, {"rank"}, {"pass", kPasses}};
 constexpr LabelInfo kRankPassLost[] = {{"run"}, {"rank"}, {"pass", kPasses}, {"reason", kLostReasons}};
@@ -249,6 +256,11 @@ constexpr MetricInfo kTable[] = {
     {kLoggedValue, "foreshock_logged_value", kGauge, "1", kRankName,
      "Last value that the training itself logged, for up to 16 names. If two names give the same label, the "
      "later gets a number."},
+
+    {kCondition, "foreshock_condition", kGauge, "bool", kRunCondition,
+     "A condition of the training's loop (docs/detectors.md, Conditions) on any rank of the node: 1 while it "
+     "holds, 0 once it is over. Absent before it begins and after the end of the run. Kind fault: certainly "
+     "wrong; look: it may be intended."},
 
     {kPrecursorLevel, "foreshock_precursor_level", kGauge, "1", kRankDetector,
      "Level of a detector, the highest of its layers: 0 quiet, 1 watch, 2 warn."},

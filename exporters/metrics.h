@@ -80,6 +80,8 @@ enum class Metric : uint16_t {
   kAttentionUpdateEffectiveRank,
   kLayerAttentionUpdateEffectiveRank,
   kLoggedValue,
+  // conditions: faults of the training's loop
+  kCondition,
   // the detectors, which warn before a loss event
   kPrecursorLevel,
   kPrecursorEventsTotal,

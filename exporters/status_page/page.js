@@ -27,7 +27,9 @@ function verdict(ranks, state) {
   const failed = ranks.filter((rank) => rank.state === "failed").map((rank) => rank.rank);
   const failure = failed.length ? `RUN FAILED on rank ${span(failed)}. ` : "";
   if (first) return ["bad", `${failure}${first.headline}: ${first.text}. Do: ${first.action}.${more > 0 ? ` (and ${more} more)` : ""}`];
-  const text = known(state?.verdict) ? state.verdict : "no verdict yet";
+  const looks = (state?.conditions || []).filter((c) => c.kind === "look").length;
+  const worth = state?.healthy && looks ? `; ${looks} ${looks === 1 ? "thing" : "things"} worth a look` : "";
+  const text = known(state?.verdict) ? state.verdict + worth : "no verdict yet";
   return [failed.length ? "bad" : state?.healthy ? "good" : "waiting", failure + text];
 }
 
@@ -36,6 +38,7 @@ function notes(ranks) {
   const onRank = (rank) => (ranks.length > 1 ? ` on rank ${rank.rank}` : ""), lines = [];
   const warn = (text) => lines.push({ text, alarm: true });
   for (const finding of (ui.state?.findings || []).slice(1, 4)) warn(`${finding.text}.`);
+  for (const look of (ui.state?.conditions || []).filter((c) => c.kind === "look").slice(0, 3)) lines.push({ text: `Worth a look: ${look.text}. Do: ${look.action}.`, alarm: false });
   // Detectors that the benchmark has found useful (proven).
   const warning = ranks.flatMap((rank) => rank.precursors?.detectors || []).filter((d) => d.level === "warn" && d.measured?.proven);
   const names = [...new Set(warning.map(by("detector")))];

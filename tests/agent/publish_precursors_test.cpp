@@ -1,9 +1,28 @@
 #include <gtest/gtest.h>
 
+#include "agent/condition_list.h"
 #include "agent/publish.h"
 
 namespace foreshock {
 namespace {
+
+TEST(PublishConditions, ASeriesExistsFromTheBeginningOfItsConditionOn) {
+  Registry registry;
+  const auto published = [&](const std::vector<Condition>& conditions) {
+    publish_conditions("run", conditions, &registry);
+    return exposition(*registry.snapshot());
+  };
+  const std::string zero = "foreshock_condition{run=\"run\",condition=\"rate_zero\",kind=\"look\"} ";
+  const std::string none = "foreshock_condition{run=\"run\",condition=\"no_step_taken\",kind=\"fault\"} ";
+  Condition rate, skips;
+  rate.id = ConditionId::kRateZero;
+  skips.id = ConditionId::kNoStepTaken;
+  skips.is_over = true;
+  const std::string both = published({skips, rate});
+  EXPECT_NE(both.find(zero + "1\n"), std::string::npos) << both;
+  EXPECT_NE(both.find(none + "0\n"), std::string::npos) << both;
+  EXPECT_EQ(published({}).find("foreshock_condition"), std::string::npos);
+}
 
 constexpr const char* kLevel =
     "foreshock_precursor_level{run=\"run\",rank=\"0\",detector=\"deviation_backward\"} ";

@@ -84,11 +84,12 @@ TEST_F(ReportConditions, OfASoundTrainingAreWorthALook) {
   EXPECT_EQ(conditions[0]["condition"], "rate_zero");
   EXPECT_EQ(conditions[0]["kind"], "look");
   EXPECT_EQ(conditions[0]["since_step"], 101);
-  EXPECT_EQ(conditions[0]["text"], "the learning rate is 0 since step 101 (largest before: 0.0003)");
-  EXPECT_NE(
-      report_markdown(report, {"run.jsonl"})
-          .find("Worth a look:\n- the learning rate is 0 since step 101 (largest before: 0.0003). Do: "),
-      std::string::npos);
+  EXPECT_EQ(conditions[0]["text"],
+            "the learning rate of the first parameter group is 0 since step 101 (largest before: 0.0003)");
+  EXPECT_NE(report_markdown(report, {"run.jsonl"})
+                .find("Worth a look:\n- the learning rate of the first parameter group is 0 since step 101 "
+                      "(largest before: 0.0003). Do: "),
+            std::string::npos);
 }
 
 TEST_F(ReportConditions, ThatAreFaultsAreTheVerdictOfARecordWithoutFindings) {

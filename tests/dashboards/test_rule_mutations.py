@@ -17,7 +17,7 @@ HELD = {
     "attention": ("attention", ["bias", "deviation", "update_ratio", "replica_mismatch"]),
     "precursors": ("precursors", ["detectors", "precursors_agree"]),
     "trends": ("precursors", ["logit_forecast", "entropy_collapse"]),
-    "fleet": ("fleet", ["stalled", "ranks_missing", "no_data", "run_id_shared"]),
+    "fleet": ("fleet", ["stalled", "training_loop", "ranks_missing", "no_data", "run_id_shared"]),
     "monitor": ("monitor", ["coverage", "degraded", "overhead", "series_dropped"]),
 }
 NO_ALERTS = {"links", "receivers", "notifications", "verdict"}

@@ -56,11 +56,13 @@ TEST(Conditions, ARateOfZeroIsNamedWithItsFirstStep) {
   EXPECT_EQ(training.name(), "rate_zero");
   EXPECT_EQ(training.only().since_step, 60);
   EXPECT_EQ(training.only().last_step, 200);
-  EXPECT_EQ(sentence_of(training.only()), "the learning rate is 0 since step 60 (largest before: 0.001)");
+  EXPECT_EQ(sentence_of(training.only()),
+            "the learning rate of the first parameter group is 0 since step 60 (largest before: 0.001)");
   ASSERT_EQ(training.begun.size(), 1u);
   training.step({.step = 201, .learning_rate = 1e-3});
-  EXPECT_EQ(sentence_of(training.only()),
-            "the learning rate is 0 from step 60 to 200 (largest before: 0.001)");
+  EXPECT_EQ(
+      sentence_of(training.only()),
+      "the learning rate of the first parameter group is 0 from step 60 to 200 (largest before: 0.001)");
 }
 
 TEST(Conditions, AWarmUpFromZeroAndADecayToZeroAreSound) {
@@ -210,6 +212,86 @@ TEST(Conditions, ALossAndAGradientOfExactlyZeroAreNamed) {
   EXPECT_EQ(sentence_of(training.only()), "loss and gradient are exactly 0 since step 41");
 }
 
+TEST(Conditions, AGradientNormThatRisesAndStaysIsNamed) {
+  Training training;
+  const auto norm = [](int64_t n) { return n < 600 ? 1.5 : 1.5 * std::exp((n - 600) / 60.0); };
+  for (int64_t n = 1; n <= 1000; ++n) training.step({.step = n, .gradient_norm = norm(n)});
+  EXPECT_EQ(training.name(), "gradient_rise");
+  // The norm exceeds 15 from step 739 on, the median of a block of 32 from the block of step 737 on.
+  EXPECT_EQ(training.only().since_step, 737);
+  EXPECT_EQ(training.only().usual, 1.5);
+  EXPECT_GT(training.only().value, 700);
+}
+
+TEST(Conditions, GradientNormsOfSoundTrainingsAreNoRise) {
+  std::mt19937_64 engine(5);
+  std::normal_distribution<double> noise(0, 1);
+  Training falls, spikes, grows, slowly;
+  for (int64_t n = 1; n <= 20000; ++n) {
+    const double factor = std::exp(0.5 * noise(engine));
+    falls.step({.step = n, .gradient_norm = factor * 10 / std::sqrt(static_cast<double>(n))});
+    spikes.step({.step = n, .gradient_norm = n % 50 == 0 ? 1e6 : factor});
+    grows.step({.step = n, .gradient_norm = factor * std::min(8.0, 1 + 1e-3 * static_cast<double>(n))});
+    slowly.step({.step = n, .gradient_norm = factor * std::sqrt(static_cast<double>(n))});
+  }
+  for (const Training* sound : {&falls, &spikes, &grows, &slowly}) EXPECT_EQ(sound->name(), "");
+}
+
+// A job of data-parallel ranks, each with two tensors that are looked at once in 64 steps.
+struct Job {
+  Training training;
+  uint64_t parts = 1;  // of each tensor
+  std::mt19937_64 engine{17};
+  std::normal_distribution<double> noise{0, 0.05};
+
+  // `is_same`: whether rank 1 and 2 have the batch of rank 0. `late`: steps by which ranks 1 and 2 are read
+  // later.
+  void run(int64_t first, int64_t last, bool is_same, int64_t late = 0, double spread = 1) {
+    const auto loss_of = [&] { return 2 + spread * noise(engine); };
+    std::vector<double> losses;
+    for (int64_t n = first; n <= last + late; ++n) {
+      if (n % 64 == 7 || n % 64 == 20)
+        training.conditions.observe_tensor(
+            {.tensor = n % 64 == 7 ? "a" : "b", .step = n, .update_max = 1, .parts = parts, .ranks = 3});
+      if (n <= last) {
+        losses.push_back(loss_of());
+        training.step({.step = n, .loss = losses.back(), .is_local_loss = true}, 0);
+      }
+      if (n - late < first) continue;
+      const double own = losses[static_cast<size_t>(n - late - first)];
+      for (const int64_t rank : {1, 2})
+        training.step({.step = n - late, .loss = is_same ? own : loss_of(), .is_local_loss = true}, rank);
+    }
+  }
+};
+
+TEST(Conditions, RanksWithTheSameLossesAreNamed) {
+  for (const int64_t late : {0, 50}) {
+    Job job;
+    job.run(1, 200, true, late);
+    EXPECT_EQ(job.training.name(), "same_losses");
+    EXPECT_EQ(sentence_of(job.training.only()),
+              "ranks 0, 1, 2 have the same loss, bit for bit, since step 1");
+    job.run(201, 300, false);
+    EXPECT_EQ(sentence_of(job.training.only()),
+              "ranks 0, 1, 2 had the same loss, bit for bit, from step 1 to 200");
+  }
+}
+
+TEST(Conditions, RanksWithTheirOwnBatchesAreSound) {
+  Job own, briefly, parts, constant;
+  own.run(1, 400, false);
+  EXPECT_EQ(own.training.name(), "");
+  briefly.run(1, 70, true);  // no tensor was looked at twice
+  briefly.run(71, 400, false);
+  EXPECT_EQ(briefly.training.name(), "");
+  parts.parts = 2;  // ranks that hold parts of one model
+  parts.run(1, 400, true);
+  EXPECT_EQ(parts.training.name(), "");
+  constant.run(1, 400, true, 0, 0);
+  EXPECT_EQ(constant.training.name(), "");
+}
+
 // `again`: the loss of the second process as a function of its steps.
 std::string name_after_restart(int64_t first_step, double again) {
   Training training;
@@ -257,7 +339,7 @@ struct Looks {
                                     .nonfinite_gradient = 0,
                                     .optimizer_step = step};
         if (change) change(names[n], step, &values, &optimizer);
-        training.conditions.observe_tensor(values, &training.begun);
+        training.conditions.observe_tensor(values);
         training.conditions.observe_optimizer(optimizer, &training.begun);
       }
     return training.name();

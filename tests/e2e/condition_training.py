@@ -1,6 +1,7 @@
 """A small training whose loop has a known fault, or none: python condition_training.py KIND [PART FILE]."""
 
 import math
+import os
 import pathlib
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
+import torch.distributed as dist
 from tiny_gpt import Batches, TinyGpt, fingerprint, loss_of, set_up, tell
 from torch import nn
 
@@ -151,6 +153,29 @@ def lost_state(file: str, part: str = "") -> None:
         training.step()
     torch.save(training.model.state_dict(), file)
     training.end()
+
+
+def rank(number: str, seed: str, store: str) -> None:
+    """A rank of two under DDP."""
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=int(number), world_size=2)
+    training = Training()
+    training.model = nn.parallel.DistributedDataParallel(training.model)
+    training.batches = Batches(int(seed), batch=4, length=LENGTH)
+    for _ in range(200):
+        training.optimizer.zero_grad()
+        loss = loss_of(training.model, training.batches())
+        loss.backward()
+        training.optimizer.step()
+    dist.destroy_process_group()
+
+
+def ranks(store: str, *seeds: str) -> None:
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    commands = [(n, [sys.executable, __file__, "rank", str(n), seed, store]) for n, seed in enumerate(seeds)]
+    both = [
+        subprocess.Popen(c, env=os.environ | variables | {"RANK": str(n), "LOCAL_RANK": str(n)}) for n, c in commands
+    ]
+    sys.exit(max(abs(each.wait()) for each in both))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def test_nothing_is_trained_with_a_rate_of_zero():
     run = train("rate_of_zero")
     assert names(run) == ["nothing_trained", "rate_zero"]
     assert "NOTHING IS TRAINED" in headline(run)
-    assert "the learning rate is 0" in headline(run)
+    assert "the learning rate of the first parameter group is 0" in headline(run)
 
 
 @pytest.mark.long
@@ -77,3 +77,11 @@ def test_an_optimizer_that_began_again_is_named(tmp_path):
     run = train("lost_state", str(tmp_path / "weights.pt"))
     assert names(run) == ["optimizer_began_again"]
     assert "the optimizer's state began again" in headline(run)
+
+
+@pytest.mark.long
+def test_ranks_with_the_same_batches_are_named(tmp_path):
+    same = train("ranks", str(tmp_path / "same"), "3", "3")
+    assert names(same) == ["same_losses"]
+    assert "ranks 0, 1 have the same loss, bit for bit, since step 1" in headline(same)
+    assert names(train("ranks", str(tmp_path / "own"), "3", "4")) == []

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "detect/condition_rules.h"
 #include "detect/detector.h"
 #include "exporters/metrics.h"
 #include "segment/layout.h"
@@ -73,6 +74,11 @@ TEST(Catalog, ReasonsAreThoseOfTheSegment) {
 TEST(Catalog, DetectorsAreThoseOfTheTable) {
   const auto named = metric_info(Metric::kPrecursorLevel).labels.back().values;
   EXPECT_TRUE(std::ranges::equal(named, kDetectorTable, {}, {}, &DetectorInfo::name));
+}
+
+TEST(Catalog, ConditionsAreThoseOfTheTable) {
+  const auto labels = metric_info(Metric::kCondition).labels;
+  EXPECT_TRUE(std::ranges::equal(labels[1].values, kConditionTable, {}, {}, &ConditionInfo::name));
 }
 
 TEST(Catalog, MarkdownHasARowPerMetric) {

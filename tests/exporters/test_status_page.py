@@ -88,6 +88,17 @@ def test_healthy_run_has_a_healthy_headline(page):
     assert tab.value("byId('legend').hidden")
 
 
+def test_what_is_worth_a_look_stands_below_a_healthy_headline(page):
+    look = {"condition": "rate_zero", "kind": "look", "text": "the learning rate is 0 since step 12", "action": "wait"}
+    tab = page(1, 4, sample_state(1, 4) | {"conditions": [look]})
+    assert tab.value("byId('verdict').className") == "good"
+    assert tab.value("byId('verdict-text').textContent") == "healthy; 1 thing worth a look"
+    assert "Worth a look: the learning rate is 0 since step 12. Do: wait." in tab.texts("#notes li")
+    tab = page(2, 4, sample_state(2, 4) | {"conditions": [look, look]})
+    assert "worth a look" not in tab.value("byId('verdict-text').textContent"), "the run has a finding"
+    assert len([note for note in tab.texts("#notes li") if note.startswith("Worth a look")]) == 2
+
+
 def test_what_the_trainer_has_given_up_is_marked(page):
     state = sample_state(2, 4)
     state["ranks"][0]["tensors_given_up_step"] = None

@@ -58,7 +58,7 @@ SMALL = {
 
 OF_THE_ADAPTER = "the adapter is compiled as one file, so that it takes a user's compiler once"
 LONELY = {  # headers that only one module includes, or none
-    "detect/tensor_conditions.h": "the rules of conditions.h that judge tensors",
+    "detect/rank_conditions.h": "the rule of conditions.h that compares ranks",
     "integrations/torch/families.h": OF_THE_ADAPTER,
     "integrations/torch/interpreter.h": OF_THE_ADAPTER,
     "integrations/torch/older_runtime.h": OF_THE_ADAPTER,

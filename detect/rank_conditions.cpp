@@ -1,0 +1,76 @@
+// The rule over the losses of several ranks.
+#include "detect/rank_conditions.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
+namespace foreshock {
+
+void SameLossRule::observe(const TensorFacts& facts) {
+  if (!facts.parts || !facts.ranks) return;
+  is_divided_ = is_divided_ || *facts.parts > 1;
+  has_replicas_ = has_replicas_ || (*facts.parts == 1 && *facts.ranks > 1);
+  if (first_tensor_.empty()) {
+    first_tensor_ = facts.tensor;
+    first_tensor_step_ = facts.step;
+  }
+  // Each tensor is looked at once in an interval, so the second look at one follows the first at all others.
+  has_all_looks_ = has_all_looks_ || (facts.tensor == first_tensor_ && facts.step > first_tensor_step_);
+}
+
+void SameLossRule::observe(const StepFacts& facts, int64_t rank, ConditionBoard* board) {
+  if (!facts.is_local_loss || !facts.loss || !std::isfinite(*facts.loss) || facts.step < 0) return;
+  if (!ranks_.contains(rank) && ranks_.size() >= kMostRanks) return;
+  Rank& own = ranks_[rank];
+  if (facts.step <= own.last_step) own = {};  // the training has gone back to an earlier step
+  own.last_step = facts.step;
+  const size_t place = static_cast<size_t>(facts.step) % kKept;
+  own.kept[place] = {facts.step, *facts.loss};
+  const auto lowest = ranks_.begin();
+  if (rank != lowest->first) {
+    const Loss& other = lowest->second.kept[place];
+    if (other.step != facts.step) return;
+    compare(facts.step, *facts.loss, other.loss, &own, board);
+  } else {
+    for (auto each = std::next(lowest); each != ranks_.end(); ++each)
+      if (const Loss& other = each->second.kept[place]; other.step == facts.step)
+        compare(facts.step, *facts.loss, other.loss, &each->second, board);
+  }
+}
+
+void SameLossRule::compare(int64_t step, double loss, double other, Rank* rank, ConditionBoard* board) {
+  if (loss != other) {
+    rank->equal = rank->changes = 0;
+    const bool any =
+        std::any_of(ranks_.begin(), ranks_.end(), [](auto& each) { return each.second.is_same(); });
+    if (!any) board->end(ConditionId::kSameLosses, -1);
+    return;
+  }
+  if (rank->equal++ == 0)
+    rank->since = step;
+  else
+    rank->changes += loss != rank->last_equal;
+  rank->last_equal = loss;
+  if (rank->is_same()) report(step, board);
+}
+
+void SameLossRule::report(int64_t step, ConditionBoard* board) const {
+  constexpr size_t kMostNamed = 4;
+  if (is_divided_ || !has_replicas_ || !has_all_looks_) return;
+  std::string names = std::to_string(ranks_.begin()->first);
+  uint64_t same = 0;
+  int64_t first = step;
+  for (const auto& [rank, each] : ranks_) {
+    if (!each.is_same()) continue;
+    if (++same < kMostNamed) names += ", " + std::to_string(rank);
+    first = std::min(first, each.since);
+  }
+  if (same >= kMostNamed) names += " and " + std::to_string(same + 1 - kMostNamed) + " more";
+  if (Condition* found = board->note(ConditionId::kSameLosses, -1, first, step)) {
+    found->count = same + 1;
+    found->place = names;
+  }
+}
+
+}  // namespace foreshock

@@ -1,0 +1,72 @@
+// Finds ranks that train on the same batches: their losses are equal, bit for bit, step after step.
+#ifndef FORESHOCK_DETECT_RANK_CONDITIONS_H_
+#define FORESHOCK_DETECT_RANK_CONDITIONS_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "detect/condition_rules.h"
+#include "detect/tensor_conditions.h"
+
+namespace foreshock {
+
+// Compares the losses of all ranks with those of the lowest rank. Ranks that hold parts of one model have the
+// same batches and losses, so the rule needs looks at all tensors, none of them divided.
+class SameLossRule {
+ public:
+  static constexpr size_t kMostRanks = 4096;  // further ranks are ignored
+
+  void observe(const TensorFacts& facts);
+  // Takes the loss of a step. The lines of the ranks may be up to kKept steps apart; other steps are ignored.
+  void observe(const StepFacts& facts, int64_t rank, ConditionBoard* board);
+
+  template <class State>
+  void fields(State& state) {
+    map_fields(state, ranks_, kMostRanks);
+    state(first_tensor_);
+    state(first_tensor_step_);
+    for (bool* flag : {&has_replicas_, &is_divided_, &has_all_looks_}) state(*flag);
+  }
+
+ private:
+  static constexpr size_t kKept = 128;  // steps
+
+  struct Loss {
+    int64_t step = -1;
+    double loss = 0;
+  };
+  struct Rank {
+    std::array<Loss, kKept> kept = {};  // by step modulo kKept; not saved: an agent that starts again loses
+                                        // the steps that only some ranks had reached
+    int64_t last_step = -1;
+    int64_t since = 0;      // first step of the row
+    uint64_t equal = 0;     // steps in a row with the loss of the lowest rank
+    uint64_t changes = 0;   // of these, steps whose loss differs from that of the step before
+    double last_equal = 0;  // loss of the last of these steps
+
+    template <class State>
+    void fields(State& state) {
+      for (int64_t* step : {&last_step, &since}) state(*step);
+      for (uint64_t* count : {&equal, &changes}) state(*count);
+      state(last_equal);
+    }
+    bool is_same() const { return equal >= kSameLosses && changes >= kSameLossChanges; }
+  };
+
+  // Adds a step with the losses of a rank and of the lowest rank to the row of the rank.
+  void compare(int64_t step, double loss, double other, Rank* rank, ConditionBoard* board);
+  void report(int64_t step, ConditionBoard* board) const;
+
+  std::map<int64_t, Rank> ranks_;
+  std::string first_tensor_;
+  int64_t first_tensor_step_ = -1;
+  // A tensor is held whole by several ranks; a tensor is divided between ranks; each tensor was looked at.
+  bool has_replicas_ = false, is_divided_ = false, has_all_looks_ = false;
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_DETECT_RANK_CONDITIONS_H_
