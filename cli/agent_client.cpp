@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -50,6 +51,7 @@ constexpr int kStateTimeoutMs = 2000;
 constexpr const char* kTokenWanted = "answered 401";  // in the error text of http_get(): a token is missing
 
 constexpr int kExitTimeoutMs = 30000;      // for the summary, after the command has ended
+constexpr int kStuckTimeoutMs = 5000;      // replaces kExitTimeoutMs while no agent is there, or it hangs
 constexpr int kStarvedTimeoutMs = 180000;  // used while other processes keep the agent from running
 constexpr int kPollMs = 50;
 static_assert(kExitTimeoutMs % kPollMs == 0);  // wait() prints a message exactly after kExitTimeoutMs
@@ -173,6 +175,26 @@ double AgentKeeper::cpu_wait_seconds() const {
   return waiting / 1e9;
 }
 
+std::optional<double> AgentKeeper::agent_seconds() const {
+  pid_t pid = pid_;
+  if (pid < 0) {
+    const std::optional<AgentAddress> agent = read_agent_address(directory_);
+    if (!agent) return std::nullopt;
+    if (agent->is_elsewhere()) return std::nan("");
+    pid = agent->pid;
+  }
+  const std::string folder = "/proc/" + std::to_string(pid);
+  double on_cpu = 0, waited = 0;  // nanoseconds; `waited` grows at the end of each wait for a CPU
+  std::ifstream times(folder + "/schedstat");
+  // The state follows the program's name, which is in parentheses and may have any characters.
+  const std::string status = file_content(folder + "/stat"), state = status.substr(status.rfind(')') + 1);
+  return state.starts_with(" R") || !(times >> on_cpu >> waited) ? std::nan("") : (on_cpu + waited) / 1e9;
+}
+
+bool AgentKeeper::is_restarting() const {
+  return !is_service() && pid_ < 0 && steady_clock::now() < next_start_;
+}
+
 void AgentKeeper::kill_own_agent() const {
   if (pid_ > 0) kill(pid_, SIGKILL);
 }
@@ -235,6 +257,8 @@ std::optional<AgentAddress> AgentKeeper::new_address() {
 std::string AgentKeeper::failure_text() const {
   if (is_service()) return "no service follows " + directory_ + "; is `foreshock agent --tree` running?";
   if (start_error_ != 0) return command_[0] + ": " + std::strerror(start_error_);
+  if (pid_ < 0 && is_locked(directory_ + "/agent.lock"))
+    return "another process holds " + directory_ + "/agent.lock";
   std::ifstream log(directory_ + "/agent.log");
   std::string line, last;
   while (std::getline(log, line))
@@ -317,6 +341,8 @@ void ExitExchange::write_exit_status(const ExitStatus& status, int stop_signal) 
 ExitExchange::Answer ExitExchange::wait(SignalPasser* signals, AgentKeeper* keeper) const {
   keeper->continue_if_stopped();
   const double cpu_wait_before = keeper->cpu_wait_seconds();
+  std::optional<double> seconds_before;  // of the agent's main thread, see agent_seconds()
+  int alive_at = 0;                      // when they have grown last
   for (int waited = 0; waited < kStarvedTimeoutMs; waited += kPollMs) {
     if (waited >= kExitTimeoutMs) {
       // The agent has the lowest priority, so it may get no CPU on a busy machine; with an idle CPU it waits
@@ -335,9 +361,15 @@ ExitExchange::Answer ExitExchange::wait(SignalPasser* signals, AgentKeeper* keep
     if (keeper->is_service() && waited >= kServiceTimeoutMs && !is_locked(directory_ + "/agent.lock"))
       return {"", keeper->failure_text()};
     keeper->tick();
+    const std::optional<double> seconds = keeper->agent_seconds();
+    if ((seconds && seconds != seconds_before) || keeper->is_restarting()) alive_at = waited;  // also for NaN
+    seconds_before = seconds;
+    if (waited - alive_at >= kStuckTimeoutMs)
+      return {"", seconds ? "the agent hangs" : "no agent follows the run: " + keeper->failure_text(),
+              /*is_agent_stuck=*/true};
     if (signals->interrupted_within(kPollMs)) return {"", "interrupted"};
   }
-  return {"", "the agent did not answer"};
+  return {"", "the agent did not answer", true};
 }
 
 Summary read_summary(const std::string& json) {

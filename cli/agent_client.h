@@ -67,6 +67,13 @@ class AgentKeeper {
   // or if the kernel lacks these statistics (CONFIG_SCHED_INFO).
   double cpu_wait_seconds() const;
 
+  // Returns the seconds for which the main thread of the run's agent has run or waited for a CPU. They grow
+  // unless the thread hangs. NaN: they cannot be read, or it waits for a CPU now. nullopt: no agent is there.
+  std::optional<double> agent_seconds() const;
+
+  // Whether an agent of ours has ended, and tick() will start the next one after a pause.
+  bool is_restarting() const;
+
   void kill_own_agent() const;  // sends SIGKILL to the agent that we have started, if it runs
 
   bool is_service() const { return command_.empty(); }
@@ -74,7 +81,8 @@ class AgentKeeper {
   // Whether at least three agents in a row failed to start or ended within one second, and none of ours runs.
   bool has_failed() const { return failures_ >= 3 && pid_ < 0; }
 
-  // Returns the reason why the last start failed, else the last line of agent.log.
+  // Returns the reason why the last start failed, or that another process holds agent.lock, or the last line
+  // of agent.log.
   std::string failure_text() const;
 
  private:
@@ -120,11 +128,13 @@ class ExitExchange {
   void write_exit_status(const ExitStatus& status, int stop_signal) const;
 
   struct Answer {
-    std::string summary;  // summary of the ranks of our command, JSON text
-    std::string problem;  // why there is no summary; "": there is one
+    std::string summary;          // summary of the ranks of our command, JSON text
+    std::string problem;          // why there is no summary; "": there is one
+    bool is_agent_stuck = false;  // no agent is there, or it hangs: do not wait for its end
   };
   // Waits until the agent has answered, cannot answer any more, or `signals` has received a stop signal.
-  // Waits at most 30 s, or 180 s while the agent has spent at least half of the time waiting for a CPU.
+  // Waits at most 5 s if no agent is there or if it hangs, else at most 30 s, or 180 s while the agent has
+  // spent at least half of the time waiting for a CPU.
   Answer wait(SignalPasser* signals, AgentKeeper* keeper) const;
 
  private:

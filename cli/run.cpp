@@ -4,8 +4,11 @@
 // given port that is in use is an error instead. A function named ..._problem returns an error or "". The
 // class Arguments has checked all values, so the parse_ functions cannot fail here.
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -14,6 +17,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "agent/agent.h"
 #include "cli/agent_client.h"
@@ -25,6 +29,7 @@
 #include "cli/run_dir.h"
 #include "cli/terminal.h"
 #include "cli/torch.h"
+#include "exporters/file_place.h"
 #include "libmonitor/process.h"
 
 namespace foreshock::cli {
@@ -209,13 +214,33 @@ void print_missing_summary(const std::string& problem, const std::string& record
       record);
 }
 
-// Writes `text` to the file `path`, whole or not at all if its directory permits a temporary file, else
-// directly.
-void write_copy(const std::string& text, const std::string& path) {
-  if (write_whole_file(path, text).empty()) return;
-  std::ofstream file(path);
-  file << text << std::flush;
-  if (!file) say("cannot write the summary to " + path);
+// Writes `text` to a descriptor that does not block. Returns 0 or an errno: ETIMEDOUT if a pipe stays full.
+int write_within(int file, std::string_view text, int timeout_ms) {
+  while (!text.empty()) {
+    const ssize_t written = write(file, text.data(), text.size());
+    if (written >= 0) text.remove_prefix(static_cast<size_t>(written));
+    if (written >= 0 || errno == EINTR) continue;
+    if (errno != EAGAIN) return errno;
+    pollfd wanted = {file, POLLOUT, 0};
+    if (poll(&wanted, 1, timeout_ms) <= 0) return ETIMEDOUT;
+  }
+  return 0;
+}
+
+// Returns why `text` could not be written to the file `path`, or "". It is written whole or not at all if the
+// file's directory permits a temporary file, else directly. Does not wait for the reader of a pipe.
+std::string copy_problem(const std::string& text, const std::string& path) {
+  constexpr int kPipeTimeoutMs = 1000;
+  const FilePlace place(path);
+  struct stat status = {};
+  const bool is_pipe = stat(path.c_str(), &status) == 0 && S_ISFIFO(status.st_mode);
+  const bool may_make_files = faccessat(place.folder(), ".", W_OK, 0) == 0;
+  if (!is_pipe && (may_make_files || !place.refusal().empty())) return write_whole_file(path, text);
+  const int file = place.open(O_WRONLY | O_TRUNC | O_NONBLOCK);
+  const int error = file < 0 ? errno : write_within(file, text, kPipeTimeoutMs);
+  if (file >= 0) close(file);
+  if (error == 0) return "";
+  return "cannot write " + path + ": " + (error == ENXIO ? "no process reads it" : strerror(error));
 }
 
 // Prints the agent's summary, or why it is missing, and writes its JSON to the file `copy` ("": no file). A
@@ -231,7 +256,9 @@ void print_summary(const ExitExchange::Answer& answer, const std::string& copy, 
     const std::string text = "\n" + (wants_colour(STDERR_FILENO) ? in_colour(summary.text) : summary.text);
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
   }
-  if (summary.is_valid && !copy.empty()) write_copy(answer.summary, copy);
+  if (summary.is_valid && !copy.empty())
+    if (const std::string problem = copy_problem(answer.summary, copy); !problem.empty())
+      say("no file of the summary: " + problem);
   if (summary.lacks_record_lines && !is_record_problem_said)
     say("the record is incomplete: not all of it could be written");
   for (const std::string& line : off_lines) say(line);
@@ -324,7 +351,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   if (read_summary(answer.summary).has_ranks)
     print_known_defects_once(arguments.command(), variables.adapters);
   // The agent ends by itself once run.lock is free. leave() kills it only if it does not end.
-  directory.leave([&keeper] { keeper.kill_own_agent(); });
+  directory.leave([&keeper] { keeper.kill_own_agent(); }, answer.is_agent_stuck);
   end_like(status);  // ends this process with the command's exit status or signal; does not return
 }
 

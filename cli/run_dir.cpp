@@ -49,6 +49,7 @@ std::string named_for_user(const std::string& parent) {
 namespace fs = std::filesystem;
 
 constexpr int kBaseLockTimeoutMs = 10000;   // for <base>/lock, which leave() holds until the agent ends
+constexpr int kLeaveTimeoutMs = 3000;       // the same in leave(), which need not remove the directory
 constexpr int kAgentEndTimeoutMs = 5000;    // for an agent whose last launcher has ended
 constexpr int kAgentDeathTimeoutMs = 1000;  // for an agent that was killed
 constexpr int kProbeTimeoutMs = 100;        // not 0: the agent takes run.lock for a moment to test it
@@ -106,7 +107,9 @@ constexpr Advice kAdvice[] = {
     {"not_permitted",
      "a sandbox refused a call that the monitor needs (seccomp or a security module); run `foreshock doctor "
      "-- COMMAND` inside it"},
-    {"rank_taken", "another live process has the same run id and rank; give each run an id of its own"},
+    {"rank_taken",
+     "another live process of this run trains as the same rank, and only the first one is followed: if it is "
+     "another training, give it a --run-id of its own; if it was forked by the first, start it by itself"},
     {"no_tmpfs", "the run directory is not on tmpfs; set FORESHOCK_DIR"},
 };
 
@@ -236,16 +239,19 @@ int RunDirectory::make_directory() const {
   return result;
 }
 
-bool RunDirectory::leave(const std::function<void()>& kill_agent) {
+bool RunDirectory::leave(const std::function<void()>& kill_agent, bool is_agent_stuck) {
   FileLock base_lock;
-  if (!base_lock.lock_within(base_ + "/lock", LOCK_EX, kBaseLockTimeoutMs)) return false;
+  if (!base_lock.lock_within(base_ + "/lock", LOCK_EX, is_agent_stuck ? 0 : kLeaveTimeoutMs)) {
+    if (is_agent_stuck && kill_agent != nullptr) kill_agent();
+    return false;
+  }
   run_lock_.release();
   // With this exclusive lock, no other launcher uses the directory; base_lock keeps others from entering it.
   FileLock launchers;
   if (!launchers.lock_within(path_ + "/run.lock", LOCK_EX, kProbeTimeoutMs) || has_live_segment(path_))
     return false;
   launchers.release();  // the launchers' own agent ends when none of them holds this lock
-  if (!has_service_ && !wait_for_agent_end(path_, kAgentEndTimeoutMs)) {
+  if (!has_service_ && !wait_for_agent_end(path_, is_agent_stuck ? 0 : kAgentEndTimeoutMs)) {
     if (kill_agent == nullptr) return false;
     kill_agent();
     if (!wait_for_agent_end(path_, kAgentDeathTimeoutMs)) return false;

@@ -50,8 +50,9 @@ class RunDirectory {
 
   // Releases run.lock. If no other `foreshock run` and no live trainer uses the directory, waits up to 5 s
   // for the agent's end, and removes the directory. If the agent does not end in time, calls `kill_agent` and
-  // waits for it one more second. Returns whether the directory has been removed.
-  bool leave(const std::function<void()>& kill_agent = nullptr);
+  // waits for it one more second. With `is_agent_stuck`, calls it at once. Returns whether the directory has
+  // been removed; if not, the agent removes it when it ends, or a later enter().
+  bool leave(const std::function<void()>& kill_agent = nullptr, bool is_agent_stuck = false);
 
   const std::string& path() const { return path_; }
 

@@ -5,6 +5,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+
+#include "cli/agent_client.h"
+#include "cli/files.h"
+#include "cli/process.h"
 #include "cli/run_dir.h"
 #include "tests/support/temporary_directory.h"
 
@@ -54,6 +59,37 @@ TEST(RunDirectory, TheLastToLeaveRemovesIt) {
   EXPECT_TRUE(std::filesystem::exists(second.path()));
   EXPECT_TRUE(second.leave());
   EXPECT_FALSE(std::filesystem::exists(second.path()));
+}
+
+// The launcher of a run whose agent.lock another process holds, and never lets go.
+TEST(RunDirectory, AtTheEndNobodyWaitsLongForALockThatAnotherProcessHolds) {
+  using Clock = std::chrono::steady_clock;
+  const TemporaryDirectory base;
+  RunDirectory directory;
+  ASSERT_EQ(directory.enter(base.path(), "run"), "");
+  FileLock agent_lock, base_lock;
+  ASSERT_TRUE(agent_lock.try_lock(directory.path() + "/agent.lock", LOCK_EX));
+  ExitExchange exchange;
+  ASSERT_EQ(exchange.reserve(directory.path()), "");
+  exchange.write_exit_status({}, 0);
+  SignalPasser signals;
+  AgentKeeper keeper(directory.path(), {"/bin/false"});
+  auto begin = Clock::now();
+  const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
+  EXPECT_EQ(answer.problem,
+            "no agent follows the run: another process holds " + directory.path() + "/agent.lock");
+  EXPECT_TRUE(answer.is_agent_stuck);
+  // It waits for 5 s, and for a summary of a live agent 30 s.
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(20));
+  ASSERT_TRUE(base_lock.try_lock(base.path() + "/lock", LOCK_EX));
+  begin = Clock::now();
+  bool was_killed = false;
+  EXPECT_FALSE(directory.leave([&] { was_killed = true; }, answer.is_agent_stuck));
+  EXPECT_TRUE(was_killed);
+  base_lock.release();
+  EXPECT_FALSE(directory.leave(nullptr, answer.is_agent_stuck));
+  // At most 0.1 s each for run.lock and agent.lock; without the argument 10 s and 5 s.
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(3));
 }
 
 TEST(RunDirectory, ALivingTrainerKeepsItsDirectory) {
