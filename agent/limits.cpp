@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 
 #include "detect/detector.h"
-#include "shadow/judgement.h"
 
 namespace foreshock {
 
@@ -24,28 +22,6 @@ double bias_limit(uint32_t tensor, DType dtype) {
   const DType known = is_floating(dtype) ? dtype : DType::kBf16;
   return std::ldexp(is_key_gradient(tensor) ? kBiasUlpKeys : kBiasUlp,
                     format_of(known).precision - format_of(DType::kBf16).precision);
-}
-
-bool is_written_out(std::string_view op) {
-  constexpr std::string_view kNames[] = {
-      "_scaled_dot_product_attention_math",  "foreshock::tap",
-      "foreshock::eager_attention",          "foreshock::megatron_attention",
-      "foreshock::x_transformers_attention", "foreshock::flex_attention"};
-  return std::ranges::any_of(kNames, [&](std::string_view name) { return op.starts_with(name); });
-}
-
-// Products are rounded, then multiplied by the scale and rounded, then the mask is added and the sum rounded.
-// Plain attention rounds once (noise_floor.cpp). Independent roundings add up by their squares.
-constexpr double kScoreRoundings = 3;
-
-void allow_for_operation(std::string_view op, SliceDeviation* deviation) {
-  if (!is_written_out(op)) return;
-  deviation->floor_bias = {};
-  std::optional<double>& ratio = deviation->fused_ratio;
-  if (ratio && deviation->deviation_ratio)
-    ratio = std::min(*ratio, *deviation->deviation_ratio / std::sqrt(kScoreRoundings));
-  else
-    ratio.reset();
 }
 
 DType dtype_named(std::string_view name) {

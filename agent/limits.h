@@ -11,8 +11,6 @@
 
 namespace foreshock {
 
-struct SliceDeviation;  // shadow/judgement.h
-
 // A JudgedTensor is 0 for out, 1 for grad_query, 2 for grad_key and 3 for grad_value; a pass is 0 for forward
 // and 1 for backward. So out and grad_query have the number of their pass: slices of query rows check these
 // two. Returns whether `tensor` is grad_key or grad_value: slices of key positions check those.
@@ -24,17 +22,6 @@ double ratio_limit(uint32_t tensor, DType dtype, uint64_t query_rows);
 
 // Returns the alarm limit of the bias, in ulp of the format.
 double bias_limit(uint32_t tensor, DType dtype);
-
-// Whether attention by this operation is, or may be, written out in operations of PyTorch: a seam of
-// eager.py, the math path, foreshock.tap. The names are those of the operations, with or without "_backward".
-bool is_written_out(std::string_view op);
-
-// Written-out attention rounds its weights, and its scores up to three times, and so is as wrong as plain
-// attention or more where this is worse than fused attention. Sets fused_ratio of such a slice, which decides
-// about alarms, to the smaller of the ratio to fused attention and of that to plain attention divided by the
-// root of 3; absent if either is. Removes floor_bias, without which a bias gives no alarm: rounded scores are
-// biased towards equal weights.
-void allow_for_operation(std::string_view op, SliceDeviation* deviation);
 
 // Returns the format with this name (name_of(DType)); kNone if there is none.
 DType dtype_named(std::string_view name);

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "agent/limits.h"
 #include "agent/rank_state.h"
 #include "agent/record_lines.h"
+#include "shadow/written_out.h"
 
 namespace foreshock {
 

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "agent/flagged.h"
-#include "agent/limits.h"
 #include "cli/commands.h"
 #include "cli/words.h"
 #include "lab/checkpoint.h"
@@ -27,6 +26,7 @@
 #include "shadow/judgement.h"
 #include "shadow/slice.h"
 #include "shadow/stored_slice.h"
+#include "shadow/written_out.h"
 
 namespace foreshock::cli {
 

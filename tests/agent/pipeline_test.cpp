@@ -5,7 +5,7 @@
 #include <cmath>
 #include <fstream>
 
-#include "agent/limits.h"
+#include "shadow/written_out.h"
 #include "tests/agent/segment_of_a_trainer.h"
 
 namespace foreshock {

@@ -1,0 +1,24 @@
+// Attention that its caller writes out in operations of PyTorch, and the errors that it may have.
+#ifndef FORESHOCK_SHADOW_WRITTEN_OUT_H_
+#define FORESHOCK_SHADOW_WRITTEN_OUT_H_
+
+#include <string_view>
+
+namespace foreshock {
+
+struct SliceDeviation;  // shadow/judgement.h
+
+// Whether attention by this operation is, or may be, written out in operations of PyTorch: a seam of
+// eager.py, the math path, foreshock.tap. The names are those of the operations, with or without "_backward".
+bool is_written_out(std::string_view op);
+
+// Written-out attention rounds its weights, and its scores up to three times, and so is as wrong as plain
+// attention or more where this is worse than fused attention. Sets fused_ratio of such a slice, which decides
+// about alarms, to the smaller of the ratio to fused attention and of that to plain attention divided by the
+// root of 3; absent if either is. Removes floor_bias, without which a bias gives no alarm: rounded scores are
+// biased towards equal weights.
+void allow_for_operation(std::string_view op, SliceDeviation* deviation);
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_SHADOW_WRITTEN_OUT_H_
