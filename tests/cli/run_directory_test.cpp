@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -90,6 +91,7 @@ TEST(RunDirectory, AtTheEndNobodyWaitsLongForALockThatAnotherProcessHolds) {
   EXPECT_FALSE(directory.leave(nullptr, answer.is_agent_stuck));
   // At most 0.1 s each for run.lock and agent.lock; without the argument 10 s and 5 s.
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(3));
+  sigprocmask(SIG_SETMASK, signals.original_mask(), nullptr);  // which the next test of this process needs
 }
 
 TEST(RunDirectory, ALivingTrainerKeepsItsDirectory) {
