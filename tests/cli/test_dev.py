@@ -355,6 +355,7 @@ def test_tests_that_found_no_device_say_so(dev, monkeypatch, capsys, reports, re
         return 0
 
     monkeypatch.setattr(dev, "ensure_system", lambda: None)
+    monkeypatch.setattr(dev, "ensure_ptxas", lambda: None)
     monkeypatch.setattr(dev, "run", run)
     monkeypatch.setattr(dev.sys, "argv", ["dev", "gpu-test"])
     assert dev.main() == 0

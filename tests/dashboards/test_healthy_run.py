@@ -10,7 +10,7 @@ from tiers import keep
 
 FROM = 200  # the sample at which faults begin
 # Attention that no hook sees, series that detectors had no room for: a healthy run has neither.
-ONLY_WHEN_UNWELL = {"foreshock_attention_unseen", "foreshock_precursor_series_dropped"}
+ONLY_WHEN_UNWELL = {"foreshock_attention_unseen", "foreshock_condition", "foreshock_precursor_series_dropped"}
 
 
 @needs["promtool"]
