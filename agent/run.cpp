@@ -187,10 +187,13 @@ void Run::save_watches(bool is_last) {
   facts_.save(*directory_);
 }
 
-// Starts to write the record's buffered lines, and creates or removes the file kRecordIncomplete.
 void Run::flush_record() {
   if (record_ == nullptr) return;
   record_->begin_flush();
+  note_record_problem();
+}
+
+void Run::note_record_problem() {
   const bool is_incomplete = record_->is_incomplete() || record_was_incomplete_;
   if (const std::string error = record_->take_error(); !error.empty()) {
     spdlog::error("{}", error);
@@ -548,8 +551,10 @@ void Run::write_summary(const LauncherExit& exit) {
   }
   note_findings();
   record_verdict(exit.launcher_id, exit.state);
-  if (record_ != nullptr)
+  if (record_ != nullptr) {
     summary["record_complete"] = record_->flush() && !record_->is_incomplete() && !record_was_incomplete_;
+    note_record_problem();  // first, since the launcher reads it when the summary is there
+  }
   summary["text"] = summary_text(input);
   if (directory_->write(summary_name(exit.launcher_id), text_of(summary, /*indent=*/2) + "\n"))
     exits_seen_.erase(exit.launcher_id);

@@ -200,7 +200,10 @@ class Run {
   std::vector<Condition> conditions() const;  // of the run, over all launchers and attempts
   int64_t last_step() const;                  // of any rank; -1: none has ended
   void save_watches(bool is_last = false);
-  void flush_record();
+  void flush_record();  // starts to write the record's buffered lines, and notes what is wrong with it
+  // Logs what is wrong with the record, and creates or removes the file kRecordIncomplete. The record must
+  // exist.
+  void note_record_problem();
   // Returns the input of the summary for the ranks of one launcher, or of all (0).
   SummaryInput summary_input(uint64_t launcher_id) const;
   // Returns the processes that a launcher started, or all (0), sorted by rank.

@@ -305,13 +305,15 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   // Restarts a dead agent and prints the address of each new agent. If another launcher with the same run id
   // started the agent, the agent may lack our --record or --save-flagged; lines say so.
   bool is_record_problem_said = false;
+  const auto say_record_problem = [&] {
+    if (record.empty() || is_record_problem_said) return;
+    const std::string problem = record_problem(directory.path());
+    if (!problem.empty()) say(problem);
+    is_record_problem_said = !problem.empty();
+  };
   const auto keep_agent = [&] {
     keeper.tick();
-    if (!record.empty() && !is_record_problem_said) {
-      const std::string problem = record_problem(directory.path());
-      if (!problem.empty()) say(problem);
-      is_record_problem_said = !problem.empty();
-    }
+    say_record_problem();
     const auto agent = keeper.new_address();
     if (!agent) return;
     const std::string port_note =
@@ -346,6 +348,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   // Consumes the Ctrl-C that has ended the command, so that this signal does not end the wait below.
   signals.interrupted_within(0);
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
+  say_record_problem();  // the agent may have found it with the last line only
   print_summary(answer, absolute(arguments.text(OptionId::kSummary)), record, is_record_problem_said,
                 off_lines(directory.path(), earlier, launcher_id()), directory.path());
   if (read_summary(answer.summary).has_ranks)
