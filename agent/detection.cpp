@@ -79,8 +79,7 @@ TensorFacts facts_of(const TensorLine& line) {
           .sample_elements = line.sample_elements,
           .sample_unmoved = line.sample_unmoved,
           .nonfinite = line.nonfinite_values,
-          .parts = line.parts,
-          .ranks = line.ranks};
+          .parts = line.parts};
 }
 
 OptimizerFacts facts_of(const OptimizerLine& line) {

@@ -97,11 +97,11 @@ inline constexpr size_t kRestartLosses = 16;
 inline constexpr double kRestartShare = 0.25;
 inline constexpr double kRestartSpread = 6;
 
-// Ranks that hold the same weights have the same loss in so many steps in a row, and in so many of these the
-// loss differs from that of the step before. Of batches that are drawn independently, two ranks have the same
-// loss with a probability q, and so have two steps of one rank (q may be 0.2 for losses in bf16). The rule
-// holds by chance in 64 steps with the probability q^64 P(at least 32 of 63 steps differ), which is largest
-// for q = 0.74: 1e-13.
+// Ranks whose weights are not divided have the same loss in so many steps in a row, and in so many of these
+// the loss differs from that of the step before. Of batches that are drawn independently, two ranks have the
+// same loss with a probability q, and so have two steps of one rank (q may be 0.2 for losses in bf16). The
+// rule holds by chance in 64 steps with the probability q^64 P(at least 32 of 63 steps differ), which is
+// largest for q = 0.74: 1e-13.
 inline constexpr uint64_t kSameLosses = 64;
 inline constexpr uint64_t kSameLossChanges = 32;
 
@@ -164,7 +164,7 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
      "loss and gradient norm are exactly 0 in 8 steps in a row", "8 steps",
      "check that the batches have labels that count"},
     {ConditionId::kSameLosses, "same_losses", ConditionKind::kLook, "",
-     "ranks that hold the same weights have the same loss, bit for bit, in 64 steps in a row",
+     "ranks whose weights are not divided have the same loss, bit for bit, in 64 steps in a row",
      "64 steps, and two looks at the weights",
      "check that each rank gets its own part of the data; equal losses are right if each rank computes the "
      "loss of all ranks' batches"},

@@ -8,9 +8,8 @@
 namespace foreshock {
 
 void SameLossRule::observe(const TensorFacts& facts) {
-  if (!facts.parts || !facts.ranks) return;
+  if (!facts.parts) return;
   is_divided_ = is_divided_ || *facts.parts > 1;
-  has_replicas_ = has_replicas_ || (*facts.parts == 1 && *facts.ranks > 1);
   if (first_tensor_.empty()) {
     first_tensor_ = facts.tensor;
     first_tensor_step_ = facts.step;
@@ -57,7 +56,7 @@ void SameLossRule::compare(int64_t step, double loss, double other, Rank* rank, 
 
 void SameLossRule::report(int64_t step, ConditionBoard* board) const {
   constexpr size_t kMostNamed = 4;
-  if (is_divided_ || !has_replicas_ || !has_all_looks_) return;
+  if (is_divided_ || !has_all_looks_) return;
   std::string names = std::to_string(ranks_.begin()->first);
   uint64_t same = 0;
   int64_t first = step;

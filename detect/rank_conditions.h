@@ -28,7 +28,7 @@ class SameLossRule {
     map_fields(state, ranks_, kMostRanks);
     state(first_tensor_);
     state(first_tensor_step_);
-    for (bool* flag : {&has_replicas_, &is_divided_, &has_all_looks_}) state(*flag);
+    for (bool* flag : {&is_divided_, &has_all_looks_}) state(*flag);
   }
 
  private:
@@ -63,8 +63,7 @@ class SameLossRule {
   std::map<int64_t, Rank> ranks_;
   std::string first_tensor_;
   int64_t first_tensor_step_ = -1;
-  // A tensor is held whole by several ranks; a tensor is divided between ranks; each tensor was looked at.
-  bool has_replicas_ = false, is_divided_ = false, has_all_looks_ = false;
+  bool is_divided_ = false, has_all_looks_ = false;  // a tensor is divided between ranks; each was looked at
 };
 
 }  // namespace foreshock

@@ -25,7 +25,7 @@ struct TensorFacts {
   // Values that are compared with the look before, and how many of these have the same bits.
   std::optional<uint64_t> sample_elements = {}, sample_unmoved = {};
   std::optional<uint64_t> nonfinite = {};
-  std::optional<uint64_t> parts = {}, ranks = {};  // different parts, and the ranks that hold one of them
+  std::optional<uint64_t> parts = {};  // different parts of the tensor, on different ranks
 };
 
 enum class GradientState : int { kUnknown, kPresent, kAbsent, kNotRequired };

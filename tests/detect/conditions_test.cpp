@@ -252,7 +252,7 @@ struct Job {
     for (int64_t n = first; n <= last + late; ++n) {
       if (n % 64 == 7 || n % 64 == 20)
         training.conditions.observe_tensor(
-            {.tensor = n % 64 == 7 ? "a" : "b", .step = n, .update_max = 1, .parts = parts, .ranks = 3});
+            {.tensor = n % 64 == 7 ? "a" : "b", .step = n, .update_max = 1, .parts = parts});
       if (n <= last) {
         losses.push_back(loss_of());
         training.step({.step = n, .loss = losses.back(), .is_local_loss = true}, 0);
