@@ -228,13 +228,12 @@ std::map<std::string, std::string> facts_of_slot(const segment::Slot& slot) {
 void add_facts_of_rank(const segment::Slot& slot, const RankStatistics& rank,
                        std::map<std::string, std::string>* facts) {
   const segment::Identity& id = rank.identity;
-  const auto op = static_cast<size_t>(slot.op);
   (*facts)["run"] = rank.run;
   (*facts)["rank"] = std::to_string(id.rank);
   (*facts)["attempt"] = std::to_string(id.attempt);
   (*facts)["host"] = segment::text_of(id.host);
   (*facts)["framework"] = segment::text_of(id.framework);
-  (*facts)["op"] = slot.op >= 0 && op < rank.ops.size() ? segment::text_of(rank.ops[op].name) : "";
+  (*facts)["op"] = rank.operation_of(slot);
   (*facts)["instruction_set"] = reference_target_name();
   (*facts)["foreshock_version"] = FORESHOCK_VERSION;
   (*facts)["reference_version"] = std::to_string(kReferenceVersion);

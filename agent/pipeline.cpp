@@ -267,8 +267,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
   if (rank->ops.size() <= static_cast<size_t>(std::max(slot.op, 0))) rank->ops = segment.ops();
   if (lacks_label(slot, *rank)) set_layer_names(segment.layers(), rank);
   const LayerOfCall layer = layer_of(slot, *rank);
-  const bool is_registered = slot.op >= 0 && static_cast<size_t>(slot.op) < rank->ops.size();
-  const std::string op = is_registered ? segment::text_of(rank->ops[slot.op].name) : "";
+  const std::string op = rank->operation_of(slot);
   if (slot.columns == 1) {
     const KeyColumns columns = columns_of(ready.view);
     if (!is_valid(columns)) return segment.consume_lost(ready, segment::Lost::kUnsupported);

@@ -224,6 +224,11 @@ void RankStatistics::note_event(const char* what, int64_t step, const std::strin
   if (events.size() > kMostEvents) events.pop_front();
 }
 
+std::string RankStatistics::operation_of(const segment::Slot& slot) const {
+  const bool is_registered = slot.op >= 0 && static_cast<size_t>(slot.op) < ops.size();
+  return is_registered ? segment::text_of(ops[static_cast<size_t>(slot.op)].name) : "";
+}
+
 uint64_t RankStatistics::calls(uint32_t wanted_pass) const {
   uint64_t sum = 0;
   for (size_t op = 0; op < ops.size(); ++op)

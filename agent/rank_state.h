@@ -396,6 +396,7 @@ struct RankStatistics {
   // Returns the layer with this label, created if missing, or null if there are too many layers.
   LayerStatistics* layer_of(const std::string& label);
   void note_event(const char* what, int64_t step, const std::string& layer, std::optional<double> value);
+  std::string operation_of(const segment::Slot& slot) const;  // its name; "": not registered
   uint64_t calls(uint32_t wanted_pass) const;
   uint64_t in_flight(uint32_t wanted_pass) const;  // samples that wait for their check
   // Whether enough steps have passed to conclude that the hooks do not see this model's attention.

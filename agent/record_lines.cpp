@@ -84,8 +84,7 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
   line.call = slot.call;
   line.pass = segment::kPassNames[slot.pass];
   line.tensor = kJudgedTensorNames[static_cast<size_t>(deviation.tensor)];
-  if (slot.op >= 0 && static_cast<size_t>(slot.op) < rank.ops.size())
-    line.op = segment::text_of(rank.ops[static_cast<size_t>(slot.op)].name);
+  line.op = rank.operation_of(slot);
   line.layer = layer.label;
   line.layer_name = layer.name;
   line.layer_source = layer.source;
