@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
+#include <numeric>
 
 #include "agent/rank_state.h"
 #include "agent/record_lines.h"
@@ -255,16 +257,39 @@ void Pipeline::record_weights(const std::vector<TensorSnapshot>& done, RankStati
   for (const PoolSnapshot& pool : pools) record_->write(model_line(rank->run, pool));
 }
 
+namespace {
+
+// Reads what the trainer has counted, and the names of what it has counted. Neither operations nor calls ever
+// become fewer; if they do, another process has changed the file. If it was truncated, what was read before
+// is kept.
+void read_counts(const SegmentReader& segment, RankStatistics* rank) {
+  std::vector<segment::Op> ops = segment.ops();
+  const segment::Totals totals = segment.totals();
+  const auto all_calls = [](const segment::Totals& of) {
+    return std::accumulate(std::begin(of.calls), std::end(of.calls), uint64_t{0});
+  };
+  const uint64_t calls = all_calls(totals), calls_before = all_calls(rank->totals);
+  const bool has_fewer_ops = ops.size() < rank->ops.size();
+  rank->is_damaged = rank->is_damaged || has_fewer_ops || calls < calls_before;
+  if (has_fewer_ops || (calls == 0 && calls_before > 0)) return;
+  rank->ops = std::move(ops);
+  rank->totals = totals;
+  rank->unseen = segment.unseen_names();
+  rank->coverage = segment.coverage();
+}
+
+}  // namespace
+
 void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& ready, RankStatistics* rank) {
   const segment::Slot& slot = ready.view.header;
   if (ready.why != nullptr) {
-    ++rank->refused_slots;
-    return segment.consume_lost(ready, segment::Lost::kRefused);
+    rank->refused_slots += ready.lost_as == segment::Lost::kRefused;
+    return segment.consume_lost(ready, ready.lost_as);
   }
   const double begin = thread_cpu_seconds();
   // If the trainer has registered the operation of this call, or labelled its layer, after the last
   // refresh(), reads the list again.
-  if (rank->ops.size() <= static_cast<size_t>(std::max(slot.op, 0))) rank->ops = segment.ops();
+  if (rank->ops.size() <= static_cast<size_t>(std::max(slot.op, 0))) read_counts(segment, rank);
   if (lacks_label(slot, *rank)) set_layer_names(segment.layers(), rank);
   const LayerOfCall layer = layer_of(slot, *rank);
   const std::string op = rank->operation_of(slot);
@@ -334,14 +359,13 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
   // Reads the trainer's lock before the counters: if it is free, the trainer has stored its last counts.
   rank->alive = segment.is_locked();
   refresh_identity(segment, rank);
-  rank->ops = segment.ops();
-  rank->unseen = segment.unseen_names();
-  rank->coverage = segment.coverage();
+  read_counts(segment, rank);
   record_skips(rank);
-  rank->totals = segment.totals();
   rank->tensors = segment.tensor_ring();
   rank->steps = segment.steps_consumed();
   rank->steps_lost = segment.steps_lost();
+  rank->steps_damaged = segment.steps_damaged();
+  rank->is_damaged = rank->is_damaged || !segment.is_intact() || rank->coverage.writes_failed > 0;
   if (rank->last_step.sequence == 0) rank->last_step = segment.last_step();  // read by an earlier agent
   rank->switched_on = segment.switched_on();
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
@@ -398,6 +422,14 @@ void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
   }
   for (const SegmentReader::Ready& torn : segment.torn()) segment.consume_lost(torn, segment::Lost::kTorn);
   refresh(segment, rank);
+  // A trainer that was killed may have counted a slice that it had not begun to write. Of a damaged file,
+  // slices are missing too.
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
+    const uint64_t missing = rank->in_flight(pass);
+    const segment::Lost reason = rank->is_damaged ? segment::Lost::kDamaged : segment::Lost::kTorn;
+    segment.count_lost(pass, reason, missing);
+    rank->lost[pass][static_cast<uint32_t>(reason)] += missing;
+  }
 }
 
 // Passes a change of a detector's level to the adviser, which makes the advice for the training script. The

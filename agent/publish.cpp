@@ -110,12 +110,10 @@ void publish_counts(const RankStatistics& rank, RankWriter& series) {
       series.set(Metric::kAttentionSkippedTotal, rank.totals.skipped[pass][reason], name,
                  segment::kSkipReasonNames[reason]);
     for (uint32_t reason = 0; reason < segment::kLostReasons; ++reason)
-      // kAgentAbsent is never counted: without an agent, slices wait for the next agent.
-      if (reason != static_cast<uint32_t>(segment::Lost::kAgentAbsent))
-        series.set(Metric::kAttentionLostTotal, rank.lost[pass][reason], name,
-                   segment::kLostReasonNames[reason]);
+      series.set(Metric::kAttentionLostTotal, rank.lost[pass][reason], name,
+                 segment::kLostReasonNames[reason]);
   }
-  series.set(Metric::kNoAttentionSeen, uint64_t{rank.no_attention_seen()});
+  series.set(Metric::kNoAttentionSeen, uint64_t{rank.no_attention_seen() && !rank.is_damaged});
   series.clear(Metric::kAttentionUnseen);
   for (const segment::UnseenName& unseen : rank.unseen)
     series.set(Metric::kAttentionUnseen, uint64_t{1}, segment::text_of(unseen.name),
@@ -434,7 +432,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"attention", {{"forward", pass_summary(rank, 0)}, {"backward", pass_summary(rank, 1)}}},
       {"key_gradients", keys_summary(rank)},
       {"slots", {{"given", rank.identity.slots_given}, {"wanted", rank.identity.slots_wanted}}},
-      {"no_attention_seen", rank.no_attention_seen()},
+      {"no_attention_seen", rank.no_attention_seen() && !rank.is_damaged},  // a damaged file shows nothing
       {"attention_unseen", unseen_json(rank)},
       {"attention_coverage", coverage_json(rank)},
       {"parameters_unnamed", rank.coverage.parameters_unnamed},

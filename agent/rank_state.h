@@ -318,7 +318,11 @@ struct RankStatistics {
   std::map<std::string, uint64_t> slices_without_layer;  // slices of query rows, by LayerOfCall::source
   uint64_t layers_judged[segment::kPasses] = {};         // named layers with a checked slice
 
-  uint64_t steps = 0, steps_lost = 0;  // steps read, and steps overwritten before they were read
+  uint64_t steps = 0, steps_lost = 0;  // steps read, and steps overwritten before they were read, or damaged
+  uint64_t steps_damaged = 0;          // of steps_lost: damaged ones that this agent has met
+  // Another process has truncated the segment or written into its header, or the trainer could not write into
+  // it.
+  bool is_damaged = false;
   // Number of new trainings and loaded checkpoints: how often the step number fell or the optimizer changed.
   uint64_t step_restarts = 0;
   segment::StepRecord last_step = {};  // its `sequence` is 0 before the first step

@@ -178,7 +178,8 @@ std::string gap_entries(const AttentionInventory& layers, const PassTotals (&pas
 
 std::string attention_entries(const Ranks& ranks, const AttentionInventory& layers,
                               const PassTotals (&passes)[2]) {
-  if (passes[0].calls + passes[1].calls == 0) return entry("attention", "no call seen");
+  if (passes[0].calls + passes[1].calls == 0)
+    return entry("attention", passes[0].is_damaged ? "unknown" : "no call seen");
   std::string out;
   if (passes[0].ratio || passes[1].ratio)
     out = entry("attention", "mean error " + ratio_text(passes[0].ratio) + " forward, " +
@@ -494,7 +495,7 @@ void add_attention_notes(const Ranks& ranks, const AttentionInventory& layers, c
     notes->emplace_back("no attention", counted(layers.other_mixers, "module is", "modules are") +
                                             " linear attention or state space, which is not checked: " +
                                             printable(layers.mixer_names));
-  const bool saw_no_call = passes[0].calls + passes[1].calls == 0;
+  const bool saw_no_call = passes[0].calls + passes[1].calls == 0 && !passes[0].is_damaged;
   // If attention that no hook sees is known to have run, add_coverage_notes() names it.
   const bool is_named_elsewhere = std::any_of(ranks.begin(), ranks.end(), [](auto* rank) {
     return std::any_of(rank->unseen.begin(), rank->unseen.end(), [](const segment::UnseenName& name) {
@@ -659,13 +660,37 @@ void add_detector_notes(const Ranks& ranks, Notes* notes) {
   }
 }
 
+// Names what another process has damaged in the segments: "3 slices and 12 steps, and the file of rank 0;
+// ...".
+std::string damaged_text(const Ranks& ranks) {
+  const uint64_t slices = sum_over(ranks, [](const RankStatistics& rank) {
+    constexpr auto kDamaged = static_cast<uint32_t>(segment::Lost::kDamaged);
+    return rank.lost[0][kDamaged] + rank.lost[1][kDamaged];
+  });
+  const uint64_t steps = sum_over(ranks, [](const RankStatistics& rank) { return rank.steps_damaged; });
+  std::string text;
+  if (slices > 0) text = counted(slices, "slice", "slices");
+  if (steps > 0) text += (text.empty() ? "" : ", ") + counted(steps, "step", "steps");
+  for (const RankStatistics* rank : ranks)
+    if (rank->is_damaged)
+      text +=
+          (text.empty() ? "the file of rank " : ", the file of rank ") + std::to_string(rank->identity.rank);
+  return text.empty() ? ""
+                      : text +
+                            ": another process has changed the segment, or the trainer could not write into "
+                            "it. What is damaged is not judged";
+}
+
 void add_agent_notes(const SummaryInput& input, Notes* notes) {
   const Ranks& ranks = input.ranks;
   if (input.processes_left_out > 0)
     notes->emplace_back("left out",
                         counted(input.processes_left_out, "earlier process", "earlier processes") +
                             " of this run: it started too many");
-  const uint64_t lost = sum_over(ranks, [](const RankStatistics& rank) { return rank.steps_lost; });
+  if (const std::string damaged = damaged_text(ranks); !damaged.empty())
+    notes->emplace_back("damaged", damaged);
+  const uint64_t lost =
+      sum_over(ranks, [](const RankStatistics& rank) { return rank.steps_lost - rank.steps_damaged; });
   if (lost > 0)
     notes->emplace_back("not read", grouped(lost) + " of " +
                                         counted(sum_over(ranks, steps_of), "step", "steps") +

@@ -19,6 +19,8 @@ PassTotals totals_of(const Ranks& ranks, uint32_t pass) {
     for (uint32_t n = 0; n < segment::kLostReasons; ++n)
       totals.lost[segment::kLostReasonNames[n]] += rank->lost[pass][n];
     totals.is_compared = totals.is_compared || mean_of(statistics.relative_error_mean).has_value();
+    totals.is_damaged = totals.is_damaged || rank->is_damaged || rank->steps_damaged > 0 ||
+                        rank->lost[pass][static_cast<uint32_t>(segment::Lost::kDamaged)] > 0;
     ratio.add(mean_of(statistics.fused_ratio), rank->judged[pass]);
   }
   totals.ratio = ratio.value();

@@ -22,6 +22,7 @@ struct PassTotals {
   std::map<std::string, uint64_t> skipped, lost;  // by reason
   std::optional<double> ratio;  // mean error / error of fused attention, in each rank's last 64 values
   bool is_compared = false;     // an output was compared (of calls with dropout only the scores are compared)
+  bool is_damaged = false;      // slices, steps or the file of a rank are damaged
 };
 
 class WeightedMean {

@@ -33,7 +33,7 @@ constexpr Value kSkippedSteps[] = {"overflow"};
 constexpr Value kSkipReasons[] = {"budget",  "ring_full", "dropout",       "capture",   "nested",
                                   "fp8",     "mask",      "layout",        "too_large", "off",
                                   "unknown", "device",    "device_memory", "set_up"};
-constexpr Value kLostReasons[] = {"torn", "refused", "unsupported"};
+constexpr Value kLostReasons[] = {"torn", "damaged", "refused", "unsupported"};
 constexpr Value kCoverageSources[] = {"none", "graphs", "kernels"};
 constexpr Value kKernelCountStateNames[] = {"waiting", "counting", "done",   "no_library",
                                             "taken",   "profiler", "refused"};

@@ -176,10 +176,11 @@ class PerContext {
   int fail() { return skip_reason_ = FORESHOCK_SKIP_DEVICE; }
 
   // The object's stream writes marker() to a word in host memory after the work of set-up. Bit 63 keeps it
-  // apart from other values of the word. has_written_marker() returns whether it has been written.
+  // apart from other values of the word. has_written_marker() returns whether it has been written; load()
+  // reads the word, and is not called any more once it was.
   uint64_t marker() const { return uint64_t{1} << 63 | context_id_; }
-  bool has_written_marker(uint64_t& word) {
-    if (!is_ready_) is_ready_ = std::atomic_ref<uint64_t>(word).load(std::memory_order_acquire) == marker();
+  bool has_written_marker(const auto& load) {
+    if (!is_ready_) is_ready_ = load() == marker();
     return is_ready_;
   }
 
@@ -242,7 +243,7 @@ class Fatbin {
 
 // Allocates memory on a device for slices on their way to slots of the segment (host memory), and frees it in
 // the order of allocation. After copying a slice, the stream stores a sequence word into the slice's slot.
-// The host reads this word to find out that the slice's memory is free. Thread-compatible.
+// Once the host has read it back (SegmentWriter::read_back), the slice's memory is free. Thread-compatible.
 class StagingRing {
  public:
   // Limit of slices in the ring. Each slice has at least one slot of the segment.

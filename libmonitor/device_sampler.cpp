@@ -97,18 +97,22 @@ cuda::Address DeviceState::progress_on_device() const {
   return progress_ + offsetof(segment::Progress, by_device) + sizeof(uint64_t) * static_cast<size_t>(index_);
 }
 
-// Makes two regions of the segment, the progress words and the slots, accessible to the device. Each begins
-// on a page of its own. Memory that another device has pinned is pinned for this device too.
+// Makes two regions of the file, the progress words and the slots, accessible to the device. Each begins on a
+// page of its own. Memory that another device has pinned is pinned for this device too. A pinned page stays
+// where it is when the file is truncated, so the device always has it. Of a file that was truncated before,
+// pages cannot be pinned, and the driver says so.
 bool DeviceState::pin_segment() {
   const DriverApi& driver = *setting_.driver;
-  const auto pin = [&driver](void* begin, uint64_t bytes, cuda::Address* address) {
+  const segment::SegmentWriter& writer = *setting_.writer;
+  const auto pin = [&](const void* in_image, uint64_t bytes, cuda::Address* address) {
+    void* begin = writer.device_memory(in_image);
     const cuda::Result result =
         driver.mem_host_register(begin, bytes, cuda::kRegisterPortable | cuda::kRegisterDeviceMap);
     return (ok(result) || result == cuda::kAlreadyRegistered) &&
            ok(driver.mem_host_get_device_pointer(address, begin, 0));
   };
-  return pin(setting_.writer->progress(), sizeof(segment::Progress), &progress_) &&
-         pin(setting_.writer->slot_region(), setting_.writer->slot_region_bytes(), &slots_);
+  return writer.map_for_devices() && pin(writer.progress(), sizeof(segment::Progress), &progress_) &&
+         pin(writer.slot_region(), writer.slot_region_bytes(), &slots_);
 }
 
 int DeviceState::try_set_up() {
@@ -151,7 +155,22 @@ int DeviceState::try_set_up() {
   return -1;
 }
 
-bool DeviceState::is_ready() { return has_written_marker(setting_.writer->progress()->by_device[index_]); }
+bool DeviceState::is_ready() {
+  return has_written_marker([this] {
+    setting_.writer->read_back_progress();
+    return segment::word(setting_.writer->progress()->by_device[index_]).load(std::memory_order_acquire);
+  });
+}
+
+// Copies what the device has stored for slices that were on their way from the file into the image.
+void DeviceState::read_back() {
+  times_.for_each_slot([this](segment::Slot* slot) { setting_.writer->read_back(slot); });
+}
+
+CopyTiming::Spent DeviceState::take_spent() {
+  if (setting_.writer != nullptr) read_back();
+  return times_.take();
+}
 
 // A part takes no more bytes of the ring than of its slot (see kTimesAndSequenceBytes), except that its bytes
 // in the ring are rounded up to a multiple of kAlign.
@@ -204,16 +223,16 @@ bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
   const DriverApi& driver = *setting_.driver;
   cuda::Address part_begin = memory_ + range_.offset;
   for (uint32_t part = 0; part < claimed.parts(); ++part) {
-    segment::Slot* slot = claimed.slots[part];
+    char* slot = setting_.writer->device_memory(claimed.slots[part]);  // never touched by the host
     const segment::Slot header = claimed.header(part);
     const PayloadRange range = payloads_of(header);
-    if (!ok(driver.memcpy_dtoh_async(reinterpret_cast<char*>(slot) + range.begin,
-                                     part_begin + before_payloads(header), range.end - range.begin,
-                                     stream_)) ||
-        !ok(driver.memcpy_dtoh_async(&slot->device_begin_ns, part_begin, 2 * sizeof(uint64_t), stream_)) ||
+    if (!ok(driver.memcpy_dtoh_async(slot + range.begin, part_begin + before_payloads(header),
+                                     range.end - range.begin, stream_)) ||
+        !ok(driver.memcpy_dtoh_async(slot + offsetof(segment::Slot, device_begin_ns), part_begin,
+                                     2 * sizeof(uint64_t), stream_)) ||
         (header.packed != segment::kNotPacked &&
-         !ok(driver.memcpy_dtoh_async(&slot->told, part_begin + kSequenceOffset, sizeof slot->told,
-                                      stream_))))
+         !ok(driver.memcpy_dtoh_async(slot + offsetof(segment::Slot, told), part_begin + kSequenceOffset,
+                                      sizeof header.told, stream_))))
       return false;
     part_begin += bytes_of_part(header);
   }
@@ -233,9 +252,10 @@ int DeviceState::send(const ValidatedCall& call, const Slice& slice, const Claim
                       cuda::Stream stream) {
   uint64_t bytes = 0;
   for (uint32_t part = 0; part < claimed.parts(); ++part) bytes += bytes_of_part(claimed.header(part));
+  read_back();  // ring_ frees the memory of slices that have arrived
   if (!ring_.find(bytes, &range_)) return FORESHOCK_SKIP_RING_FULL;
   if (!gather(call, slice, claimed, stream)) return fail();
-  setting_.writer->leave_to_device(claimed.ticket, claimed.parts());
+  setting_.writer->leave_to_device(claimed.slots, claimed.ticket, claimed.parts());
   // Returns -1 even if this fails. With a reason, the caller would give the slots back, but the device may
   // still write to them.
   if (!copy_and_publish(claimed)) fail();

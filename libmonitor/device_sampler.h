@@ -23,7 +23,8 @@ namespace foreshock {
 
 // Measures how long gathers (the kernels that copy slices) took on the trainer's stream. A device writes
 // their times into the slot before the sequence word that publishes the slot. This class remembers the slots
-// until their times can be read. It reads only host memory and never waits. Thread-compatible.
+// until their times can be read. It reads the image of the segment, into which read_back() of the segment's
+// writer copies what a device has stored, and never waits. Thread-compatible.
 class CopyTiming {
  public:
   // Remembers a slice whose gathers were launched. It has `parts` slots; slot n has ticket `ticket` + n.
@@ -33,6 +34,10 @@ class CopyTiming {
     uint64_t ns = 0;
     uint32_t slices = 0;
   };
+  // Calls visit(Slot*) for each slot that is remembered.
+  void for_each_slot(const auto& visit) const {
+    for (uint32_t n = 0; n < count_; ++n) visit(expected_[n].slot);
+  }
   // Returns the sum over the slices that have arrived since the last call. If a slot was reused before its
   // time was read, the last time that could be read is counted instead.
   Spent take();
@@ -105,9 +110,10 @@ class DeviceState : public PerContext {
 
   // Returns the time that gathers took on the trainer's stream, for gathers that have ended since the last
   // call. May be called in any context.
-  CopyTiming::Spent take_spent() { return times_.take(); }
+  CopyTiming::Spent take_spent();
 
  private:
+  void read_back();
   int try_set_up();
   bool pin_segment();
   bool gather(const ValidatedCall& call, const Slice& slice, const ClaimedSlice& claimed,

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstring>
 #include <iterator>
 
 #include "libmonitor/monitor.h"
@@ -18,11 +19,9 @@ using foreshock::g_process;
 namespace {
 
 // While the hot word equals t_quiet_state, the monitor is armed and on, and the step is not sampled. This
-// thread then only counts its calls, in t_block, the block that has this thread's counters, and in t_copy,
-// its copy in the segment.
+// thread then only counts its calls, in t_block, the block that has this thread's counters.
 thread_local uint32_t t_quiet_state = ~0u;  // ~0: not set yet
 thread_local foreshock::segment::ThreadBlock* t_block = nullptr;
-thread_local foreshock::segment::ThreadBlock* t_copy = nullptr;
 
 // Whether the struct is present and has the layout of this hook.h. If not, only its first fields may be read.
 template <class T>
@@ -31,10 +30,9 @@ bool is_readable(const T* argument) {
 }
 
 // Does what Counting::add() does for a block that no other thread counts in, without its branches.
-inline void count_quietly(uint64_t& counter, uint64_t& copied) {
+inline void count_quietly(uint64_t& counter) {
   const uint64_t next = std::atomic_ref<uint64_t>(counter).load(std::memory_order_relaxed) + 1;
   std::atomic_ref<uint64_t>(counter).store(next, std::memory_order_relaxed);
-  std::atomic_ref<uint64_t>(copied).store(next, std::memory_order_relaxed);
 }
 
 // Returns whether the call is sampled. Prepares the fast path of this thread if the step is not. Not inlined,
@@ -46,12 +44,25 @@ __attribute__((noinline)) int enter_slowly(int32_t op, uint32_t flags) {
   const uint32_t quiet = generation | foreshock::kHotArmed;
   if (g_process.hot() != quiet) return is_sampled;
   const foreshock::Counting counting = g_process.counting();
-  if (counting.shared || counting.copy == nullptr)
-    return is_sampled;  // other threads use the block too; the fast path is not atomic
+  if (counting.shared) return is_sampled;  // other threads use the block too; the fast path is not atomic
+  // The first calls all take the slow path, which reads the clock: a program may make only a few, long ones.
+  if (counting.block->all_calls < foreshock::kCallsPerClockRead) return is_sampled;
   t_block = counting.block;
-  t_copy = counting.copy;
   t_quiet_state = quiet;
   return is_sampled;
+}
+
+// Reads the control file until two reads in a row have found the same advice: the agent may be writing it.
+// Returns false if it does not settle.
+bool read_settled_control(foreshock::segment::Control* control) {
+  constexpr int kMostReads = 64;
+  foreshock::segment::Control before;
+  g_process.writer().read_control(&before);
+  for (int reads = 1; reads < kMostReads; ++reads, before = *control) {
+    g_process.writer().read_control(control);
+    if (std::memcmp(&before.advice, &control->advice, sizeof before.advice) == 0) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -65,13 +76,22 @@ int foreshock_enabled(void) {
   return (hot & foreshock::kHotArmed) != 0 && (hot & foreshock::kHotPaused) == 0;
 }
 
-void foreshock_off(const char* reason) { g_process.off(reason != nullptr ? reason : "asked"); }
+// What was counted before is in the segment when this returns. An empty reason is not reported.
+void foreshock_off(const char* reason) {
+  if ((g_process.hot() & foreshock::kHotArmed) != 0) {
+    g_process.writer().publish_threads();
+    g_process.writer().publish_facts();
+  }
+  g_process.off(reason != nullptr ? reason : "asked");
+}
 
 int foreshock_read_advice(foreshock_advice* advice) {
   if (!is_readable(advice)) return 0;
   if ((g_process.hot() & foreshock::kHotArmed) == 0) return 0;
   foreshock_advice latest = {};
-  if (!foreshock::read_advice(*g_process.writer().control(), &latest)) return 0;
+  foreshock::segment::Control control;
+  if (!read_settled_control(&control) || !foreshock::read_advice(control, &latest)) return 0;
+  g_process.writer().refresh_control();  // for steps_ahead()
   latest.size = advice->size;
   latest.version = advice->version;
   latest.age_steps = g_process.writer().steps_ahead();  // step records that the agent has not consumed yet
@@ -84,13 +104,14 @@ int32_t foreshock_register_op(const char* name, uint32_t pass) { return g_proces
 int foreshock_attention_enter(int32_t op, uint32_t flags) {
   const uint32_t hot = g_process.hot();
   if (hot == t_quiet_state && static_cast<uint32_t>(op) < foreshock::segment::kMaxOps) [[likely]] {
-    foreshock::segment::ThreadBlock &block = *t_block, &copy = *t_copy;
-    // Every kCallsPerSwitchRead-th call takes the slow path, which reads whether the monitor has been paused.
-    if (block.calls[op] % foreshock::kCallsPerSwitchRead != foreshock::kCallsPerSwitchRead - 1) [[likely]] {
+    foreshock::segment::ThreadBlock& block = *t_block;
+    // Every kCallsPerClockRead-th call takes the slow path, which writes the counts into the segment if the
+    // last write was long ago, and reads whether the monitor has been paused.
+    if (block.calls[op] % foreshock::kCallsPerClockRead != foreshock::kCallsPerClockRead - 1) [[likely]] {
       const uint32_t pass = g_process.pass_of(op);
-      count_quietly(block.calls[op], copy.calls[op]);
-      count_quietly(block.all_calls, copy.all_calls);
-      count_quietly(block.unsampled[pass], copy.unsampled[pass]);
+      count_quietly(block.calls[op]);
+      count_quietly(block.all_calls);
+      count_quietly(block.unsampled[pass]);
       return 0;
     }
   }

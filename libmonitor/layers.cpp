@@ -1,6 +1,6 @@
 // Maps parameters to layers with a hash table that other threads read without a lock, and publishes the
-// gradient norm of each layer. A layer has a label ("003") and a name ("blocks.3"). The segment gets a copy
-// of each value and is never read, since other processes of the user may write it.
+// gradient norm of each layer. A layer has a label ("003") and a name ("blocks.3"). The image of the segment
+// gets a copy of each value (SegmentWriter::publish_facts() writes it into the file).
 #include "libmonitor/layers.h"
 
 #include <bit>
@@ -22,7 +22,7 @@ uint32_t bucket_of(const void* identity, uint32_t buckets) {
 }
 
 template <class T>
-void store(T& word, T value) {  // atomically, since the agent reads the records at the same time
+void store(T& word, T value) {  // atomically, since publish_facts() may load them at the same time
   std::atomic_ref<T>(word).store(value, std::memory_order_relaxed);
 }
 

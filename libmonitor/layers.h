@@ -18,8 +18,8 @@ namespace foreshock {
 // needed.
 class LayerTable {
  public:
-  // From now on publishes layers in `published`, the kMaxLayers entries of a new segment (the memory shared
-  // with the agent). Keeps the layers that were named after use_early_layers(), and forgets all others.
+  // From now on publishes layers in `published`, the kMaxLayers entries of the image of a new segment. Keeps
+  // the layers that were named after use_early_layers(), and forgets all others.
   void attach(segment::Layer* published);
   // Called before name() while this process has no segment of its own (also in a forked child). Forgets the
   // layers of an earlier segment. The layers that are named afterwards are kept for the next attach().
@@ -80,8 +80,8 @@ class LayerTable {
   MmapBuffer table_memory_;
   std::atomic<Entry*> entries_{nullptr};  // array of kBuckets in table_memory_
   Phase phase_ = Phase::kNone;
-  segment::Layer records_[segment::kMaxLayers] = {};  // the present layers
-  segment::Layer* published_ = nullptr;               // their copies in the segment, which are never read
+  segment::Layer records_[segment::kMaxLayers] = {};        // the present layers
+  segment::Layer* published_ = nullptr;                     // their copies in the image of the segment
   std::atomic<bool> is_partial_[segment::kMaxLayers] = {};  // the table had no space for a parameter of it
   uint32_t layers_ = 0;                                     // number of layers
   uint32_t last_found_ = 0;  // the layer found last; find_label() tries it first, as names come by layer

@@ -2,8 +2,8 @@
 // sampled. A slice, the copied part of a call, has a few query rows with all keys, or a few key positions
 // (columns) with all query rows. `g_process` (process.h) holds the segment (the memory shared with the agent
 // process), the settings, and the hot word: flags (kHot...) that every attention call reads first. `control`
-// is the file with which the agent sets the sampling. Locks are only tried (TryLock): if another thread holds
-// a lock, the function leaves out the work that needs the lock.
+// is the last copy of the file with which the agent sets the sampling. Locks are only tried (TryLock): if
+// another thread holds a lock, the function leaves out the work that needs the lock.
 #include "libmonitor/monitor.h"
 
 #include <algorithm>
@@ -195,11 +195,20 @@ void Monitor::advance(const EndedStep& ended) {
   next_step_.store(ended.record.step + 1, std::memory_order_relaxed);
 }
 
+// Reads the control file if it was last read `age_ns` or more before `now_ns`.
+void Monitor::refresh_control(uint64_t now_ns, uint64_t age_ns) {
+  const uint64_t last = control_read_ns_.load(std::memory_order_relaxed);
+  if (now_ns < last + age_ns) return;
+  control_read_ns_.store(now_ns, std::memory_order_relaxed);
+  g_process.writer().refresh_control();
+}
+
 // Called by the first forward call after a step has ended. Decides whether the step that begins is sampled.
 void Monitor::begin_step() {
   TryLock lock(clock_busy_);
   if (!lock) return;
   const int64_t step = next_step_.load(std::memory_order_relaxed);
+  refresh_control(monotonic_ns(), is_due(step) ? 0 : kControlAgeNs);
   g_process.clear_bits(kHotTickPending | kHotSampledStep | kHotNoBudget);
   step_.store(step, std::memory_order_relaxed);
   interval_.store(interval_at(step), std::memory_order_relaxed);  // is_due() reads it
@@ -245,12 +254,27 @@ bool Monitor::is_due(int64_t step) const {
 
 // -- attention --
 
+// Writes the counts of all threads into the segment if they were not written for kCountsAgeNs. A program
+// without steps is thus seen while it runs. Reads the clock in one of kCallsPerClockRead calls, and in the
+// first ones.
+void Monitor::publish_old_counts(const Counting& counting, int32_t op) {
+  const uint64_t calls = std::atomic_ref<uint64_t>(counting.block->calls[op]).load(std::memory_order_relaxed);
+  if (calls > kCallsPerClockRead && calls % kCallsPerClockRead != kCallsPerClockRead - 1) return;
+  const uint64_t now = clock_ns(CLOCK_MONOTONIC_COARSE);
+  uint64_t last = counts_written_ns_.load(std::memory_order_relaxed);
+  if (now < last + kCountsAgeNs || !counts_written_ns_.compare_exchange_strong(last, now)) return;
+  g_process.writer().publish_threads();
+  g_process.writer().publish_facts();
+}
+
 void Monitor::count_call(const Counting& counting, int32_t op) {
   counting.add_call(op);
   // Atomic, because threads without a block of counters of their own share the last block.
   const uint64_t calls = std::atomic_ref<uint64_t>(counting.block->calls[op]).load(std::memory_order_relaxed);
   // begin_step() reads the switches (kHotPaused) too, but an evaluation has no steps.
-  if (calls % kCallsPerSwitchRead == 0 && (g_process.hot() & kHotArmed) != 0) read_switches();
+  if (calls % kCallsPerSwitchRead != 0 || (g_process.hot() & kHotArmed) == 0) return;
+  g_process.writer().refresh_control();
+  read_switches();
 }
 
 // Replaces enter() until there is a segment. Returns 1 for a call of a training: leave() creates the segment.
@@ -277,6 +301,7 @@ int Monitor::enter(int32_t op, uint32_t flags) {
   const Counting counting = g_process.counting();
   // The previous call on this thread is still open: it threw, and its hook did not notice.
   if (t_open.op >= 0) skip(-1, FORESHOCK_SKIP_UNKNOWN);
+  publish_old_counts(counting, op);  // first: each counted call then has an outcome
   count_call(counting, op);
   segment::ThreadBlock& block = *counting.block;
   const auto leave_out = [&](uint64_t& counter) {
@@ -360,7 +385,7 @@ void Monitor::reset() {
   graphs_.store(writer.coverage());
   kernels_.start(settings.count_kernels, find_cupti_);
   weights_.attach(writer.tensors(), writer.tensor_bytes(), writer.control(), settings.max_slowdown,
-                  settings.weights_every, settings.memory, !settings.weights, &devices_);
+                  settings.weights_every, settings.memory, !settings.weights, &devices_, &writer);
   weights_ns_.store(0);
   launches_ns_.store(0);
   has_observed_weights_.store(false);
@@ -368,6 +393,9 @@ void Monitor::reset() {
   no_weights_before_.store(0);
   deferred_steps_.take([](int64_t) {});  // empties the set
   observed_heads_.reset();
+  control_read_ns_.store(0);
+  counts_written_ns_.store(0);
+  writer.publish_facts();
   // In a forked child, a thread of the parent may have held these locks at the fork.
   for (std::atomic_flag* flag :
        {&clock_busy_, &layer_busy_, &loss_busy_, &scalars_busy_, &cost_busy_, &weights_busy_})

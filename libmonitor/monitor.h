@@ -1,7 +1,7 @@
 // The core of libforeshock.so: receives calls, steps, losses, gradients and weights from the hooks, and
-// writes samples and step records to the segment, the shared memory that the agent process reads. Read this
-// file first. monitor.cpp decides what is sampled and charges steps, monitor_samples.cpp takes the sample of
-// a call after its operation, monitor_steps.cpp has the rest.
+// writes samples and step records to the segment, a file in shared memory that the agent process reads. Read
+// this file first. monitor.cpp decides what is sampled and charges steps, monitor_samples.cpp takes the
+// sample of a call after its operation, monitor_steps.cpp has the rest.
 //
 // A sample of an attention call is a slice of rows: up to 16 query rows with all keys that they see. A
 // backward call may add a slice of key positions (columns): up to 16 keys with all query rows, for dK and dV.
@@ -37,8 +37,14 @@ struct OpenCall {
 };
 extern constinit thread_local OpenCall t_open;  // the call that this thread has begun and not ended
 
-// Of a thread's calls of an operation, one in this many (a power of two) reads whether sampling is paused.
-inline constexpr uint64_t kCallsPerSwitchRead = 1024;
+// Of a thread's calls of an operation, one in kCallsPerClockRead reads a coarse clock. If the counts were not
+// written into the segment for kCountsAgeNs, it writes them. One in kCallsPerSwitchRead reads whether
+// sampling is paused. Both are powers of two.
+inline constexpr uint64_t kCallsPerClockRead = 128, kCallsPerSwitchRead = 1024;
+inline constexpr uint64_t kCountsAgeNs = 100'000'000;
+// The control file is read at the begin of a step that is to be sampled, at the end of a step that is not
+// brief, and at begin and end of any other step if it was last read at least this long ago.
+inline constexpr uint64_t kControlAgeNs = 1'000'000;
 
 // Most public functions implement the function of the C interface (foreshock/hook.h) with the same name. Any
 // thread may call them. If a function cannot take a lock at once, it drops its data instead of waiting.
@@ -90,6 +96,8 @@ class Monitor {
   void reset();
   int enter_unarmed(int32_t op, uint32_t flags);
   void count_call(const Counting& counting, int32_t op);
+  void publish_old_counts(const Counting& counting, int32_t op);
+  void refresh_control(uint64_t now_ns, uint64_t age_ns);
   void begin_step();
   void read_switches();
   void charge_devices(const Counting& counting);
@@ -104,7 +112,8 @@ class Monitor {
   };
   int take_sample(const Counting& counting, const foreshock_attention_call& call, const OpenCall& open,
                   uint32_t pass, CopiedSlices* copied);
-  int put_slice(const Slice& slice, const SlicePlan& plan, SampledCall* call, CopiedSlices* copied);
+  int put_slice(const Slice& slice, const SlicePlan& plan, const Counting& counting, SampledCall* call,
+                CopiedSlices* copied);
   segment::ColumnsSkip plan_columns_of(const segment::Slot& rows, SampledCall* call);
   void add_gradient(const foreshock_gradient& gradient);
   uint64_t send_gradients(const foreshock_gradient* gradients, size_t count);
@@ -167,6 +176,8 @@ class Monitor {
   std::atomic_flag cost_busy_;               // cost_ and agent_forecast_
   std::atomic_flag weights_busy_;            // weights_
   std::atomic<uint64_t> ticket_{0};  // the last ticket given out; every use of a slot has its own ticket
+  std::atomic<uint64_t> control_read_ns_{0};    // when the control file was last read
+  std::atomic<uint64_t> counts_written_ns_{0};  // when counts were last written between steps; a coarse clock
 
   // Step state. Written under clock_busy_ (members marked *: also without). Sampled calls read the atomics.
   // The end of a brief step uses members of this first part only, so it touches few cache lines.

@@ -314,6 +314,7 @@ void Monitor::leave(const foreshock_attention_call& call) {
   mark_layer(call, open, pass, reason);
   const uint64_t own_ns = monotonic_ns() - begin + call.prepare_ns;
   counting.add(counting.block->hook_ns, own_ns);
+  if (reason >= 0) g_process.writer().publish_block(counting.block);  // put_slice() has done so for a sample
   slices_ns_.fetch_add(own_ns, std::memory_order_relaxed);
   if (copied.bytes == 0) return;  // nothing was copied
   if (TryLock lock(cost_busy_); lock) cost_.observe_slice(copied.bytes, copied.is_cold, seconds(own_ns));
@@ -357,35 +358,39 @@ int Monitor::take_sample(const Counting& counting, const foreshock_attention_cal
 
   if (pass == FORESHOCK_BACKWARD) plan.header.columns_skip = plan_columns_of(plan.header, &sampled);
 
-  // The call is counted before put_slice() claims its slot. If the process dies during the copy, the agent
+  // The call is counted before put_slice() writes its slot. If the process dies during the write, the agent
   // finds an unfinished slot and counts it as torn; the call must then already count as sampled.
   counting.add(counting.block->sampled[pass]);
-  if (const int reason = put_slice(rows, plan, &sampled, copied); reason >= 0) {
+  if (const int reason = put_slice(rows, plan, counting, &sampled, copied); reason >= 0) {
     counting.take_back(counting.block->sampled[pass]);
     return reason;
   }
   // The call counts as sampled even if its key positions find no free slot.
   if (pass == FORESHOCK_BACKWARD && plan.header.columns_skip == segment::kColumnsTaken &&
-      put_slice(sampled.columns, sampled.columns_plan, &sampled, copied) < 0)
+      put_slice(sampled.columns, sampled.columns_plan, counting, &sampled, copied) < 0)
     first_columns_.add(plan.header.layer);
   return -1;
 }
 
 // Copies a slice of host tensors, or launches the copy of a slice of device tensors. Returns -1, or the
-// FORESHOCK_SKIP_ reason. Adds the copied bytes to *copied.
-int Monitor::put_slice(const Slice& slice, const SlicePlan& plan, SampledCall* call, CopiedSlices* copied) {
+// FORESHOCK_SKIP_ reason. Adds the copied bytes to *copied. Writes the counts of the thread before the slice.
+int Monitor::put_slice(const Slice& slice, const SlicePlan& plan, const Counting& counting, SampledCall* call,
+                       CopiedSlices* copied) {
   segment::SegmentWriter& writer = g_process.writer();
   const uint64_t ticket = ticket_.fetch_add(plan.slots, std::memory_order_relaxed) + 1;
   segment::Slot* slots[segment::kMaxSlots];
   const uint64_t bytes = write_slice(call->checked, slice, plan, writer, ticket, slots);
   if (bytes == 0) return FORESHOCK_SKIP_RING_FULL;
   if (!call->turn) {
+    if (plan.header.columns == 0) writer.publish_block(counting.block);
     writer.publish(slots, ticket, plan.slots);
   } else if (const int reason = call->turn->state().send(call->checked, slice, {slots, ticket, &plan},
                                                          static_cast<cuda::Stream>(call->checked.stream));
              reason >= 0) {
     writer.give_back(ticket, plan.slots);
     return reason;
+  } else if (plan.header.columns == 0) {
+    writer.publish_block(counting.block);  // after send(), which may refuse: a count must not fall
   }
   copied->bytes += bytes;
   // A slot is cold in the first round of tickets: the operating system had to map its pages.
@@ -462,6 +467,7 @@ void Monitor::skip(int32_t op, uint32_t reason) {
   const bool is_known = open.op == op && reason < FORESHOCK_SKIP_REASONS;
   counting.add(counting.block->skipped[g_process.pass_of(open.op)]
                                       [is_known ? reason : uint32_t{FORESHOCK_SKIP_UNKNOWN}]);
+  g_process.writer().publish_block(counting.block);
 }
 
 }  // namespace foreshock

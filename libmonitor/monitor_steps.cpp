@@ -78,6 +78,7 @@ void Monitor::end_step(const foreshock_step& step) {
   record.duration_ns = begin - last_tick_ns_;
   const bool is_brief_step = is_brief(step, record.duration_ns);
   const Counting counting = g_process.counting();
+  refresh_control(begin, is_brief_step ? kControlAgeNs : 0);
   if (!is_brief_step) [[unlikely]] {
     g_process.drain_local();  // calls that were counted before the segment existed
     g_process.publish_described();
@@ -142,6 +143,7 @@ void Monitor::end_step(const foreshock_step& step) {
   }
   advance(ended);
   g_process.set_bits(kHotTickPending);
+  if (!is_brief_step) g_process.writer().publish_facts();
   unreported_ns_ = monotonic_ns() - measured_until;
   if (!is_brief_step && devices_.needs_set_up()) set_up_devices(counting);
 }
@@ -212,7 +214,9 @@ void Monitor::set_up_devices(const Counting& counting) {
 }
 
 void Monitor::note_unseen(const char* name, uint32_t evidence) {
-  unseen_.note(name, evidence, (g_process.hot() & kHotArmed) != 0);
+  const bool has_segment = (g_process.hot() & kHotArmed) != 0;
+  unseen_.note(name, evidence, has_segment);
+  if (has_segment) g_process.writer().publish_facts();
 }
 
 // Values join the record of the step that ends next. A training logs a value after the step that it belongs
@@ -244,7 +248,10 @@ int Monitor::name_parameters(const foreshock_parameter* parameters, size_t count
   int stored = 0;
   for (size_t n = 0; n < count; ++n) stored += layers_.name(parameters[n]);
   if (count > 0) parameters_without_room_ = count - static_cast<size_t>(stored);
-  if ((g_process.hot() & kHotArmed) != 0) store_unnamed_parameters();
+  if ((g_process.hot() & kHotArmed) != 0) {
+    store_unnamed_parameters();
+    g_process.writer().publish_facts();
+  }
   return stored;
 }
 
@@ -254,6 +261,7 @@ int Monitor::name_mixers(const foreshock_mixer* mixers, size_t count) {
   const bool has_segment = (g_process.hot() & kHotArmed) != 0;
   if (!has_segment) layers_.use_early_layers();
   layers_.name_mixers(mixers, count, has_segment ? g_process.writer().coverage() : nullptr);
+  if (has_segment) g_process.writer().publish_facts();
   return static_cast<int>(count);
 }
 
@@ -264,7 +272,9 @@ void Monitor::store_unnamed_parameters() {
 
 // Counts a step without gradient norms: it had more gradients than the adapter's table can hold.
 void Monitor::count_missing_norms() {
-  if ((g_process.hot() & kHotArmed) != 0) g_process.writer().count(&segment::Coverage::norms_untold, 1);
+  if ((g_process.hot() & kHotArmed) == 0) return;
+  g_process.writer().count(&segment::Coverage::norms_untold, 1);
+  g_process.writer().publish_facts();
 }
 
 // -- weights --
@@ -276,7 +286,16 @@ int Monitor::name_weights(const foreshock_weight* weights, size_t count) {
   if (!lock) return -1;
   no_weights_before_.store(0, std::memory_order_relaxed);
   if (g_process.has_other_ranks()) weights_.share_interval();  // the agent compares ranks at equal steps
-  return weights_.name_tensors(weights, count);
+  const int named = weights_.name_tensors(weights, count);
+  g_process.writer().publish_facts();
+  return named;
+}
+
+// Writes the counters of tensors into the segment, as the publication of a record does.
+static void publish_tensor_counts() {
+  const segment::SegmentWriter& writer = g_process.writer();
+  if (const segment::TensorRing* ring = writer.tensors(); ring != nullptr)
+    writer.write({{ring, sizeof *ring}});
 }
 
 size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
@@ -296,6 +315,7 @@ size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
   // Calls before the step no_weights_before_ return at once. It is 0 if the next call must run in full: after
   // tensors were due, to count those that were not passed to observe_weights(); or if another thread has
   // ended the step, since next_due() may be old.
+  if (found > 0) publish_tensor_counts();
   const bool has_ended = ending_step() != now;
   no_weights_before_.store(found > 0 || has_ended ? 0 : weights_.next_due(), std::memory_order_relaxed);
   return found;
@@ -314,6 +334,7 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
     weights_.set_heads(observed_heads_.get(), observed_heads_.has_seen());
     weights_.after_step(states, count, step);
   }
+  publish_tensor_counts();
   const uint64_t own_ns = monotonic_ns() - begin;
   // The time for launching kernels is added to weights_ns_ later, with their results (collect_weights()).
   const uint64_t launches = std::min(own_ns, weights_.take_deferred());
@@ -431,6 +452,7 @@ void Monitor::store_skipped_in_row(uint64_t count) {
 
 void Monitor::skip_step() {
   store_skipped_in_row(skipped_in_row_.fetch_add(1, std::memory_order_relaxed) + 1);
+  if ((g_process.hot() & kHotArmed) != 0) g_process.writer().publish_facts();
   {
     TryLock lock(loss_busy_);
     note_event();
@@ -551,6 +573,8 @@ void Monitor::finish_at_exit() {
   }
   if (TryLock busy(weights_busy_); busy) collect_weights(g_process.counting());
   g_process.publish_described();
+  g_process.writer().publish_threads();
+  g_process.writer().publish_facts();
 }
 
 // Called when the training itself has read the value behind a number from the device.

@@ -151,19 +151,14 @@ uint64_t cgroup_headroom(const CgroupFiles& files) {
 
 }  // namespace
 
-Counting claim_block(segment::ThreadBlock* blocks, segment::ThreadBlock* copies) {
-  const auto counting = [&](uint32_t n, bool is_shared) -> Counting {
-    return {.block = &blocks[n], .shared = is_shared, .copy = copies != nullptr ? &copies[n] : nullptr};
-  };
+Counting claim_block(segment::ThreadBlock* blocks) {
   for (uint32_t n = 0; n < kSharedBlock; ++n) {
     std::atomic_ref<uint64_t> claimed(blocks[n].claimed);
     uint64_t expected = 0;
-    if (claimed.load(std::memory_order_relaxed) != 0 || !claimed.compare_exchange_strong(expected, 1))
-      continue;
-    if (copies != nullptr) std::atomic_ref<uint64_t>(copies[n].claimed).store(1, std::memory_order_relaxed);
-    return counting(n, false);
+    if (claimed.load(std::memory_order_relaxed) == 0 && claimed.compare_exchange_strong(expected, 1))
+      return {.block = &blocks[n], .shared = false};
   }
-  return counting(kSharedBlock, true);
+  return {.block = &blocks[kSharedBlock], .shared = true};
 }
 
 void drain(segment::ThreadBlock* source, const Counting& target) {
@@ -202,7 +197,9 @@ FreeMemory free_shared_memory(const char* directory, const CgroupFiles& cgroup) 
       status.f_blocks == 0 ? UINT64_MAX
                            : static_cast<uint64_t>(status.f_bavail) * static_cast<uint64_t>(status.f_bsize);
   const uint64_t headroom = cgroup_headroom(cgroup);
-  return {std::min(free_on_mount, headroom), headroom < free_on_mount};
+  if (headroom == UINT64_MAX) return {free_on_mount, false};
+  // The cgroup is charged for each page of the file, and for the same page of the trainer's image.
+  return {std::min(free_on_mount, headroom / 2), headroom / 2 < free_on_mount};
 }
 
 // A tenth of the free memory for all ranks of the node together; the rest stays free for the user.
@@ -227,12 +224,6 @@ SlotPlan plan_slots(uint64_t bytes, uint64_t need) {
 }
 
 constinit ProcessState g_process;
-
-namespace {
-segment::ThreadBlock g_blocks[segment::kThreadBlocks];  // those of g_process, not part of it since all are 0
-}  // namespace
-
-segment::ThreadBlock* ProcessState::blocks() const { return g_blocks; }
 
 namespace {
 
@@ -286,7 +277,7 @@ bool ProcessState::is_inherited() const {
 }
 
 void ProcessState::begin_counting(uint32_t generation) {
-  t_counting = claim_block(blocks(), writer_.threads());
+  t_counting = claim_block(blocks());
   t_generation = generation;
 }
 
@@ -401,7 +392,6 @@ bool ProcessState::create_segment_once(uint64_t slot_bytes_needed, void (*prepar
     return false;
   }
   segment_pid_.store(self);
-  std::memset(static_cast<void*>(blocks()), 0, sizeof g_blocks);  // a forked child has its parent's counts
   const uint32_t published = publish_ops(0);
   prepare();  // before the flag kHotArmed is stored, after which other threads use the segment
   const uint32_t generation = generation_.fetch_add(1) + 1;  // the upper bits of the hot word count segments
@@ -420,13 +410,14 @@ void ProcessState::publish_exit() {
   segment::Identity& identity = *writer_.identity();
   identity.exit_status = status;
   std::atomic_ref<uint32_t>(identity.has_exited).store(1, std::memory_order_release);
+  writer_.write({{&identity, sizeof identity}});
 }
 
 void ProcessState::off(const char* reason) {
   if (off_.exchange(true)) return;
   own_page()->hot.store(0, std::memory_order_relaxed);
   Settings settings = {};
-  if (!read_environment(&settings)) return;
+  if (reason[0] == '\0' || !read_environment(&settings)) return;
   char path[512], temporary[512], word[48];
   copy_word(word, sizeof word, reason);
   const int length = std::snprintf(path, sizeof path, "%s/off.%d.%s", settings.directory, getpid(), word);
@@ -453,7 +444,9 @@ int32_t ProcessState::with_ops(auto f) {
 // Copies the operations from number `first` on into the segment. Returns the number of all operations.
 uint32_t ProcessState::publish_ops(uint32_t first) {
   const uint32_t known = ops_known_.load(std::memory_order_acquire);
-  std::copy(ops_ + first, ops_ + known, writer_.ops() + first);
+  segment::Op* published = writer_.ops() + first;
+  std::copy(ops_ + first, ops_ + known, published);
+  writer_.write({{published, (known - first) * sizeof *published}});
   return known;
 }
 
@@ -502,6 +495,10 @@ void ProcessState::publish_described() {
   identity.expert_parallel = described_.expert_parallel;
   copy_text(identity.framework, sizeof identity.framework, described_.framework);
   std::atomic_ref<uint32_t>(identity.late_ready).store(1, std::memory_order_release);
+  // The fields after late_ready first: a reader that finds it set then finds them too.
+  const auto* end = reinterpret_cast<const char*>(&identity + 1);
+  const auto* after = reinterpret_cast<const char*>(&identity.data_parallel);
+  writer_.write({{after, static_cast<uint64_t>(end - after)}, {&identity, sizeof identity}});
 }
 
 namespace {

@@ -1,6 +1,7 @@
 // The state of the monitor in a process: counters of calls per thread, limits of shared memory, settings, and
-// the creation and end of the segment. The segment is a file on tmpfs that the agent process reads. The
-// launcher is the command `foreshock run`, which starts trainer and agent.
+// the creation and end of the segment. The segment is a file on tmpfs that the agent process reads; its
+// image, which the monitor works with, is private memory. The launcher is the command `foreshock run`, which
+// starts trainer and agent.
 #ifndef FORESHOCK_LIBMONITOR_PROCESS_H_
 #define FORESHOCK_LIBMONITOR_PROCESS_H_
 
@@ -27,23 +28,13 @@ inline void bump_shared(uint64_t& counter, uint64_t amount = 1) {
   std::atomic_ref<uint64_t>(counter).fetch_add(amount, std::memory_order_relaxed);
 }
 
-// The block of counters to which a thread adds: its own, or one that it shares with other threads. The block
-// is private memory. Each new value is also stored into `copy`, the same block of the segment, which is never
-// read.
+// The block of counters to which a thread adds: its own, or one that it shares with other threads.
 struct Counting {
   segment::ThreadBlock* block = nullptr;
   bool shared = true;
-  segment::ThreadBlock* copy = nullptr;  // null: there is no segment yet
 
   void add(uint64_t& counter, uint64_t amount = 1) const {  // `counter`: a word of *block
     shared ? bump_shared(counter, amount) : bump(counter, amount);
-    if (copy == nullptr) return;
-    auto* words = reinterpret_cast<uint64_t*>(copy);
-    uint64_t& copied = words[&counter - reinterpret_cast<uint64_t*>(block)];
-    if (shared)
-      segment::publish_count(copied, counter);
-    else
-      std::atomic_ref<uint64_t>(copied).store(counter, std::memory_order_relaxed);
   }
   void add_call(int32_t op) const {
     add(block->calls[op]);
@@ -54,9 +45,8 @@ struct Counting {
 };
 
 // Claims a free block among the kThreadBlocks blocks. If none is free, returns the last one, which all later
-// threads share. Blocks are never freed, so the counts of a thread stay after its end. `copies`: the blocks
-// of the segment; null: none.
-Counting claim_block(segment::ThreadBlock* blocks, segment::ThreadBlock* copies = nullptr);
+// threads share. Blocks are never freed, so the counts of a thread stay after its end.
+Counting claim_block(segment::ThreadBlock* blocks);
 
 // Moves every count of `source` (written with bump_shared()) into the shared block of `target`. Counts that
 // threads add to `source` meanwhile are not lost: they are moved by this or by the next drain().
@@ -81,10 +71,10 @@ struct CgroupFiles {
 
 struct FreeMemory {
   uint64_t bytes = 0;
-  bool limited_by_cgroup = false;  // `bytes` is the remaining memory of the memory cgroup, not of the mount
+  bool limited_by_cgroup = false;  // `bytes` is half of the cgroup's remaining memory, not that of the mount
 };
-// Returns the free memory on the mount of `directory` (0 if it is not on tmpfs), limited by the remaining
-// memory of the process's cgroup. For set-up only: makes system calls.
+// Returns the free memory on the mount of `directory` (0 if it is not on tmpfs), limited by half of what the
+// process's cgroup has left (a segment's image takes as much as its file). For set-up: makes system calls.
 FreeMemory free_shared_memory(const char* directory, const CgroupFiles& cgroup = {});
 
 // Returns the shared memory that this process may use: a tenth of the free memory divided by the ranks of the
@@ -162,8 +152,8 @@ class ProcessState {
   // steps, since a thread may add to the local block even while the segment is created.
   void drain_local() { drain(&own_page()->local, shared_block()); }
 
-  // The counters of this process in its present segment, one block for each thread.
-  segment::ThreadBlock* blocks() const;
+  // The counters of this process in the image of its present segment, one block for each thread.
+  segment::ThreadBlock* blocks() const { return writer_.threads(); }
 
   const Settings& settings() const { return settings_; }
   segment::SegmentWriter& writer() { return writer_; }
@@ -192,7 +182,7 @@ class ProcessState {
   const char* create_segment(uint64_t slot_bytes_needed);
   Counting shared_block() {
     constexpr uint32_t kLast = segment::kThreadBlocks - 1;
-    return {.block = &blocks()[kLast], .shared = true, .copy = &writer_.threads()[kLast]};
+    return {.block = &blocks()[kLast], .shared = true};
   }
   void begin_counting(uint32_t generation);  // claims this thread's block in the segment of this number
   OwnPage* own_page() const { return own_page_.load(std::memory_order_relaxed); }

@@ -209,7 +209,7 @@ class Scalars {
   int index_of(const char* name);        // adds an unknown name; -1: the table is full
   bool is_taken(const char* cut) const;  // whether the cut name is already used
 
-  segment::ScalarName* names_ = nullptr;                                    // in the segment, never read
+  segment::ScalarName* names_ = nullptr;                                    // in the image of the segment
   char cut_[segment::kMaxScalars][sizeof(segment::ScalarName::name)] = {};  // the same names
   uint64_t hash_[segment::kMaxScalars] = {};                                // hashes of the uncut names
   uint32_t known_ = 0;                                                      // number of names

@@ -426,7 +426,10 @@ int WeightStaging::try_set_up(std::span<const std::byte> code) {
   return -1;
 }
 
-bool WeightStaging::is_ready() { return has_written_marker(*word(kReadyWord)); }
+bool WeightStaging::is_ready() {
+  return has_written_marker(
+      [this] { return std::atomic_ref<uint64_t>(*word(kReadyWord)).load(std::memory_order_acquire); });
+}
 
 // Queues four operations on this object's stream: wait for the kernels, copy the results to the host, zero
 // the device memory for the next work, and store the ticket in the host word.

@@ -92,8 +92,11 @@ WeightResults read_results(const char* results) {
 
 void WeightSampler::attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
                            double max_slowdown, uint64_t fixed_interval, uint64_t most_copy_bytes,
-                           bool is_off, DeviceSampler* devices) {
-  writer_.attach(ring, ring_bytes, control);
+                           bool is_off, DeviceSampler* devices, const segment::SegmentWriter* segment) {
+  if (segment != nullptr)
+    writer_.attach(ring, ring_bytes, segment);
+  else
+    writer_.attach(ring, ring_bytes, control);
   cadence_.start(max_slowdown, fixed_interval);
   most_copy_bytes_ = most_copy_bytes;
   is_off_ = is_off;

@@ -146,9 +146,10 @@ class WeightSampler {
   // Starts with a new segment and forgets the tensors. `ring` null: nothing is measured or counted. If the
   // ring has no room for records, tensors are counted as not followed: "off" if `is_off`, else "no_room".
   // `most_copy_bytes`: limit for copies of tensors. `devices` null: device tensors are not measured.
+  // `segment`: that of the ring; null: the ring is in no segment, and `control` has the cursor of its reader.
   void attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
               double max_slowdown, uint64_t fixed_interval, uint64_t most_copy_bytes, bool is_off = false,
-              DeviceSampler* devices = nullptr);
+              DeviceSampler* devices = nullptr, const segment::SegmentWriter* segment = nullptr);
 
   // Must be called if other ranks may measure the same tensors (replicas) or parts of them. Fixes the
   // interval, which must be equal on all ranks, since the agent compares and joins their records of one step.

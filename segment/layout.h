@@ -57,7 +57,7 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 14;
+inline constexpr uint32_t kLayoutVersion = 15;
 
 inline constexpr uint32_t kPasses = 2;  // 0 forward, 1 backward
 inline constexpr uint32_t kSkipReasons = 14;
@@ -77,12 +77,11 @@ inline constexpr const char* kSkipReasonNames[kSkipReasons] = {
     "budget", "ring_full", "dropout", "capture", "nested", "fp8",           "mask",
     "layout", "too_large", "off",     "unknown", "device", "device_memory", "set_up"};
 
-// Reasons why a slice in a slot was not judged. kTorn: the trainer died while writing the slice.
-// kAgentAbsent: this reason is not in use. kRefused: the parser rejected the slice. kUnsupported: the
-// reference cannot compute it.
-enum class Lost : uint32_t { kTorn, kAgentAbsent, kRefused, kUnsupported };
-inline constexpr const char* kLostReasonNames[kLostReasons] = {"torn", "agent_absent", "refused",
-                                                               "unsupported"};
+// Reasons why a slice in a slot was not judged. kTorn: the trainer died while writing the slice. kDamaged:
+// its checksum differs, or it is missing: another process has written into the file. kRefused: the parser
+// rejected the slice. kUnsupported: the reference cannot compute it.
+enum class Lost : uint32_t { kTorn, kDamaged, kRefused, kUnsupported };
+inline constexpr const char* kLostReasonNames[kLostReasons] = {"torn", "damaged", "refused", "unsupported"};
 
 // Why a sampled backward call gave no slice of key positions (dK, dV) beside its slice of rows: the values of
 // Slot::columns_skip.
@@ -189,21 +188,20 @@ inline constexpr uint32_t kFirstLook = uint32_t{1} << 29;
 inline constexpr double kFirstLookSeconds = 0.5;  // the grant of a process
 
 // Bit of StepRecord::given: loss, gradient norm and skipped steps of this record are not final, since some of
-// them have not arrived from a device yet. When all have arrived or the trainer stops waiting, they are
-// stored together with loss_source and the other bits of `given`; then this bit is cleared. All other fields
-// are valid from the start.
+// them have not arrived from a device yet. When all have arrived or the trainer stops waiting, the record is
+// written again, with these numbers and without this bit. All other fields are valid from the start.
 inline constexpr uint32_t kNumbersPending = uint32_t{1} << 30;
 // If more than this many records follow a pending record, the reader no longer waits for its numbers.
 inline constexpr uint64_t kMostPendingSteps = 4;
 
-// A record of the ring of steps, overwritten in place. A reader must read `sequence`, the data, and then
-// `sequence` again; the data is valid if both are equal and even. Completing a pending record does not change
-// its `sequence`, so a reader that saw it pending must read it again when kNumbersPending is cleared.
+// A record of the ring of steps, overwritten in place by one write. A copy is whole if its checksum fits;
+// a reader may have read it while it was being written, or another process may have changed it. Completing a
+// pending record does not change its `sequence`.
 struct StepRecord {
-  uint64_t sequence;     // 2n if it holds the segment's n-th record (n from 1); 2n - 1 while it is written
-  int64_t step;          // absolute; -1: unknown
-  uint64_t time_ns;      // CLOCK_REALTIME at the end of the step
-  uint64_t duration_ns;  // since the end of the previous step
+  uint64_t sequence;                          // 2n if it holds the segment's n-th record (n from 1); 0: none
+  int64_t step;                               // absolute; -1: unknown
+  uint64_t time_ns;                           // CLOCK_REALTIME at the end of the step
+  uint64_t duration_ns;                       // since the end of the previous step
   double loss, learning_rate, gradient_norm;  // valid if `given` has their bits
   uint64_t batch_id;
   uint32_t given;          // bits kGiven... (below), kFirstLook, kSkipsUnseen, kNumbersPending
@@ -215,7 +213,7 @@ struct StepRecord {
   uint64_t interval;       // sampling interval in this step
   uint64_t cost_ns;        // the monitor's time in this step on the training threads
   uint32_t scalars_given;  // bit n: scalars[n] was logged since the previous step
-  uint32_t reserved;
+  uint32_t checksum;       // checksum_of() (segment/checksum.h)
   // If scalars_given is 0, the arrays below keep the values of an older record.
   double scalars[kMaxScalars];       // numbers that the training itself logs; names in ScalarName
   int64_t scalar_step[kMaxScalars];  // the step that the training logged with scalars[n]; -1: none
@@ -265,8 +263,8 @@ struct Coverage {
   uint32_t inventory_is_known;  // 0: the layers with attention are not known; the next three are then unset
   uint32_t attention_layers;    // layers of the model with attention, also those without a Layer record
   uint32_t other_mixers;        // modules that mix positions without attention: linear attention, state space
-  uint32_t reserved2;
-  char mixer_names[112];  // classes of these modules, separated by ", "
+  uint32_t writes_failed;       // writes that failed or were cut short, and truncations that were noticed
+  char mixer_names[112];        // classes of these modules, separated by ", "
 };
 static_assert(sizeof(Coverage) == 448);
 
@@ -413,7 +411,7 @@ struct Slot {
   // some forward calls on the host without a mask, if all inputs of this head are finite; else 0.
   uint32_t nonfinite_out;
   uint32_t columns_skip;  // ColumnsSkip, in a backward slice of rows; else 0
-  uint32_t reserved;
+  uint32_t checksum;  // checksum_of() (segment/checksum.h); 0: none, since a device has written the payload
 };
 static_assert(sizeof(Slot) == 656);
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "segment/checksum.h"
 #include "segment/layout.h"
 #include "segment/reader.h"
 
@@ -233,12 +234,13 @@ std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* los
   std::vector<StepRecord> records;
   for (uint64_t n = 0; n < region.size() / sizeof(StepRecord); ++n) {
     const auto record = record_at<StepRecord>(region, n);
-    if (record.sequence % 2 == 0 && record.sequence / 2 > cursor) records.push_back(record);
+    if (record.sequence % 2 == 0 && record.sequence / 2 > cursor && record.checksum == checksum_of(record))
+      records.push_back(record);
   }
   std::sort(records.begin(), records.end(),
             [](const StepRecord& a, const StepRecord& b) { return a.sequence < b.sequence; });
-  // Record n has sequence 2n. The numbers are consecutive unless records were overwritten. A record that is
-  // being written has an odd sequence and is left out, so the older record that it overwrites is missing too.
+  // Record n has sequence 2n. The numbers are consecutive unless records were overwritten or damaged. A
+  // record that is being written is left out, so the older record that it overwrites is missing too.
   const uint64_t newest = records.empty() ? cursor : records.back().sequence / 2;
   // The minimum keeps the difference at 0 or more in a damaged region, which may have several equal numbers.
   *lost = newest - cursor - std::min<uint64_t>(records.size(), newest - cursor);

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "segment/checksum.h"
 #include "segment/layout.h"
 
 namespace foreshock::segment {
@@ -171,19 +172,12 @@ bool SegmentReader::is_waited_for(const StepRecord& record, uint64_t newest, uin
   return age < kLeastWaitNs || age / kMostPendingSteps < record.duration_ns;
 }
 
-// Reads the step record again of which `seen` is a copy: sequence, data, sequence. Returns false if another
-// record has replaced it. If a pending record was completed since `seen`, reads it once more: the first read
-// may have mixed old and new numbers, because completing a record keeps its sequence.
-bool SegmentReader::read_step(const StepRecord& seen, StepRecord* whole) const {
-  const Region& region = header_.regions[kSteps];
-  const uint64_t offset = region.offset + region.record_size * (seen.sequence / 2 % region.count);
-  uint64_t sequence_after = 0;
-  if (!read_exactly(segment_file_, whole, sizeof *whole, offset) || whole->sequence != seen.sequence ||
-      !read_exactly(segment_file_, &sequence_after, sizeof sequence_after, offset) ||
-      sequence_after != seen.sequence)
-    return false;
-  // The second read gets a copy as `seen`, since it overwrites *whole.
-  return !is_pending(seen) || is_pending(*whole) || read_step(StepRecord(*whole), whole);
+// Whether unread_steps() may go past step records that are missing before a whole one. They may be being
+// written, so it first waits for a second. If they do not come, they are damaged.
+bool SegmentReader::may_pass_gap(uint64_t now_ns) {
+  constexpr uint64_t kWaitNs = 1'000'000'000;
+  if (gap_since_ns_ == 0) gap_since_ns_ = now_ns;
+  return !waits_for_pending_ || now_ns - std::min(gap_since_ns_, now_ns) >= kWaitNs;
 }
 
 // Reads 16 step records, from the place of number `next` on, into region_buffer_; fewer if the region ends
@@ -201,35 +195,46 @@ bool SegmentReader::read_few_steps(uint64_t next) const {
 }
 
 std::vector<StepRecord> SegmentReader::unread_steps(uint64_t now_ns) {
+  constexpr uint64_t kSearchNs = 1'000'000'000;
   const Region& region = header_.regions[kSteps];
   std::vector<StepRecord> records;
   // Most calls find nothing new, so first only the sequence of the next record is read. It is less than
-  // 2 * next until the record is complete, and greater if a later record has overwritten it.
+  // 2 * next until the record is written, and greater if a later record has overwritten it. If it is damaged,
+  // it may have any value, so once a second the whole ring is read.
   const uint64_t next = control_.step_cursor + 1;  // step_cursor: number of the last consumed record
   uint64_t sequence = 0;
   if (!read_exactly(segment_file_, &sequence, sizeof sequence,
-                    region.offset + region.record_size * (next % region.count)) ||
-      sequence < 2 * next)
+                    region.offset + region.record_size * (next % region.count)))
     return records;
+  const bool is_search = sequence < 2 * next;
+  if (is_search && waits_for_pending_ && now_ns - std::min(last_search_ns_, now_ns) < kSearchNs)
+    return records;
+  if (is_search) last_search_ns_ = now_ns;
   const bool few_suffice = sequence == 2 * next && read_few_steps(next);
   if (!few_suffice && !read_region(kSteps, &region_buffer_)) return records;
   uint64_t unused_lost = 0;  // consume_steps() counts the lost records
   const std::vector<StepRecord> candidates = parse_steps(region_buffer_, control_.step_cursor, &unused_lost);
+  uint64_t damaged = 0;
+  bool has_gap = false;
   for (const StepRecord& record : candidates) {
     const uint64_t number = record.sequence / 2, newest = candidates.back().sequence / 2;
     const uint64_t previous = records.empty() ? control_.step_cursor : records.back().sequence / 2;
     // Missing records between `previous` and this one were overwritten, which is possible only before the
-    // first record returned, or they were stored while the region was read and the next call returns them.
-    // The record that is being written has already destroyed the oldest one, so there is one place less.
+    // first record returned, or they were written while the region was read and the next call returns them,
+    // or they are damaged. The record that is being written has already destroyed the oldest one, so there is
+    // one place less.
     const bool may_be_overwritten = records.empty() && newest - previous > region.count - 1;
-    const bool has_gap = number != previous + 1 && !may_be_overwritten;
-    StepRecord whole;
-    if (has_gap || is_waited_for(record, newest, now_ns) || !read_step(record, &whole)) break;
-    records.push_back(whole);
+    const bool is_after_gap = number != previous + 1 && !may_be_overwritten;
+    has_gap = has_gap || is_after_gap;
+    if (is_waited_for(record, newest, now_ns) || (is_after_gap && !may_pass_gap(now_ns))) break;
+    if (is_after_gap) damaged += number - previous - 1;
+    records.push_back(record);
   }
+  if (!has_gap) gap_since_ns_ = 0;
   if (records.empty()) return records;
   unread_.newest = records.back().sequence / 2;
   unread_.count = records.size();
+  unread_.damaged = damaged;
   return records;
 }
 
@@ -237,6 +242,7 @@ void SegmentReader::consume_steps() {
   if (unread_.count == 0) return;
   const uint64_t passed = unread_.newest - control_.step_cursor;
   control_.steps_lost += passed - std::min(unread_.count, passed);
+  steps_damaged_ += unread_.damaged;
   control_.step_cursor = unread_.newest;
   unread_ = {};
   // step_cursor and steps_lost are stored by one write, so that a killed agent cannot leave a new cursor with
@@ -260,7 +266,8 @@ StepRecord SegmentReader::last_step() const {
   StepRecord record = {};
   const uint64_t offset = region.offset + region.record_size * (control_.step_cursor % region.count);
   if (control_.step_cursor == 0 || !read_exactly(segment_file_, &record, sizeof record, offset)) return {};
-  return record.sequence == 2 * control_.step_cursor ? record : StepRecord{};
+  const bool is_whole = record.sequence == 2 * control_.step_cursor && record.checksum == checksum_of(record);
+  return is_whole ? record : StepRecord{};
 }
 
 uint64_t SegmentReader::judged(uint32_t pass) const {
@@ -273,6 +280,14 @@ uint64_t SegmentReader::lost(uint32_t pass, Lost reason) const {
   uint64_t sum = 0;
   for (const Consumption& record : consumption_) sum += record.lost[pass][static_cast<uint32_t>(reason)];
   return sum;
+}
+
+bool SegmentReader::is_intact() const {
+  Header now = {};
+  struct stat status = {};
+  return !has_strange_slot_ && fstat(segment_file_, &status) == 0 &&
+         static_cast<uint64_t>(status.st_size) == header_.file_size &&
+         read_exactly(segment_file_, &now, sizeof now, 0) && std::memcmp(&now, &header_, sizeof now) == 0;
 }
 
 // The trainer holds a write lock. F_GETLK reports the lock that would prevent a read lock, or F_UNLCK.
@@ -355,25 +370,31 @@ Slot SegmentReader::header_of(uint32_t slot) const {
   return header;
 }
 
-// Reads a slot, up to the end of its last payload but never beyond the slot, and parses it. Sets *why to the
-// reason if it is invalid. Returns false if the slot's sequence is not, or no longer, `sequence`.
-bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, const char** why) {
+// Reads a slot, up to the end of its last payload but never beyond the slot, and parses it. Sets ready->why
+// to the reason if it is invalid. Returns false if the slot's sequence is not, or no longer, `sequence`. A
+// device that has stored a slice has stored its times too, and has computed no checksum.
+bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, Ready* ready) {
   const Slot header = header_of(slot);
   const uint64_t size = header_.regions[kSlots].record_size;
   uint64_t end = sizeof(Slot);
   for (const Payload& payload : header.payload)
-    if (payload.offset <= size && payload.bytes <= size - payload.offset)
-      end = std::max(end, payload.offset + payload.bytes);
+    if (lies_inside(payload, size)) end = std::max(end, payload.offset + payload.bytes);
   if (end > kMostSliceBytes + kMostBytesBesideKeys) {
     view->header = header;
-    *why = "a slot larger than a slice may be";
+    ready->why = "a slot larger than a slice may be";
     return sequence_of(slot) == sequence;
   }
   slot_buffer_.resize(end);
   if (!read_exactly(segment_file_, slot_buffer_.data(), end, slot_offset(slot))) return false;
   if (sequence_of(slot) != sequence) return false;
-  *why = parse_slot({slot_buffer_.data(), end}, view);
-  if (*why == nullptr && view->header.ticket != sequence / 2) *why = "ticket differs";
+  ready->why = parse_slot({slot_buffer_.data(), end}, view);
+  if (ready->why == nullptr && view->header.ticket != sequence / 2) ready->why = "ticket differs";
+  const bool is_of_device = view->header.checksum == 0 && view->header.device_end_ns != 0;
+  const auto* bytes = reinterpret_cast<const char*>(slot_buffer_.data());
+  if (!is_of_device && view->header.checksum != checksum_of(view->header, bytes, end)) {
+    ready->why = "its checksum does not fit";
+    ready->lost_as = Lost::kDamaged;
+  }
   return true;
 }
 
@@ -389,7 +410,7 @@ bool SegmentReader::read_parts(Ready* ready) {
     SlotView view;
     if (sequence != 2 * (ready->ticket + part))
       ready->why = "a part is missing";
-    else if (!read_slot(slot, sequence, &view, &ready->why))
+    else if (!read_slot(slot, sequence, &view, ready))
       return false;
     if (ready->why == nullptr) ready->why = joined_.add(view);
   }
@@ -409,7 +430,7 @@ bool SegmentReader::read_slice(uint32_t slot, uint64_t sequence, Ready* ready) {
   *ready = {};
   ready->slot = slot;
   ready->ticket = sequence / 2;
-  if (!read_slot(slot, sequence, &ready->view, &ready->why)) return false;
+  if (!read_slot(slot, sequence, &ready->view, ready)) return false;
   ready->parts = parts_of(ready->view.header, ready->ticket);
   if (ready->why == nullptr && ready->view.header.parts > 1 && !read_parts(ready)) return false;
   if (ready->why == nullptr) ready->why = settle_packed(&ready->view);
@@ -425,6 +446,18 @@ bool SegmentReader::is_orphan(const Slot& tail) const {
   return sequence != 2 * tail.first_ticket || consumption_[first].consumed == tail.first_ticket;
 }
 
+// Whether the slot holds a complete slice, or part of one, that is not consumed. A sequence that the slot
+// cannot have is that of nothing that the trainer has written. It must not be consumed: the trainer would
+// then never use the slot again. (A smaller ticket may come after a larger one: two threads may claim a slot
+// in either order.)
+bool SegmentReader::is_unread(uint32_t slot, uint64_t sequence) {
+  const uint64_t ticket = sequence / 2;
+  if (sequence % 2 != 0 || ticket == consumption_[slot].consumed) return false;
+  const bool is_possible = ticket > 0 && ticket % slots() == slot;
+  has_strange_slot_ = has_strange_slot_ || !is_possible;
+  return is_possible;
+}
+
 bool SegmentReader::next_ready(Ready* ready) {
   // The counters of published slices are read first, so that a slice published meanwhile is found next time.
   // reads_all_slots_next_: the trainer may have died after it published a slot and before it counted it.
@@ -435,7 +468,7 @@ bool SegmentReader::next_ready(Ready* ready) {
     const uint32_t slot = next_slot_;
     next_slot_ = (next_slot_ + 1) % slots();
     const uint64_t sequence = sequence_of(slot);
-    if (sequence % 2 != 0 || sequence == 2 * consumption_[slot].consumed) continue;
+    if (!is_unread(slot, sequence)) continue;
     const Slot header = header_of(slot);
     if (header.part == 0) {
       if (read_slice(slot, sequence, ready)) return true;
@@ -482,6 +515,12 @@ std::vector<SegmentReader::Ready> SegmentReader::torn() {
   return result;
 }
 
+void SegmentReader::count_lost(uint32_t pass, Lost reason, uint64_t slices) {
+  if (slots() == 0 || slices == 0) return;
+  consumption_[0].lost[pass][static_cast<uint32_t>(reason)] += static_cast<uint32_t>(slices);
+  store_consumption(0);
+}
+
 void SegmentReader::store_consumption(uint32_t slot) {
   write_field(control_file_, consumption_[slot], kConsumptionOffset + slot * sizeof(Consumption));
 }
@@ -501,7 +540,7 @@ void SegmentReader::consume(const Ready& ready) {
 }
 
 // A call is counted by its slice of query rows, not again by its slice of key positions (`columns` is 1).
-bool SegmentReader::is_counted(const Ready& ready) { return ready.view.header.columns == 0; }
+bool SegmentReader::is_counted(const Ready& ready) { return ready.view.header.columns != 1; }
 
 void SegmentReader::consume_judged(const Ready& ready) {
   // An invalid slice may have a pass out of range, hence % kPasses.

@@ -53,8 +53,9 @@ struct Totals {
 };
 Totals parse_threads(Bytes region);
 
-// Returns the completely written step records after number `cursor`, the last one already read, oldest first.
-// Sets *lost to the number of overwritten records between `cursor` and the newest returned record.
+// Returns the step records after number `cursor`, the last one already read, whose checksum fits, oldest
+// first. Sets *lost to the number of overwritten or damaged records between `cursor` and the newest returned
+// record.
 std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* lost);
 
 struct SlotView {  // a parsed slot
@@ -172,10 +173,12 @@ class SegmentReader {
   // Returns the step records that are not consumed yet; `now_ns` is CLOCK_REALTIME. Stops before the first
   // pending record, some numbers of which have not arrived from a device. But a pending record is returned if
   // more than kMostPendingSteps records follow it, or after kMostPendingSteps times the duration of its step
-  // (at least 1 s).
+  // (at least 1 s). Also stops before a record whose checksum does not fit, for a second: it may just be
+  // written.
   std::vector<StepRecord> unread_steps() { return unread_steps(now_ns()); }
   std::vector<StepRecord> unread_steps(uint64_t now_ns);
-  // Consumes the result of the last unread_steps(). Records overwritten unread count as steps_lost().
+  // Consumes the result of the last unread_steps(). Records overwritten unread, and damaged ones, count as
+  // steps_lost().
   void consume_steps();
   // Calls unread_steps(), then consume_steps().
   std::vector<StepRecord> new_steps() { return new_steps(now_ns()); }
@@ -183,6 +186,8 @@ class SegmentReader {
   // Makes unread_steps() return pending records at once. Must be called only after the trainer has ended.
   void wait_no_more() { waits_for_pending_ = false; }
   uint64_t steps_lost() const { return control_.steps_lost; }
+  // Of these, the damaged ones that this agent has met: another process has written into the file.
+  uint64_t steps_damaged() const { return steps_damaged_; }
   // Returns how many step records this agent and the agents before it (one may be restarted) have consumed.
   uint64_t steps_consumed() const { return control_.step_cursor - control_.steps_lost; }
   // Returns the last consumed record. Its `sequence` is 0 if there was none or the record was overwritten.
@@ -193,8 +198,9 @@ class SegmentReader {
     uint32_t slot = 0;    // the slot of its first part
     uint32_t parts = 1;   // number of slots
     uint64_t ticket = 0;  // ticket of its first part; tickets number all parts that the trainer has written
-    const char* why = nullptr;  // the reason if the slice is invalid; then it must be consumed as lost
-    SlotView view;              // its payloads are valid until the next call of next_ready()
+    const char* why = nullptr;      // the reason if the slice is invalid; then it must be consumed as lost
+    Lost lost_as = Lost::kRefused;  // with `why`: kDamaged if a checksum does not fit
+    SlotView view;                  // its payloads are valid until the next call of next_ready()
   };
   // Finds the next complete slice; false: no slice is complete. Until the trainer publishes another slice,
   // further calls then cost only one read: that of the counters of published slices.
@@ -206,6 +212,9 @@ class SegmentReader {
 
   // Returns slices that the trainer left incomplete. Must be called only after the trainer has ended.
   std::vector<Ready> torn();
+
+  // Counts slices of a trainer that has ended as lost: they were counted as sampled and have not come.
+  void count_lost(uint32_t pass, Lost reason, uint64_t slices);
 
   // Consumes a slice and counts it as judged or lost. A slice of key positions (Slot::columns is 1) is not
   // counted, because its call has a slice of rows too, which is counted.
@@ -226,6 +235,10 @@ class SegmentReader {
   void consume_tensor();           // consumes the record that next_tensor() found last
   TensorRing tensor_ring() const;  // all zero if the segment has no ring of tensor records
 
+  // Whether the file has the size and the header that it was created with. If not, another process has
+  // truncated it or written into it, and what was in it may be lost or wrong.
+  bool is_intact() const;
+
   // Whether the trainer still holds its lock on the .seg file, which it does until its process ends.
   bool is_locked() const;
 
@@ -245,7 +258,7 @@ class SegmentReader {
   static uint64_t now_ns();
   static bool is_counted(const Ready& ready);
   bool is_waited_for(const StepRecord& record, uint64_t newest, uint64_t now_ns) const;
-  bool read_step(const StepRecord& seen, StepRecord* whole) const;
+  bool may_pass_gap(uint64_t now_ns);
   bool read_region(RegionId id, std::vector<std::byte>* into) const;
   template <class T>
   std::vector<T> ready_records(RegionId id) const;
@@ -255,7 +268,8 @@ class SegmentReader {
   uint64_t sequence_of(uint32_t slot) const;
   uint32_t slots() const { return static_cast<uint32_t>(header_.regions[kSlots].count); }
   Slot header_of(uint32_t slot) const;
-  bool read_slot(uint32_t slot, uint64_t sequence, SlotView* view, const char** why);
+  bool is_unread(uint32_t slot, uint64_t sequence);
+  bool read_slot(uint32_t slot, uint64_t sequence, SlotView* view, Ready* ready);
   bool read_slice(uint32_t slot, uint64_t sequence, Ready* ready);
   bool read_parts(Ready* ready);
   // `tail`: the header of a slot with a later part of a slice, i.e. not with part 0.
@@ -273,10 +287,15 @@ class SegmentReader {
   Control control_ = {};
   Consumption consumption_[kMaxSlots] = {};
   struct {
-    uint64_t newest = 0, count = 0;   // number of the newest record, and how many there are
-  } unread_;                          // the records that unread_steps() returned last
-  uint32_t next_slot_ = 0;            // the slot that next_ready() looks at first
-  Progress progress_ = {};            // counters of published slices when next_ready() last found no slice
+    uint64_t newest = 0, count = 0;  // number of the newest record, and how many there are
+    uint64_t damaged = 0;            // records between them that are damaged
+  } unread_;                         // the records that unread_steps() returned last
+  uint64_t steps_damaged_ = 0;
+  bool has_strange_slot_ = false;  // see is_intact()
+  uint64_t gap_since_ns_ = 0;    // when unread_steps() first met the gap that it waits for; 0: it meets none
+  uint64_t last_search_ns_ = 0;  // when unread_steps() last read the whole ring although it found nothing new
+  uint32_t next_slot_ = 0;       // the slot that next_ready() looks at first
+  Progress progress_ = {};       // counters of published slices when next_ready() last found no slice
   bool reads_all_slots_next_ = true;  // next_ready() reads every slot even if progress_ is unchanged
   bool waits_for_pending_ = true;     // unread_steps() waits for pending records
   mutable std::vector<std::byte> region_buffer_;  // the region that was read last

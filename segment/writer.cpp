@@ -1,6 +1,6 @@
-// Creates the files of a segment, the shared memory of one trainer process, and writes slices, step records
-// and tensor records into the mapped file. A slice, the copied part of an attention call, takes one or more
-// slots. Every use of a slot has a number, its ticket.
+// Creates the files of a segment, and copies slices, step records, tensor records and counters from the image
+// of the segment, which is private memory, into its file. A slice, the copied part of an attention call,
+// takes one or more slots. Every use of a slot has a number, its ticket.
 #include "segment/writer.h"
 
 #include <dirent.h>
@@ -16,6 +16,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+
+#include "segment/checksum.h"
 
 namespace foreshock::segment {
 namespace {
@@ -63,6 +65,12 @@ bool has_live_segment(const char* directory, int rank) {
 bool has_name(int fd) {
   struct statx status = {};
   return syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_NLINK, &status) != 0 || status.stx_nlink > 0;
+}
+
+// Whether an open file is smaller than `size`; false if statx() fails.
+bool is_smaller(int fd, uint64_t size) {
+  struct statx status = {};
+  return syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_SIZE, &status) == 0 && status.stx_size < size;
 }
 
 // A lock that a process holds while it looks for a live segment of its rank and creates its own. Without the
@@ -232,7 +240,7 @@ int create_reserved(const FilePaths& paths, uint64_t size) {
   }
   const int fd = create_above_streams(paths.temporary_path);
   if (fd < 0) return -1;
-  // Reserved, not only resized: a store into a hole raises SIGBUS if the tmpfs is full.
+  // Reserved, not only resized: a write into a hole fails if the tmpfs is full.
   if (reserve(fd, size)) return fd;
   const int error = errno;
   close(fd);
@@ -247,6 +255,36 @@ bool is_shared_with_group(const char* directory) {
   struct statx status = {};
   return syscall(SYS_statx, AT_FDCWD, directory, 0, STATX_MODE, &status) == 0 &&
          (status.stx_mode & S_ISGID) != 0;
+}
+
+// The regions that publish_facts() writes, and the end of the last of them. The region of tensors counts with
+// its head only.
+constexpr RegionId kFacts[] = {kIdentity, kOps, kLayers, kScalarNames, kUnseenNames, kCoverage, kTensors};
+uint64_t end_of_facts(const Region* regions) {
+  const Region& coverage = regions[kCoverage];
+  return std::max(coverage.offset + coverage.record_size, regions[kTensors].offset + sizeof(TensorRing));
+}
+
+// The header and the identity, which are written before the file gets its name.
+constexpr ssize_t kFirstBytes = 2 * kPage;
+static_assert(sizeof(Identity) <= kPage);
+
+// The position of the file's descriptor, far beyond its end, but within what any file system allows. Another
+// descriptor does not have it by chance.
+off_t position_of(uint64_t nonce) {
+  constexpr uint64_t kBegin = uint64_t{1} << 42;
+  return static_cast<off_t>(kBegin + nonce % kBegin);
+}
+
+// Zeroed memory of this process. A forked child finds zeros there, so neither copies the other's pages. Pages
+// are allocated at first use, and not as huge pages, as most of the image stays unused. Null: none is left.
+char* private_memory(uint64_t bytes) {
+  void* map =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (map == MAP_FAILED) return nullptr;
+  madvise(map, bytes, MADV_WIPEONFORK);
+  madvise(map, bytes, MADV_NOHUGEPAGE);
+  return static_cast<char*>(map);
 }
 
 // The first content of the control file. Later only the agent and the command `foreshock pause` write it.
@@ -286,13 +324,13 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
   const int control_fd = create_reserved(control, kControlBytes);
   if (control_fd < 0) return reason_of(errno);
   const int segment_fd = create_reserved(segment, header.file_size);
-  void *control_map = MAP_FAILED, *segment_map = MAP_FAILED;
+  const uint64_t facts = end_of_facts(header.regions);
+  char *image = nullptr, *published = nullptr;
   const auto undo = [&](const char* reason) {
     if (segment_fd >= 0) close(segment_fd);
     close(control_fd);
-    // A mapping keeps the memory of an unlinked file, so both are unmapped.
-    if (control_map != MAP_FAILED) munmap(control_map, kControlBytes);
-    if (segment_map != MAP_FAILED) munmap(segment_map, header.file_size);
+    if (image != nullptr) munmap(image, header.file_size);
+    if (published != nullptr) munmap(published, facts);
     for (const char* path :
          {segment.temporary_path, segment.final_path, control.temporary_path, control.final_path})
       unlink(path);
@@ -305,32 +343,195 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
     fchmod(segment_fd, 0660);
   }
   const Control first = first_control(request.nonce);
-  if (pwrite(control_fd, &first, sizeof first, 0) != sizeof first) return undo("no_space");
-  control_map = mmap(nullptr, kControlBytes, PROT_READ, MAP_SHARED, control_fd, 0);
-  segment_map = mmap(nullptr, header.file_size, PROT_READ | PROT_WRITE, MAP_SHARED, segment_fd, 0);
-  if (control_map == MAP_FAILED || segment_map == MAP_FAILED) return undo(reason_of(errno));
-  std::memcpy(segment_map, &header, sizeof header);
+  image = private_memory(header.file_size);
+  published = private_memory(facts);
+  if (image == nullptr || published == nullptr) return undo("no_mapping");
+  std::memcpy(image, &header, sizeof header);
   if (request.identity != nullptr)
-    std::memcpy(static_cast<char*>(segment_map) + header.regions[kIdentity].offset, request.identity,
-                sizeof(Identity));
+    std::memcpy(image + header.regions[kIdentity].offset, request.identity, sizeof(Identity));
+  errno = ENOSPC;  // of a write that is cut short
+  if (pwrite(control_fd, &first, sizeof first, 0) != sizeof first ||
+      pwrite(segment_fd, image, kFirstBytes, 0) != kFirstBytes ||
+      lseek(segment_fd, position_of(request.nonce), SEEK_SET) < 0)
+    return undo(reason_of(errno));
 
   // The agent looks for .seg files. When it finds this one, the file is locked and its .ctl file exists.
   if (!lock_whole(segment_fd) || rename(control.temporary_path, control.final_path) != 0 ||
       rename(segment.temporary_path, segment.final_path) != 0)
     return undo(reason_of(errno));
 
-  close(control_fd);  // the lock is on the segment; its descriptor stays open for the life of the process
-  base_ = static_cast<char*>(segment_map);
-  control_ = static_cast<Control*>(control_map);
+  base_ = image;
+  published_facts_ = published;
+  size_ = header.file_size;
+  segment_file_ = segment_fd;
+  control_file_ = control_fd;
+  control_ = first;
   std::copy_n(header.regions, kRegions, regions_);
+  // A forked child may have inherited them while a thread of its parent held them.
+  control_busy_.clear();
+  facts_busy_.clear();
+  shared_ = nullptr;
+  failed_writes_.store(0, std::memory_order_relaxed);
+  shared_counted_.store(0, std::memory_order_relaxed);
   for (std::atomic<uint64_t>& sequence : sequences_) sequence.store(0, std::memory_order_relaxed);
-  published_ = 0;
-  counts_ = {};
   threads_ = at<ThreadBlock>(kThreads);
   steps_ = at<StepRecord>(kSteps);
   steps_written_.store(0, std::memory_order_relaxed);
   return nullptr;
 }
+
+// -- writing into the file --
+
+namespace {
+
+// Keeps errno, which the trainer's code may read after a hook.
+class ErrnoGuard {
+ public:
+  ErrnoGuard() = default;
+  ~ErrnoGuard() { errno = saved_; }
+  ErrnoGuard(const ErrnoGuard&) = delete;
+  ErrnoGuard& operator=(const ErrnoGuard&) = delete;
+
+ private:
+  int saved_ = errno;
+};
+
+// Whether the file can be read completely at this place. Does not wait: files of a tmpfs are memory.
+bool read_at(int fd, void* to, uint64_t bytes, uint64_t offset) {
+  const ErrnoGuard guard;
+  return pread(fd, to, bytes, static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes);
+}
+
+// Copies words, each whole, as other threads may change them at the same time. Not checked for data races: a
+// value that is copied before it is complete is copied again later. Returns whether any word differed.
+[[gnu::no_sanitize("thread")]] bool copy_changed(const char* from, uint64_t bytes, char* to) {
+  using Word [[gnu::may_alias]] = uint64_t;
+  bool has_changed = false;
+  for (uint64_t at = 0; at < bytes; at += sizeof(Word)) {
+    const Word now = __atomic_load_n(reinterpret_cast<const Word*>(from + at), __ATOMIC_RELAXED);
+    auto* before = reinterpret_cast<Word*>(to + at);
+    if (*before == now) continue;
+    *before = now;
+    has_changed = true;
+  }
+  return has_changed;
+}
+
+}  // namespace
+
+// Whether the descriptor is still that of the segment, and a write below the file's size raises no signal. A
+// trainer may have closed all descriptors, and opened another file that has got this number: a write would
+// then change that file. The position of ours, which nothing else moves, distinguishes them. RLIMIT_FSIZE was
+// large enough when the file was created; a write beyond it would raise SIGXFSZ.
+bool SegmentWriter::may_write() const {
+  if (lseek(segment_file_, 0, SEEK_CUR) != position_of(reinterpret_cast<const Header*>(base_)->nonce))
+    return false;
+  return !is_beyond_limit(size_);
+}
+
+// Must be called after may_write().
+void SegmentWriter::put(const void* from, uint64_t bytes) const {
+  const auto offset = static_cast<uint64_t>(static_cast<const char*>(from) - base_);
+  if (bytes == 0 || offset > size_ || bytes > size_ - offset) return;
+  if (pwrite(segment_file_, from, bytes, static_cast<off_t>(offset)) != static_cast<ssize_t>(bytes))
+    failed_writes_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void SegmentWriter::write(std::initializer_list<Range> ranges) const {
+  const ErrnoGuard guard;
+  if (base_ == nullptr) return;
+  if (!may_write()) {
+    failed_writes_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  for (const Range& range : ranges) put(range.from, range.bytes);
+}
+
+// The blocks are claimed in order, and the last one is shared by all threads that found no other.
+SegmentWriter::Range SegmentWriter::claimed_threads() const {
+  uint32_t claimed = 0;
+  while (claimed < kThreadBlocks - 1 && word(threads_[claimed].claimed).load(std::memory_order_relaxed) != 0)
+    ++claimed;
+  return {threads_, claimed * sizeof(ThreadBlock)};
+}
+
+SegmentWriter::Range SegmentWriter::shared_threads() const {
+  ThreadBlock& last = threads_[kThreadBlocks - 1];
+  const uint64_t counted = word(last.all_calls).load(std::memory_order_relaxed) +
+                           word(last.hook_ns).load(std::memory_order_relaxed) +
+                           word(last.step_ns).load(std::memory_order_relaxed);
+  const bool is_new = shared_counted_.exchange(counted, std::memory_order_relaxed) != counted;
+  return {&last, is_new ? sizeof last : 0};
+}
+
+// Bytes of a region of facts up to the first record that is not in use.
+uint64_t SegmentWriter::used_bytes(RegionId id) const {
+  const Region& region = regions_[id];
+  if (id == kTensors) return region.count > 0 ? sizeof(TensorRing) : 0;
+  if (id != kLayers) return region.record_size * region.count;
+  uint64_t used = 0;
+  while (used < region.count && word(layers()[used].ready).load(std::memory_order_acquire) != 0) ++used;
+  return region.record_size * used;
+}
+
+void SegmentWriter::publish_facts() const {
+  if (facts_busy_.test_and_set(std::memory_order_acquire)) return;
+  const ErrnoGuard guard;
+  if (is_smaller(segment_file_, size_)) {
+    // What another process has cut off reads as zeros once the file has its size again. So all words that are
+    // not zero count as changed.
+    failed_writes_.fetch_add(1, std::memory_order_relaxed);
+    std::memset(published_facts_, 0, end_of_facts(regions_));
+    write({{base_ + size_ - 1, 1}});
+  }
+  word(coverage()->writes_failed).store(static_cast<uint32_t>(failed_writes()), std::memory_order_relaxed);
+  for (const RegionId id : kFacts) {
+    const uint64_t offset = regions_[id].offset, bytes = used_bytes(id);
+    if (copy_changed(base_ + offset, bytes, published_facts_ + offset)) write({{base_ + offset, bytes}});
+  }
+  facts_busy_.clear(std::memory_order_release);
+}
+
+// -- the control file --
+
+void SegmentWriter::read_control(Control* control) const {
+  const auto& header = *reinterpret_cast<const Header*>(base_);
+  if (!read_at(control_file_, control, sizeof *control, 0) ||
+      std::memcmp(control->magic, kControlMagic, sizeof kControlMagic) != 0 || control->nonce != header.nonce)
+    *control = first_control(header.nonce);
+}
+
+// Stores word by word, since other threads load the words.
+void SegmentWriter::refresh_control() const {
+  Control now;
+  read_control(&now);
+  if (control_busy_.test_and_set(std::memory_order_acquire)) return;  // another thread stores as new a copy
+  uint64_t words[sizeof now / sizeof(uint64_t)];
+  std::memcpy(words, &now, sizeof now);
+  using Word [[gnu::may_alias]] = uint64_t;
+  auto* to = reinterpret_cast<Word*>(&control_);
+  for (size_t n = 0; n < std::size(words); ++n) __atomic_store_n(to + n, words[n], __ATOMIC_RELEASE);
+  control_busy_.clear(std::memory_order_release);
+}
+
+uint64_t SegmentWriter::consumed(uint32_t index) const {
+  uint64_t ticket = 0;
+  const uint64_t offset = kConsumptionOffset + index * sizeof(Consumption) + offsetof(Consumption, consumed);
+  return read_at(control_file_, &ticket, sizeof ticket, offset) ? ticket : 0;
+}
+
+uint32_t SegmentWriter::free_slots() const {
+  Consumption records[kMaxSlots] = {};
+  const uint64_t bytes = slots() * sizeof(Consumption);
+  if (!read_at(control_file_, records, bytes, kConsumptionOffset))
+    std::fill_n(records, kMaxSlots, Consumption{});
+  uint32_t free = 0;
+  for (uint32_t n = 0; n < slots(); ++n)
+    free += sequences_[n].load(std::memory_order_relaxed) == 2 * records[n].consumed;
+  return free;
+}
+
+// -- slices --
 
 Slot* SegmentWriter::claim(uint64_t ticket) const {
   const uint32_t index = static_cast<uint32_t>(ticket % slots());
@@ -403,71 +604,138 @@ void SegmentWriter::give_back(uint64_t ticket, uint32_t count) const {
   for (uint32_t part = count; part-- > 0;) release(ticket + part);
 }
 
-void SegmentWriter::leave_to_device(uint64_t ticket, uint32_t count) const {
-  for (uint64_t of_part = ticket; of_part < ticket + count; ++of_part)
-    sequences_[of_part % slots()].store(2 * of_part, std::memory_order_release);
+namespace {
+
+// The end of the last payload that lies inside the slot.
+uint64_t end_of(const Slot& slot, uint64_t slot_bytes) {
+  uint64_t end = sizeof(Slot);
+  for (const Payload& payload : slot.payload)
+    if (payload.bytes > 0 && lies_inside(payload, slot_bytes))
+      end = std::max(end, payload.offset + payload.bytes);
+  return end;
 }
 
+}  // namespace
+
+// Each slot is written with its odd sequence first: a trainer that dies in the middle leaves it torn.
 void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count) const {
-  leave_to_device(ticket, count);  // first, since the agent may consume the slots at once
+  // First, since the agent may consume the slots at once.
+  for (uint64_t of_part = ticket; of_part < ticket + count; ++of_part)
+    sequences_[of_part % this->slots()].store(2 * of_part, std::memory_order_release);
+  const ErrnoGuard guard;
+  const bool is_writable = may_write();
+  if (!is_writable) failed_writes_.fetch_add(1, std::memory_order_relaxed);
+  for (uint32_t part = 0; part < count; ++part) {
+    Slot* slot = slots[part];
+    slot->checksum = checksum_of(*slot, reinterpret_cast<const char*>(slot), slot_bytes());
+    if (is_writable) put(slot, end_of(*slot, slot_bytes()));
+  }
   // The first part is published last: if its sequence is even, all other parts are complete too.
-  for (uint32_t part = count; part-- > 0;)
+  for (uint32_t part = count; part-- > 0;) {
     word(slots[part]->sequence).store(2 * (ticket + part), std::memory_order_release);
-  word(published_).fetch_add(1);
-  publish_count(progress()->published, published_);
+    if (is_writable) put(&slots[part]->sequence, sizeof slots[part]->sequence);
+  }
+  word(progress()->published).fetch_add(1);
+  if (is_writable) put(&progress()->published, sizeof progress()->published);
 }
+
+// -- slices that a device stores --
+
+bool SegmentWriter::map_for_devices() const {
+  if (shared_ != nullptr) return true;
+  void* map = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, segment_file_, 0);
+  if (map == MAP_FAILED) return false;
+  shared_ = static_cast<char*>(map);
+  return true;
+}
+
+void SegmentWriter::leave_to_device(Slot* const* slots, uint64_t ticket, uint32_t count) const {
+  for (uint32_t part = 0; part < count; ++part) {
+    sequences_[(ticket + part) % this->slots()].store(2 * (ticket + part), std::memory_order_release);
+    write({{slots[part], sizeof(Slot)}});
+  }
+}
+
+void SegmentWriter::read_back(Slot* slot) const {
+  Slot now;
+  const auto offset = static_cast<uint64_t>(reinterpret_cast<const char*>(slot) - base_);
+  if (!read_at(segment_file_, &now, sizeof now, offset)) return;
+  // Only the sequence that the device was to store is taken. The device stores the times before it.
+  if (now.sequence == 0 || now.sequence != sequences_[index_of(slot)].load(std::memory_order_acquire)) return;
+  word(slot->device_begin_ns).store(now.device_begin_ns, std::memory_order_relaxed);
+  word(slot->device_end_ns).store(now.device_end_ns, std::memory_order_relaxed);
+  // Not if a thread has claimed the slot again meanwhile.
+  uint64_t before = now.sequence - 1;
+  word(slot->sequence).compare_exchange_strong(before, now.sequence, std::memory_order_acq_rel);
+}
+
+void SegmentWriter::read_back_progress() const {
+  Progress now;
+  if (!read_at(segment_file_, &now, sizeof now, regions_[kProgress].offset)) return;
+  for (uint32_t n = 0; n < kDeviceProgress; ++n)
+    word(progress()->by_device[n]).store(now.by_device[n], std::memory_order_release);
+}
+
+// -- counts and steps --
 
 void SegmentWriter::count(uint64_t Coverage::*counter, uint64_t amount) {
-  word(counts_.*counter).fetch_add(amount);
-  publish_count(coverage()->*counter, counts_.*counter);
+  word(coverage()->*counter).fetch_add(amount, std::memory_order_relaxed);
 }
 
 void SegmentWriter::count_skipped_numbers(uint32_t reason, uint64_t amount) {
-  word(counts_.numbers_skipped[reason]).fetch_add(amount);
-  publish_count(coverage()->numbers_skipped[reason], counts_.numbers_skipped[reason]);
+  word(coverage()->numbers_skipped[reason]).fetch_add(amount, std::memory_order_relaxed);
 }
 
 uint64_t SegmentWriter::steps_ahead() const {
   const uint64_t written = steps_written_.load(std::memory_order_relaxed);
-  const uint64_t cursor = word(control_->step_cursor).load(std::memory_order_relaxed);
+  const uint64_t cursor = word(control_.step_cursor).load(std::memory_order_relaxed);
   return written - std::min(cursor, written);  // 0 if the cursor is invalid, i.e. beyond `written`
+}
+
+// Most steps have no scalars. Their arrays are then neither stored nor written, which saves four cache lines.
+constexpr uint64_t bytes_of(const StepRecord& record) {
+  return record.scalars_given != 0 ? sizeof(StepRecord) : offsetof(StepRecord, scalars);
 }
 
 uint64_t SegmentWriter::append_step(const StepRecord& record) {
   const uint64_t number = steps_written_.load(std::memory_order_relaxed) + 1;
   StepRecord* to = step(number);
-  word(to->sequence).store(2 * number - 1, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);  // the sequence is odd before any other byte changes
-  // Most steps have no scalars. Not writing their arrays saves four cache lines.
-  const size_t end = record.scalars_given != 0 ? sizeof(StepRecord) : offsetof(StepRecord, scalars);
-  std::memcpy(&to->step, &record.step, end - offsetof(StepRecord, step));
-  word(to->sequence).store(2 * number, std::memory_order_release);
+  std::memcpy(to, &record, bytes_of(record));
+  to->sequence = 2 * number;
+  to->checksum = checksum_of(*to);
+  write({{to, bytes_of(record)}, claimed_threads(), shared_threads()});
   steps_written_.store(number, std::memory_order_relaxed);
   return number;
 }
 
-// The sequence stays unchanged, so the record is valid even if the trainer dies in this function. `given`
-// (bits of the known numbers) is stored last. So a reader that finds the bit kNumbersPending cleared in it
-// also reads the new numbers.
+// The sequence stays unchanged. One write changes the record, so that it is pending or complete if the
+// trainer dies in this function.
 void SegmentWriter::complete_step(uint64_t number, const StepRecord& record) {
   const uint64_t written = steps_written_.load(std::memory_order_relaxed);
   if (number == 0 || number > written || written - number >= kStepRecords) return;  // overwritten
   StepRecord* to = step(number);
-  word(to->loss).store(record.loss, std::memory_order_relaxed);
-  word(to->gradient_norm).store(record.gradient_norm, std::memory_order_relaxed);
-  word(to->loss_source).store(record.loss_source, std::memory_order_relaxed);
-  word(to->skipped_steps).store(record.skipped_steps, std::memory_order_relaxed);
-  word(to->given).store(record.given & ~kNumbersPending, std::memory_order_release);
+  to->loss = record.loss;
+  to->gradient_norm = record.gradient_norm;
+  to->loss_source = record.loss_source;
+  to->skipped_steps = record.skipped_steps;
+  to->given = record.given & ~kNumbersPending;
+  to->checksum = checksum_of(*to);
+  write({{to, bytes_of(*to)}});
 }
 
 namespace {
 
-// Stores atomically, since other threads and the agent load these words.
+// Stores atomically, since publish_facts() may load these words in another thread.
 void store(uint64_t& word, uint64_t value, std::memory_order order = std::memory_order_relaxed) {
   std::atomic_ref<uint64_t>(word).store(value, order);
 }
 
 }  // namespace
+
+void TensorWriter::attach(TensorRing* ring, uint64_t bytes, const SegmentWriter* segment) {
+  attach(ring, bytes, segment->control());
+  segment_ = segment;
+}
 
 void TensorWriter::attach(TensorRing* ring, uint64_t bytes, const Control* control) {
   const bool is_usable = ring != nullptr && bytes > kLeastTensorsBytes;  // else no ring, or only counters
@@ -476,10 +744,12 @@ void TensorWriter::attach(TensorRing* ring, uint64_t bytes, const Control* contr
   data_ = reinterpret_cast<char*>(ring) + sizeof(TensorRing);
   room_ = is_usable ? (bytes - sizeof(TensorRing)) / kTensorAlign * kTensorAlign : 0;
   control_ = control;
+  segment_ = nullptr;
   filler_ = granted_ = 0;
 }
 
 uint64_t TensorWriter::consumed() const {
+  if (segment_ != nullptr) segment_->refresh_control();
   auto& control = const_cast<Control&>(*control_);  // atomic_ref needs it; this function only loads
   return std::atomic_ref<uint64_t>(control.tensor_cursor).load(std::memory_order_acquire);
 }
@@ -508,6 +778,10 @@ void TensorWriter::publish_snapshot(const TensorRecord* record) {
   publish_uncounted(record);
 }
 
+// Bytes of a filler that mean something: its length and its kind.
+constexpr uint64_t kFillerBytes = 16;
+static_assert(offsetof(TensorRecord, kind) + sizeof(TensorRecord::kind) <= kFillerBytes);
+
 void TensorWriter::publish_uncounted(const TensorRecord* record) {
   if (!fits(*record)) return;
   const uint64_t written = counts_.written, bytes = record->bytes;
@@ -515,13 +789,16 @@ void TensorWriter::publish_uncounted(const TensorRecord* record) {
   if (char* to = at(written + filler_); to != reinterpret_cast<const char*>(record))
     std::memcpy(to, record, sizeof *record);
   if (filler_ > 0) {
-    // Only the first 16 bytes of this record are stored, since no more may fit.
+    // Only the first kFillerBytes of this record are stored, since no more may fit.
     auto* filler = reinterpret_cast<TensorRecord*>(at(written));
     filler->bytes = filler_;
     filler->kind = TensorKind::kFiller;
   }
+  if (segment_ != nullptr)
+    segment_->write({{at(written), filler_ > 0 ? kFillerBytes : 0}, {at(written + filler_), bytes}});
   counts_.written = written + filler_ + bytes;
   store(ring_->written, counts_.written, std::memory_order_release);
+  if (segment_ != nullptr) segment_->write({{ring_, sizeof *ring_}});
 }
 
 void TensorWriter::add(uint64_t TensorRing::*counter, uint64_t amount) {

@@ -146,8 +146,8 @@ def test_structs_of_another_release_are_not_read(library, compile_c, run_directo
 
 
 @pytest.mark.parametrize("mode", ["unsampled", "sampled"])
-def test_hooks_make_no_system_call(mode, library, compile_c, run_directory):
-    """Rule 2. A system call after the set-up would end the program with SIGSYS (-31)."""
+def test_hooks_call_the_system_for_our_files_only(mode, library, compile_c, run_directory):
+    """Rule 2. Another system call after the set-up would end the program with SIGSYS (-31)."""
     if not pathlib.Path("/proc/sys/kernel/seccomp").exists():
         pytest.skip("this kernel has no seccomp filters")
     program = compile_c("quiet_" + mode, "-D_GNU_SOURCE", "-rdynamic", str(FOLDER / "quiet.c"), HAND)
@@ -160,7 +160,9 @@ def test_hooks_make_no_system_call(mode, library, compile_c, run_directory):
     assert allocations == 0
     assert steps == "steps: allocations 0"
     if mode == "unsampled":
-        assert (wanted, clocks) == (0, 0)
+        # Of the 3000 calls of each operation, the first 128 and then one in 128 read a coarse clock.
+        assert wanted == 0
+        assert 0 < clocks <= 2 * (128 + 3000 / 128 + 1)
     else:
         assert wanted > 0
     (segment,) = segments(run_directory / "run")

@@ -24,8 +24,8 @@ constexpr double kWrong = 1 + 0x1p-6;  // of fp64 slices: far beyond at once
 class FlaggedTest : public ::testing::Test {
  protected:
   FlaggedTest() {
-    std::strcpy(trainer_.writer.layers()[1].label, "../\"x\"/\n");  // a trainer may name a layer anything
-    trainer_.writer.layers()[1].ready = 1;
+    std::strcpy(trainer_.layer(1)->label, "../\"x\"/\n");  // a trainer may name a layer anything
+    trainer_.layer(1)->ready = 1;
     rank_.run = "a run/of mine";
     pipeline_.set_flagged(&flagged_);
   }

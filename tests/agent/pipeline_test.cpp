@@ -1,10 +1,15 @@
 #include "agent/pipeline.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <fstream>
+#include <vector>
 
+#include "agent/limits.h"
+#include "agent/totals.h"
 #include "shadow/written_out.h"
 #include "tests/agent/segment_of_a_trainer.h"
 
@@ -35,8 +40,8 @@ TEST(Pipeline, JudgesEverySliceOnceAndKeepsTheCount) {
 
 TEST(Pipeline, TheLayerThatIsWrongIsTheWorst) {
   SegmentOfATrainer trainer;
-  std::strcpy(trainer.writer.layers()[1].label, "007");
-  trainer.writer.layers()[1].ready = 1;
+  std::strcpy(trainer.layer(1)->label, "007");
+  trainer.layer(1)->ready = 1;
   auto reader = trainer.open();
   Pipeline pipeline(nullptr);
   RankStatistics rank;
@@ -155,21 +160,20 @@ TEST(Pipeline, ALayerThatIsLabelledLateHasItsLabelFromTheNextSliceOn) {
   trainer.sample(1, 1.0, 1);
   pipeline.poll(*reader, &rank);
   EXPECT_EQ(rank.unnamed.pass[0].judged, 1u);
-  segment::Layer& layer = trainer.writer.layers()[1];
-  std::strcpy(layer.label, "007");
-  std::strcpy(layer.name, "blocks.7");
-  layer.ready = 1;
+  std::strcpy(trainer.layer(1)->label, "007");
+  std::strcpy(trainer.layer(1)->name, "blocks.7");
+  trainer.layer(1)->ready = 1;
   trainer.sample(2, 1.0, 1);
   pipeline.poll(*reader, &rank);
   EXPECT_EQ(rank.unnamed.pass[0].judged, 1u);
   ASSERT_EQ(rank.layers.count("007"), 1u);
   EXPECT_EQ(rank.layers["007"].name, "blocks.7");
-  std::strcpy(layer.name, "blocks");  // named after a further parameter
+  std::strcpy(trainer.layer(1)->name, "blocks");  // named after a further parameter
   pipeline.refresh(*reader, &rank);
   trainer.sample(3, 1.0, 1);
   pipeline.poll(*reader, &rank);
   EXPECT_EQ(rank.layers["007"].name, "blocks");
-  std::strcpy(layer.name, "blk");  // no slice follows
+  std::strcpy(trainer.layer(1)->name, "blk");  // no slice follows
   pipeline.finish(*reader, &rank);
   EXPECT_EQ(rank.layers["007"].name, "blk");
 }
@@ -225,18 +229,55 @@ TEST(Pipeline, AHostileSlotIsRefusedCountedAndTheRestGoesOn) {
   EXPECT_EQ(rank.judged[0], 1u);
 }
 
+// Another process writes into the file: nothing of it is judged, and the run is not healthy.
+TEST(Pipeline, WhatAnotherProcessHasChangedIsDamaged) {
+  SegmentOfATrainer trainer;
+  auto reader = trainer.open();
+  Pipeline pipeline(nullptr);
+  RankStatistics rank;
+  trainer.sample(1, 1.0);
+  trainer.sample(2, 1.0);
+  pipeline.refresh(*reader, &rank);
+  EXPECT_FALSE(rank.is_damaged);
+  const segment::Region& slots = reader->header().regions[segment::kSlots];
+  const int file = open((trainer.directory + "/0-0000000000000010.seg").c_str(), O_RDWR | O_CLOEXEC);
+  const std::vector<char> noise(256, '\x7f');
+  const uint64_t payload = slots.offset + 2 * slots.record_size + 704;  // of ticket 2
+  ASSERT_EQ(pwrite(file, noise.data(), noise.size(), static_cast<off_t>(payload)), 256);
+  pipeline.poll(*reader, &rank);
+  pipeline.refresh(*reader, &rank);
+  EXPECT_EQ(rank.judged[0], 1u);
+  EXPECT_EQ(rank.lost[0][static_cast<int>(segment::Lost::kDamaged)], 1u);
+  EXPECT_EQ(rank.pass[0].nonfinite, 0u);
+  EXPECT_TRUE(totals_of({&rank}, 0).is_damaged);
+  EXPECT_FALSE(rank.is_damaged) << "the file is what it was";
+  trainer.sample(3, 1.0);
+  trainer.thread()->calls[0] = 7;
+  pipeline.refresh(*reader, &rank);
+  EXPECT_EQ(rank.calls(0), 7u);
+  ASSERT_EQ(ftruncate(file, 0), 0);
+  close(file);
+  pipeline.finish(*reader, &rank);
+  EXPECT_TRUE(rank.is_damaged);
+  EXPECT_EQ(rank.judged[0], 1u);
+  EXPECT_EQ(rank.calls(0), 7u) << "what was read before is kept";
+}
+
 TEST(Pipeline, WhatATrainerLeftHalfWrittenIsLostAsTorn) {
   SegmentOfATrainer trainer;
   auto reader = trainer.open();
   Pipeline pipeline(nullptr);
   RankStatistics rank;
   trainer.sample(1, 1.0);
-  ++trainer.writer.threads()[0].calls[0];
-  ++trainer.writer.threads()[0].sampled[0];
-  ASSERT_NE(trainer.writer.claim(50), nullptr);  // never published
+  trainer.thread()->calls[0] += 2;
+  trainer.thread()->sampled[0] += 2;
+  segment::Slot* slot = trainer.writer.claim(50);
+  ASSERT_NE(slot, nullptr);
+  trainer.writer.write({{slot, sizeof *slot}});  // and of the other one nothing
   pipeline.finish(*reader, &rank);
   EXPECT_EQ(rank.judged[0], 1u);
-  EXPECT_EQ(rank.lost[0][static_cast<int>(segment::Lost::kTorn)], 1u);
+  EXPECT_EQ(rank.lost[0][static_cast<int>(segment::Lost::kTorn)], 2u);
+  EXPECT_EQ(trainer.open()->lost(0, segment::Lost::kTorn), 2u) << "the next agent knows it too";
   EXPECT_EQ(rank.in_flight(0), 0u);
 }
 

@@ -60,9 +60,7 @@ class RunAdvice : public testing::Test {
     run_->poll();
   }
 
-  static segment::Advice advice_of(const SegmentOfATrainer& trainer) {
-    return trainer.writer.control()->advice;
-  }
+  static segment::Advice advice_of(const SegmentOfATrainer& trainer) { return trainer.control().advice; }
 
   SegmentOfATrainer first_, second_ = SegmentOfATrainer(first_.directory, 1);
   Registry registry_;
@@ -119,7 +117,7 @@ TEST_F(RunAdvice, AWarningBeginsABurstOfAllRanksOnce) {
   train(1, 200);
   run_->update_interval(0);
   err(192);
-  const segment::Control first = *first_.writer.control(), second = *second_.writer.control();
+  const segment::Control first = first_.control(), second = second_.control();
   EXPECT_EQ(first.burst_interval, 1u);
   EXPECT_GT(first.burst_from_step, 200);
   EXPECT_EQ(first.burst_until_step, first.burst_from_step + kBurstSamples);
@@ -141,7 +139,7 @@ TEST_F(RunAdvice, WhatTheAgentSpendsOnEveryStepKeepsNoneFromBeingSampled) {
   open();
   train(1, 200);
   run_->update_interval(0.008);
-  EXPECT_EQ(first_.writer.control()->interval, 8u);
+  EXPECT_EQ(first_.control().interval, 8u);
 }
 
 // 10 ms in every second of 64 steps are beyond 1 %: the interval grows, from a step that no rank has told. Of
@@ -151,8 +149,8 @@ TEST_F(RunAdvice, AnIntervalIsChosenByWhatStepsToldAsOneCost) {
   train_told_as_one(10, 640);
   run_->update_interval(0);
   for (const SegmentOfATrainer* trainer : {&first_, &second_}) {
-    EXPECT_EQ(trainer->writer.control()->interval, 2 * kInterval);
-    EXPECT_EQ(trainer->writer.control()->interval_from_step, 640 + 4 * 10);
+    EXPECT_EQ(trainer->control().interval, 2 * kInterval);
+    EXPECT_EQ(trainer->control().interval_from_step, 640 + 4 * 10);
   }
   err(640);
   EXPECT_GE(advice_of(first_).from_step, 640 + 40 + 25);
@@ -163,26 +161,26 @@ TEST_F(RunAdvice, NoBurstBeforeItsCostIsKnownNorWhereTheIntervalIsTheUsers) {
   open();
   train(1, 200);
   err(192);
-  EXPECT_EQ(first_.writer.control()->burst_interval, 0u);
+  EXPECT_EQ(first_.control().burst_interval, 0u);
   run_.reset();
   open(kInterval);
   train(201, 400);
   run_->update_interval(0);
   err(384);
-  EXPECT_EQ(first_.writer.control()->burst_interval, 0u);
+  EXPECT_EQ(first_.control().burst_interval, 0u);
 }
 
 TEST_F(RunAdvice, NoBurstWhereRanksAreOnOtherNodes) {
   for (SegmentOfATrainer* trainer : {&first_, &second_}) {
-    trainer->writer.identity()->world_size = 16;
-    trainer->writer.identity()->local_ranks = 2;
+    trainer->identity()->world_size = 16;
+    trainer->identity()->local_ranks = 2;
   }
   open();
   train(1, 200);
   run_->update_interval(0);
   err(192);
   EXPECT_EQ(advice_of(first_).level, 2u);
-  EXPECT_EQ(first_.writer.control()->burst_interval, 0u);
+  EXPECT_EQ(first_.control().burst_interval, 0u);
 }
 
 }  // namespace

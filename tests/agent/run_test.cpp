@@ -55,7 +55,7 @@ TEST(Run, WhatReplacedProcessesLeaveIsRemovedUnderALiveLauncherAndTold) {
   };
 
   Registry registry;
-  first.writer.identity()->launcher_id = kLauncher;
+  first.identity()->launcher_id = kLauncher;
   first.step(1, 2.0);
   first.sample(1, 1.0);
   run->discover(&registry);
@@ -64,7 +64,7 @@ TEST(Run, WhatReplacedProcessesLeaveIsRemovedUnderALiveLauncherAndTold) {
   EXPECT_EQ(files(), 2u) << "the last one of a rank may still be told how it ended";
 
   SegmentOfATrainer second(first.directory, 0, 0x11);
-  second.writer.identity()->launcher_id = kLauncher;
+  second.identity()->launcher_id = kLauncher;
   run->discover(&registry);
   run->finish_dead_ranks(now + 22s);
   EXPECT_EQ(files(), 2u);
@@ -98,11 +98,11 @@ TEST(Run, IsFinishedWhenAllTrainingsHaveEndedWellThoughTheCommandGoesOn) {
   run->finish_dead_ranks(now + 11s);
   EXPECT_EQ(run->state(), RunState::kRunning) << "it may have been killed";
 
-  trainer.writer.identity()->exit_status = 1;
-  trainer.writer.identity()->has_exited = 1;
+  trainer.identity()->exit_status = 1;
+  trainer.identity()->has_exited = 1;
   run->finish_dead_ranks(now + 12s);
   EXPECT_EQ(run->state(), RunState::kRunning) << "it has failed";
-  trainer.writer.identity()->exit_status = 0;
+  trainer.identity()->exit_status = 0;
   run->finish_dead_ranks(now + 13s);
   EXPECT_EQ(run->state(), RunState::kFinished);
 
@@ -121,16 +121,18 @@ TEST(Run, RanksThatHadToWaitForDescriptorsAreInTheSummary) {
   std::vector<std::unique_ptr<SegmentOfATrainer>> others;
   for (int rank = 1; rank < kRanks; ++rank)
     others.push_back(std::make_unique<SegmentOfATrainer>(first.directory, rank));
-  first.writer.identity()->launcher_id = kLauncher;
+  first.identity()->launcher_id = kLauncher;
   first.step(1, 2.0);
   for (const auto& other : others) {
-    other->writer.identity()->launcher_id = kLauncher;
+    other->identity()->launcher_id = kLauncher;
     other->step(1, 2.0);
   }
   const auto run = open_run(job_options(), first);
   ASSERT_NE(run, nullptr);
   Registry registry;
-  const FewDescriptors few(32);
+  // At most 64 of them are reserved, at least a quarter of them and of the 48 of the trainers. So 16 to 47
+  // are left for segments, two for each.
+  const FewDescriptors few(80);
   EXPECT_TRUE(run->discover(&registry));
   const size_t at_once = run->ranks();
   EXPECT_LT(at_once, size_t{kRanks});
@@ -159,7 +161,7 @@ TEST(Run, AnOlderProcessOfARankThatIsFoundLateDoesNotTakeItsPlace) {
   const auto run = open_run(job_options(), newer);
   ASSERT_NE(run, nullptr);
   Registry registry;
-  newer.writer.identity()->attempt = 1;
+  newer.identity()->attempt = 1;
   run->discover(&registry);
   SegmentOfATrainer older(newer.directory, 0, 0x10);
   run->discover(&registry);
@@ -175,7 +177,7 @@ TEST(Run, AnOlderProcessOfARankThatIsFoundLateDoesNotTakeItsPlace) {
 TEST(Run, ARecordThatAKilledAgentCouldNotWriteIsNotComplete) {
   for (const bool was_full : {false, true}) {
     SegmentOfATrainer trainer;
-    trainer.writer.identity()->launcher_id = kLauncher;
+    trainer.identity()->launcher_id = kLauncher;
     Registry registry;
     for (const char* record : {was_full ? "/dev/full" : "", "record.jsonl"}) {
       auto run = open_run(job_options(*record == 'r' ? trainer.directory + "/" + record : record), trainer);
@@ -200,7 +202,7 @@ TEST(Run, ARecordThatAKilledAgentCouldNotWriteIsNotComplete) {
 // has seen nothing of it.
 TEST(Run, WhatAKilledAgentHasFoundIsInTheSummary) {
   SegmentOfATrainer trainer;
-  trainer.writer.identity()->launcher_id = kLauncher;
+  trainer.identity()->launcher_id = kLauncher;
   Registry registry;
   for (const bool is_first : {true, false}) {
     const auto run = open_run(job_options(), trainer);
@@ -318,7 +320,7 @@ void train(SegmentOfATrainer* trainer, Run* run, int64_t from, int64_t steps, in
 TEST(Run, FourAttemptsWithNineSpikesSayNine) {
   std::string error;
   SegmentOfATrainer first;
-  first.writer.identity()->launcher_id = kLauncher;
+  first.identity()->launcher_id = kLauncher;
   auto run = open_run(job_options(), first);
   ASSERT_NE(run, nullptr);
   Registry registry;
@@ -329,7 +331,7 @@ TEST(Run, FourAttemptsWithNineSpikesSayNine) {
     if (attempt > 0) {
       later.push_back(std::make_unique<SegmentOfATrainer>(first.directory, 0, 0x10 + attempt));
       trainer = later.back().get();
-      trainer->writer.identity()->launcher_id = kLauncher;
+      trainer->identity()->launcher_id = kLauncher;
     }
     run->discover(&registry);
     train(trainer, run.get(), step, 200, 0);
@@ -353,7 +355,7 @@ TEST(Run, FourAttemptsWithNineSpikesSayNine) {
 
 TEST(Run, CountsOfLossEventsDoNotFallWhenTheAgentRestarts) {
   SegmentOfATrainer trainer;
-  trainer.writer.identity()->launcher_id = kLauncher;
+  trainer.identity()->launcher_id = kLauncher;
   for (const int64_t spikes : {240, 241}) {
     const auto run = open_run(job_options(), trainer);
     ASSERT_NE(run, nullptr);

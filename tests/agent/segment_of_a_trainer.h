@@ -39,7 +39,8 @@ class SegmentOfATrainer {
     std::strcpy(layer.label, "003");
     std::strcpy(layer.name, "blocks.3.attention.qkv.weight");
     layer.ready = 1;
-    tensors_.attach(writer.tensors(), writer.tensor_bytes(), writer.control());
+    tensors_.attach(writer.tensors(), writer.tensor_bytes(), &writer);
+    writer.publish_facts();
   }
   ~SegmentOfATrainer() {
     if (!owns_directory_) return;
@@ -52,6 +53,24 @@ class SegmentOfATrainer {
     auto reader = segment::SegmentReader::open(directory, "0-0000000000000010", &why);
     EXPECT_NE(reader, nullptr) << why;
     return reader;
+  }
+
+  // Writes a record of the segment at the end of the statement: trainer.identity()->rank = 1.
+  template <class T>
+  struct Published {
+    segment::SegmentWriter* writer;
+    T* record;
+    T* operator->() const { return record; }
+    T& operator*() const { return *record; }
+    ~Published() { writer->write({{record, sizeof *record}}); }
+  };
+  Published<segment::Identity> identity() { return {&writer, writer.identity()}; }
+  Published<segment::Layer> layer(uint32_t index) { return {&writer, &writer.layers()[index]}; }
+  Published<segment::ThreadBlock> thread() { return {&writer, &writer.threads()[0]}; }
+  // As the trainer reads it now.
+  const segment::Control& control() const {
+    writer.refresh_control();
+    return *writer.control();
   }
 
   // Eight fp64 rows over four keys; `factor` is how wrong the kernel's output is. A backward one has
@@ -225,6 +244,7 @@ class SegmentOfATrainer {
     writer.tensors()->tensors = static_cast<uint64_t>(layers);
     writer.tensors()->interval = 1;
     tensors_.publish_snapshot(record);
+    writer.publish_facts();
   }
 
   std::string directory;
@@ -239,6 +259,7 @@ class SegmentOfATrainer {
     ++writer.threads()[0].calls[pass];
     ++writer.threads()[0].all_calls;
     ++writer.threads()[0].sampled[pass];
+    writer.publish_threads();
     segment::Slot* slot = writer.claim(++tickets_);
     if (slot == nullptr) return nullptr;
     slot->step = step;

@@ -70,6 +70,7 @@ class SimulatedNode {
       layer.gradient_norm = 1;
       layer.ready = 1;
     }
+    trainer.writer.publish_facts();
   }
 
   const int layers_;

@@ -27,7 +27,7 @@ struct rule {
 };
 
 static const struct rule rules[] = {
-    {"shared_mappings", SYS_mmap, 3, MAP_TYPE, MAP_SHARED},
+    {"positional_writes", SYS_pwrite64, -1, 0, 0},
     {"wipe_on_fork", SYS_madvise, 2, ~0u, MADV_WIPEONFORK},
     {"record_locks", SYS_fcntl, 1, ~0u, F_SETLK},
     {"fallocate", SYS_fallocate, -1, 0, 0},

@@ -56,7 +56,7 @@ def test_limits_of_all(scene, told, limit, says):
 
 
 REFUSED = {
-    "shared_mappings": "(not_permitted)",
+    "positional_writes": "(not_permitted)",
     "wipe_on_fork": "(no_mapping)",
     "record_locks": "(not_permitted)",
     "fallocate": "(not_permitted)",

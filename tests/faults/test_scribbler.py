@@ -1,8 +1,5 @@
-"""Another process of the user writes into the files of a live run, replaces or removes them: the training is the same.
-
-The segment is write-only for the trainer (segment/writer.h). Truncation is left out: it ends the trainer with SIGBUS
-(docs/security.md).
-"""
+"""Another process of the user writes into the files of a live run, truncates, replaces or removes them: the training
+is the same. The trainer maps neither of them (segment/writer.h)."""
 
 import contextlib
 import os
@@ -15,7 +12,8 @@ from collections.abc import Callable
 
 import pytest
 from fault_scene import RUN_ID, Scene, assert_same_result
-from segment_file import SLOTS
+from scraping import wait_until
+from segment_file import SLOTS, segments
 
 PAGE = 4096
 HEADER_REGIONS, REGION = 32, struct.Struct("<QQQ")
@@ -67,6 +65,10 @@ class Scribbler:
             for slot in range(offset, offset + size * count, max(size, 1)):
                 os.pwrite(file, self.content(SLOT_HEADER - SLOT_PAYLOADS), slot + SLOT_PAYLOADS)
 
+    def truncate(self) -> None:
+        for file, size, _ in self.files.values():
+            os.ftruncate(file, self.random.choice([0, 100, PAGE, min(size, 1 << 20)]))
+
     def replace_files(self) -> None:
         for name in self.files:
             with contextlib.suppress(OSError):
@@ -102,7 +104,7 @@ def end_under(scene: Scene, attack: Callable[[Scribbler], None], seed: int, roun
     return done
 
 
-CONTENT = [Scribbler.write_pages, Scribbler.redirect_regions, Scribbler.race_for_slots]
+CONTENT = [Scribbler.write_pages, Scribbler.redirect_regions, Scribbler.race_for_slots, Scribbler.truncate]
 NAMES = [Scribbler.replace_files, Scribbler.remove_directory]
 
 
@@ -114,6 +116,27 @@ def test_what_is_written_into_a_segment_does_not_reach_the_training(scene, attac
 @pytest.mark.parametrize("attack", NAMES)
 def test_files_that_are_replaced_or_removed_do_not_reach_the_training(scene, attack):
     end_under(scene, attack, seed=2, rounds=1)
+
+
+@pytest.mark.parametrize("suffix", [".seg", ".ctl"])
+@pytest.mark.parametrize("size", [0, 1 << 20])
+def test_a_file_that_is_truncated_once(scene, suffix, size):
+    """The trainer ends as ever. Of the segment, the summary says that it is damaged; it does not say "healthy"."""
+    line = scene.trainer_line("40", "return", "wait")
+    plain = scene.go_on(scene.start_half_way(line))
+    process = scene.start_half_way([*scene.run_line(), *line])
+    directory = scene.base / RUN_ID
+    wait_until(lambda: segments(directory)[0].attention()["forward"]["judged"] > 0)  # an agent follows the trainer
+    for path in directory.glob(f"*{suffix}"):
+        os.truncate(path, size)
+    watched = scene.go_on(process)
+    assert_same_result(plain, watched)
+    (rank,) = watched.summary["ranks"]
+    assert 20 <= rank["steps"] <= 40
+    if suffix == ".seg":
+        assert watched.summary["healthy"] is False
+        assert "the file of rank 0" in watched.errors
+        assert rank["attention"]["forward"]["calls"] > 0
 
 
 @pytest.mark.long

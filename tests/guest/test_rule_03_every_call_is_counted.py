@@ -121,6 +121,20 @@ def test_threads_do_not_lose_each_other_s_counts(start_alone, base):
         "for each in threads: each.start()\n"
         "for each in threads: each.join()"
     )
+    trainer.do("hand.step(1)")  # its end writes the counts of all threads
     seen = attention(base / "alone")
     assert_calls_conserved(seen)
-    assert seen["forward"]["calls"] == 2 + 80 * 200
+    assert seen["forward"]["calls"] == 4 + 80 * 200
+
+
+def test_calls_without_a_step_are_seen_while_the_program_runs(start_alone, base):
+    """An evaluation, say: the counts in the file are at most about 100 ms and 128 calls old."""
+    trainer = start_alone(FORESHOCK_EVERY="2", FORESHOCK_MAX_SLOWDOWN="100%")
+    trainer.do("hand.step(1)")
+    before = attention(base / "alone")["forward"]["calls"]
+    trainer.do("import time\nfor _ in range(600):\n    hand.library.hand_forward(1)\n    time.sleep(0.001)")
+    seen = attention(base / "alone")
+    assert before + 600 - 128 - 200 <= seen["forward"]["calls"] <= before + 600
+    assert_calls_conserved(seen)
+    assert trainer.finish() == 0
+    assert attention(base / "alone")["forward"]["calls"] == before + 600

@@ -6,7 +6,10 @@ namespace foreshock {
 namespace {
 
 struct Setting : PerContext {
-  using PerContext::fail, PerContext::has_written_marker, PerContext::marker;
+  using PerContext::fail, PerContext::marker;
+  bool has_written_marker(uint64_t word) {
+    return PerContext::has_written_marker([word] { return word; });
+  }
 
   // Returns how often it was tried.
   int set_up(uint64_t context_id, int result = -1) {

@@ -5,6 +5,7 @@
 
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <optional>
 
 #include "tests/libmonitor/monitor_fixture.h"
@@ -118,6 +119,20 @@ TEST_F(ProcessState, WhoFindsThatAProcessIsOffKnowsWhoseItIs) {
   std::string owner;
   std::ifstream(base_ + "/r/" + found) >> owner;
   EXPECT_EQ(owner, "4711");
+}
+
+// Calls without steps are written every 100 ms only, and these take less.
+TEST_F(ProcessState, WhatIsCountedWhenItIsSwitchedOffIsInTheSegment) {
+  in_child({{"FORESHOCK_EVERY", "1000"}}, [this] {
+    Trainer trainer;
+    trainer.step(1, 2);
+    for (int n = 0; n < 300; ++n) trainer.attention(false);
+    foreshock_off("");
+    trainer.attention(false);  // not counted
+    EXPECT_EQ(open()->totals().calls[trainer.forward_op], 302u);
+  });
+  EXPECT_EQ(std::distance(fs::directory_iterator(base_ + "/r"), {}), 2)
+      << "without a reason, no file has one";
 }
 
 TEST_F(ProcessState, LateFactsAreShownWithTheStepAfterThem) {

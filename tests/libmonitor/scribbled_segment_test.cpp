@@ -37,7 +37,7 @@ class ScribbledSegment : public testing::Test {
     control_ = open((name + ".ctl").c_str(), O_RDWR | O_CLOEXEC);
     ASSERT_EQ(pread(segment_, &header_, sizeof header_, 0), ssize_t{sizeof header_});
     begin_ = writer_.slot_region() - header_.regions[segment::kSlots].offset;
-    tensors_.attach(writer_.tensors(), writer_.tensor_bytes(), writer_.control());
+    tensors_.attach(writer_.tensors(), writer_.tensor_bytes(), &writer_);
     layers_.attach(writer_.layers());
     scalars_.attach(writer_.scalar_names());
     call_.build(true);
@@ -75,6 +75,7 @@ class ScribbledSegment : public testing::Test {
     EXPECT_TRUE(layers_.publish_gradients(step.step, &norm));
     EXPECT_EQ(norm, 2);
     scalars_.observe("loss", 1, -1);
+    writer_.publish_facts();
     put_tensor();
     return is_written;
   }
@@ -107,7 +108,7 @@ class ScribbledSegment : public testing::Test {
   Scalars scalars_;
   int segment_ = -1, control_ = -1;
   segment::Header header_ = {};  // as it was created
-  char* begin_ = nullptr;        // of the mapped segment
+  char* begin_ = nullptr;        // of the image
   std::vector<char> victim_ = std::vector<char>(8 << 20);
   CallOnTensors call_;
   ValidatedCall checked_;
@@ -181,6 +182,7 @@ TEST_F(ScribbledSegment, CountsDoNotComeFromTheSegment) {
   put_tensor();
   tensors_.count_due(2);
   tensors_.count_skipped(segment::kTensorBudget);
+  writer_.publish_facts();
   ASSERT_EQ(pread(segment_, &ring, sizeof ring, static_cast<off_t>(at)), ssize_t{sizeof ring});
   EXPECT_EQ(ring.written, 8192u);
   EXPECT_EQ(ring.snapshots_taken, 2u);
@@ -211,6 +213,7 @@ TEST_F(ScribbledSegment, AFaultyControlFileFreesNothing) {
     EXPECT_EQ(writer_.free_slots(), 0u) << word;
     EXPECT_FALSE(use(kSlots + 1)) << word;
     ASSERT_EQ(pwrite(control_, &word, sizeof word, offsetof(segment::Control, step_cursor)), 8);
+    writer_.refresh_control();
     EXPECT_LE(writer_.steps_ahead(), 100u);
     ASSERT_EQ(pwrite(control_, &word, sizeof word, offsetof(segment::Control, tensor_cursor)), 8);
     uint64_t room = 0;

@@ -135,28 +135,26 @@ TEST_F(SplitSlices, AnAgentThatDiedInTheMiddleOfConsumingCountsNothingTwice) {
 
 // A writer that dies at any place loses one slice, as torn.
 TEST_F(SplitSlices, AWriterThatDiesInTheMiddleLeavesOneTornSlice) {
-  const std::vector<std::function<void(SegmentWriter&)>> deaths = {
-      [](SegmentWriter& writer) {  // with the first slot claimed and nothing told
-        writer.claim(1);
-      },
-      [](SegmentWriter& writer) {  // with all claimed
-        Slot* slots[kMaxSlots];
-        writer.claim(1, 4, slots, header_of(4));
-      },
-      [](SegmentWriter& writer) {  // with one half-claimed, whose header is that of an earlier slice
-        Slot* slots[kMaxSlots];
-        writer.claim(1, 4, slots, header_of(4));
-        slots[3]->ticket = 77;
-        slots[3]->part = slots[3]->parts = 0;
-      },
-      [](SegmentWriter& writer) {  // with the tails published
-        Slot* slots[kMaxSlots];
-        writer.claim(1, 4, slots, header_of(4));
-        for (uint32_t part = 0; part < 4; ++part) fill_part(slots[part], 1, part);
-        for (uint32_t part = 1; part < 4; ++part)
-          word(slots[part]->sequence).store(2 * (1 + part), std::memory_order_release);
-      },
+  // The slots of a slice of four parts, of which the file has the first `written`, with odd sequences.
+  const auto begin = [](SegmentWriter& writer, uint32_t written, Slot** slots) {
+    writer.claim(1, 4, slots, header_of(4));
+    for (uint32_t part = 0; part < 4; ++part) fill_part(slots[part], 1, part);
+    for (uint32_t part = 0; part < written; ++part) writer.write({{slots[part], writer.slot_bytes()}});
   };
+  std::vector<std::function<void(SegmentWriter&)>> deaths;
+  for (const uint32_t written : {1u, 2u, 4u})
+    deaths.push_back([=](SegmentWriter& writer) {
+      Slot* slots[kMaxSlots];
+      begin(writer, written, slots);
+    });
+  deaths.push_back([=](SegmentWriter& writer) {  // with the tails published
+    Slot* slots[kMaxSlots];
+    begin(writer, 4, slots);
+    for (uint32_t part = 1; part < 4; ++part) {
+      slots[part]->sequence = 2 * (1 + part);
+      writer.write({{&slots[part]->sequence, sizeof(uint64_t)}});
+    }
+  });
   uint64_t nonce = 0x10;
   for (const auto& death : deaths) {
     const pid_t child = fork();
@@ -210,6 +208,7 @@ TEST_F(SplitSlices, PartsThatDoNotBelongTogetherAreRefusedAsOneSlice) {
       for (uint32_t n = 0; n < 3; ++n) fill_part(slots[n], 1, n);
       writer.publish(slots, 1, 3);
       changes[which](slots[part]);
+      writer.write({{slots[part], sizeof(Slot)}});
       char name[48];
       std::snprintf(name, sizeof name, "%d-%016llx", rank, static_cast<unsigned long long>(nonce++));
       auto reader = open(name);
@@ -239,6 +238,7 @@ TEST_F(SplitSlices, WhatIsInTheSlotByThenIsNotAskedHowManyPartsThereWere) {
   ASSERT_TRUE(reader->next_ready(&ready));
   EXPECT_EQ(ready.ticket, 1u);
   slots[0]->parts = 4;
+  writer.write({{slots[0], sizeof(Slot)}});
   reader->consume_judged(ready);
   ASSERT_TRUE(reader->next_ready(&ready)) << "the slice behind it";
   EXPECT_EQ(ready.ticket, 3u);

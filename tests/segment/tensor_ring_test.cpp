@@ -16,7 +16,7 @@ class TensorRingTest : public SegmentFiles {
   void SetUp() override {
     SegmentFiles::SetUp();
     ASSERT_EQ(writer_.create({directory_.c_str(), 0, 0x10, 2, 4096, kRingBytes}), nullptr);
-    tensors_.attach(writer_.tensors(), writer_.tensor_bytes(), writer_.control());
+    tensors_.attach(writer_.tensors(), writer_.tensor_bytes(), &writer_);
   }
 
   // A record whose payload is `bytes` values; false when the ring is full.
@@ -154,8 +154,10 @@ TEST_F(TensorRingTest, WhatNoWriterMakesIsRefusedAndPassedOver) {
     ASSERT_TRUE(write(1, 100));
     auto* first =
         reinterpret_cast<TensorRecord*>(reinterpret_cast<char*>(writer_.tensors()) + sizeof(TensorRing));
+    writer_.refresh_control();
     ASSERT_EQ(writer_.control()->tensor_cursor % (kRingBytes - sizeof(TensorRing)), 0u) << what;
     change(*first);
+    writer_.write({{first, sizeof *first}});
     ASSERT_TRUE(reader->next_tensor(&ready)) << what;
     EXPECT_NE(ready.why, nullptr) << what;
     reader->consume_tensor();

@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <fstream>
 #include <thread>
 
+#include "segment/checksum.h"
 #include "tests/segment/segment_files.h"
 
 namespace {
@@ -147,23 +149,41 @@ TEST_F(SegmentFiles, SlicesCrossOnceAndAreAcknowledged) {
   EXPECT_NE(writer.claim(6), nullptr);
 }
 
-// As the stream of a device publishes: it stores words and counts nothing.
+// As the stream of a device publishes: it stores payload, times and words, and counts nothing.
 TEST_F(SegmentFiles, ASliceOfADeviceWakesTheReaderByTheDevicesWord) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);
   auto reader = open();
   SegmentReader::Ready ready;
   EXPECT_FALSE(reader->next_ready(&ready));
+  ASSERT_TRUE(writer.map_for_devices());
+  const auto stored_by_device = [&](uint64_t& in_image) {
+    return word(*reinterpret_cast<uint64_t*>(writer.device_memory(&in_image)));
+  };
   for (const uint32_t device : {0u, kDeviceProgress - 1}) {
     const uint64_t ticket = device + 1;
     Slot* slot = writer.claim(ticket);
     ASSERT_NE(slot, nullptr);
     fill(slot, ticket);
-    word(slot->sequence).store(2 * ticket);
+    writer.leave_to_device(&slot, ticket, 1);
+    constexpr uint64_t kEnd = 4096 - sizeof(Slot);
+    std::memcpy(writer.device_memory(slot) + sizeof(Slot), reinterpret_cast<char*>(slot) + sizeof(Slot),
+                kEnd);
+    stored_by_device(slot->device_begin_ns).store(10);
+    stored_by_device(slot->device_end_ns).store(17);
+    writer.read_back(slot);
+    EXPECT_EQ(slot->sequence, 2 * ticket - 1) << "it has not arrived";
+    stored_by_device(slot->sequence).store(2 * ticket);
     EXPECT_FALSE(reader->next_ready(&ready)) << "it looks at one page only";
-    word(writer.progress()->by_device[device]).store(ticket);
+    stored_by_device(writer.progress()->by_device[device]).store(ticket);
     ASSERT_TRUE(reader->next_ready(&ready));
+    EXPECT_EQ(ready.why, nullptr) << ready.why;
     EXPECT_EQ(ready.ticket, ticket);
+    writer.read_back(slot);
+    EXPECT_EQ(slot->sequence, 2 * ticket);
+    EXPECT_EQ(slot->device_end_ns, 17u);
+    writer.read_back_progress();
+    EXPECT_EQ(writer.progress()->by_device[device], ticket);
     reader->consume_judged(ready);
     EXPECT_FALSE(reader->next_ready(&ready));
   }
@@ -177,7 +197,9 @@ TEST_F(SegmentFiles, ASliceWhoseWriterDiedBeforeItCountedIsFoundAtTheEnd) {
   EXPECT_FALSE(reader->next_ready(&ready));
   Slot* slot = writer.claim(1);
   fill(slot, 1);
-  word(slot->sequence).store(2, std::memory_order_release);  // publish() up to its last line
+  slot->checksum = checksum_of(*slot, reinterpret_cast<char*>(slot), writer.slot_bytes());
+  slot->sequence = 2;
+  writer.write({{slot, writer.slot_bytes()}});  // publish() up to its last line
   EXPECT_FALSE(reader->next_ready(&ready));
   reader->read_all_slots_next();
   EXPECT_TRUE(reader->next_ready(&ready));
@@ -224,8 +246,10 @@ TEST_F(SegmentFiles, AWriterThatDiedInMidSlotLeavesATornSlice) {
   if (child == 0) {
     SegmentWriter writer;
     if (create(&writer) != nullptr) _exit(1);
-    fill(writer.claim(1), 1);
-    Slot* slot = writer.claim(2);
+    Slot* slot = writer.claim(1);
+    fill(slot, 1);
+    writer.write({{slot, writer.slot_bytes()}});  // the first half of publish()
+    slot = writer.claim(2);
     fill(slot, 2);
     writer.publish(slot, 2);
     _exit(0);

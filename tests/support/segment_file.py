@@ -8,7 +8,7 @@ SKIP_REASONS = (
     "budget", "ring_full", "dropout", "capture", "nested", "fp8", "mask", "layout", "too_large", "off", "unknown",
     "device", "device_memory", "set_up",
 )  # fmt: skip
-LOST_REASONS = ("torn", "agent_absent", "refused", "unsupported")
+LOST_REASONS = ("torn", "damaged", "refused", "unsupported")
 PASSES = ("forward", "backward")
 OP_NAME = 64  # bytes of an operation's name
 CONSUMPTION_OFFSET, MAX_SLOTS = 256, 60

@@ -174,6 +174,9 @@ def _start(options: dict[str, Any]) -> bool:
 
 def _stop(run: Launched, status: int) -> None:
     monitor = _take_monitor()
+    if monitor is not None:
+        # Writes all counts into the segment. Without a reason, which the summary would name.
+        monitor.core.core.foreshock_off(b"")
     _release_segments(run)
     for name, value in run.before.items():  # for processes that the training starts from now on
         if value is None:
@@ -185,8 +188,6 @@ def _stop(run: Launched, status: int) -> None:
         run.process.stdin.close()
     run.process.wait(SECONDS_TO_END)
     run.process.stdout.close()
-    if monitor is not None:
-        monitor.core.core.foreshock_off(b"stopped")  # not before: the summary would name it as a reason
     with open(run.summary) as file:
         run.sentence = _sentence(json.load(file))
     if run.owns_summary:
