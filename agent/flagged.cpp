@@ -210,19 +210,22 @@ const char* causal_of(const segment::Slot& slot) {
 
 std::map<std::string, std::string> facts_of_slot(const segment::Slot& slot) {
   const auto text = [](auto number) { return std::to_string(number); };
-  return {{"step", text(slot.step)},
-          {"call", text(slot.call)},
-          {"ticket", text(slot.ticket)},
-          {"pass", segment::kPassNames[slot.pass]},
-          {"dtype", name_of(static_cast<DType>(slot.dtype))},
-          {"batch", text(slot.batch)},
-          {"kv_head", text(slot.kv_head)},
-          {"heads_in_slice", text(slot.heads_in_slice)},
-          {"query_length", text(slot.query_length)},
-          {"key_length", text(slot.key_length)},
-          {"scale", exact_text(slot.scale)},
-          {"causal", causal_of(slot)},
-          {"time", exact_text(1e-9 * static_cast<double>(slot.time_ns))}};
+  std::map<std::string, std::string> facts = {{"step", text(slot.step)},
+                                              {"call", text(slot.call)},
+                                              {"ticket", text(slot.ticket)},
+                                              {"pass", segment::kPassNames[slot.pass]},
+                                              {"dtype", name_of(static_cast<DType>(slot.dtype))},
+                                              {"batch", text(slot.batch)},
+                                              {"kv_head", text(slot.kv_head)},
+                                              {"heads_in_slice", text(slot.heads_in_slice)},
+                                              {"query_length", text(slot.query_length)},
+                                              {"key_length", text(slot.key_length)},
+                                              {"scale", exact_text(slot.scale)},
+                                              {"causal", causal_of(slot)},
+                                              {"time", exact_text(1e-9 * static_cast<double>(slot.time_ns))}};
+  if (slot.soft_cap != 0) facts["soft_cap"] = exact_text(slot.soft_cap);
+  if (slot.kept_dtype != 0) facts["dropout"] = exact_text(slot.dropout);
+  return facts;
 }
 
 void add_facts_of_rank(const segment::Slot& slot, const RankStatistics& rank,

@@ -112,6 +112,15 @@ void refresh_identity(const SegmentReader& segment, RankStatistics* rank) {
   rank->identity.launcher_id = before.launcher_id;
 }
 
+// Sets soft cap and dropout of *slice, an AttentionSlice or KeyColumns.
+template <class SliceType>
+void add_rules(const segment::SlotView& view, SliceType* slice) {
+  slice->soft_cap = view.header.soft_cap;
+  slice->kept = data_of(view.payload[segment::kKept]);
+  slice->kept_dtype = static_cast<DType>(view.header.kept_dtype);
+  slice->dropout = view.header.dropout;
+}
+
 }  // namespace
 
 AttentionSlice slice_of(const segment::SlotView& view) {
@@ -132,6 +141,7 @@ AttentionSlice slice_of(const segment::SlotView& view) {
   slice.log_sum_exp_dtype = static_cast<DType>(slot.lse_dtype);
   slice.mask = data_of(view.payload[segment::kMask]);
   slice.mask_dtype = static_cast<DType>(slot.mask_dtype);
+  add_rules(view, &slice);
   slice.grad_out = data_of(view.payload[segment::kGradOut]);
   slice.grad_query = data_of(view.payload[segment::kGradQuery]);
   return slice;
@@ -157,6 +167,7 @@ KeyColumns columns_of(const segment::SlotView& view) {
   columns.log_sum_exp_dtype = static_cast<DType>(slot.lse_dtype);
   columns.mask = data_of(view.payload[segment::kMask]);
   columns.mask_dtype = static_cast<DType>(slot.mask_dtype);
+  add_rules(view, &columns);
   columns.key = data_of(view.payload[segment::kKey]);
   columns.value = data_of(view.payload[segment::kValue]);
   columns.grad_key = data_of(view.payload[segment::kGradKey]);

@@ -93,14 +93,14 @@ std::string read_arrays(const lab::Safetensors& file, StoredSlice* stored) {
 }
 
 // Fills in stored->slice, or stored->columns and stored->sums.
-std::string slice_from(const StoredArrays& arrays, double scale, StoredSlice* stored) {
-  if (!stored->is_columns) return foreshock::slice_from(arrays, scale, &stored->slice);
+std::string slice_from(const StoredArrays& arrays, const StoredNumbers& numbers, StoredSlice* stored) {
+  if (!stored->is_columns) return foreshock::slice_from(arrays, numbers, &stored->slice);
   double heads = 0, keys = 0;  // the limits below reject NaN and keep the conversions from overflowing
   if (!lab::read_number(text_of(stored->metadata, "heads_in_slice"), &heads) ||
       !(heads >= 1 && heads < 0x1p30) || !lab::read_number(text_of(stored->metadata, "key_length"), &keys) ||
       !(keys >= 1 && keys < 0x1p53))
     return "its heads or keys are not numbers";
-  return columns_from(arrays, scale, static_cast<int>(heads), static_cast<int64_t>(keys), &stored->sums,
+  return columns_from(arrays, numbers, static_cast<int>(heads), static_cast<int64_t>(keys), &stored->sums,
                       &stored->columns);
 }
 
@@ -139,15 +139,21 @@ std::string read_slice(const std::string& path, StoredSlice* stored) {
   stored->is_columns = schema == kSchemaOfColumns;
   if (schema != kSchemaOfRows && !stored->is_columns)
     return shown + " has schema '" + schema + "', this foreshock reads 1 and 2: use the one that wrote it";
-  double scale = 0;
-  if (!lab::read_number(text_of(stored->metadata, "scale"), &scale))
-    return shown + ": its scale is not a number";
+  StoredNumbers numbers;
+  for (const auto& [name, number] :
+       {std::pair("scale", &numbers.scale), std::pair("soft_cap", &numbers.soft_cap),
+        std::pair("dropout", &numbers.dropout)}) {
+    const bool may_be_absent = number != &numbers.scale;
+    const std::string text = text_of(stored->metadata, name);
+    if ((!may_be_absent || !text.empty()) && !lab::read_number(text, number))
+      return shown + ": its " + name + " is not a number";
+  }
   if (file.size() > kMostBytes) return shown + " is too large to be a slice";
   if (const std::string problem = read_arrays(file, stored); !problem.empty()) return problem;
   StoredArrays arrays;
   for (const auto& [name, tensor] : file.tensors())
     arrays[name] = {tensor.type, tensor.shape, stored->data[name].data(), tensor.bytes};
-  if (const std::string problem = slice_from(arrays, scale, stored); !problem.empty())
+  if (const std::string problem = slice_from(arrays, numbers, stored); !problem.empty())
     return shown + ": " + problem;
   stored->is_unchanged = has_valid_checksum(file);
   return "";

@@ -51,7 +51,7 @@ struct GatherPiece {
 };
 static_assert(sizeof(GatherPiece) == 72);
 
-inline constexpr uint32_t kMostPieces = 20;     // per job
+inline constexpr uint32_t kMostPieces = 22;     // per job
 inline constexpr uint32_t kMostPositions = 16;  // sampled rows of each head
 
 // Scratch memory of a launch. Only one launch at a time may use it. It must be all zero before the first

@@ -31,12 +31,15 @@ struct ValidatedCall {
   CallShape shape;
   int64_t head_dim, value_dim;
   uint32_t pass;   // FORESHOCK_FORWARD or FORESHOCK_BACKWARD
-  DType dtype;     // of all tensors but log_sum_exp and mask
+  DType dtype;     // of all tensors but log_sum_exp, mask and kept
   int32_t causal;  // FORESHOCK_CAUSAL_...
   double scale;
+  double soft_cap;                    // 0: none
+  double dropout;                     // 0 without `kept`
   int32_t device_type, device_index;  // the device of all tensors
   void* stream;                       // on a device: the stream of the operation, or null if unknown
   TensorView query, key, value, out, log_sum_exp, mask, grad_out, grad_query;
+  TensorView kept;                  // what dropout has kept
   TensorView grad_key, grad_value;  // both or neither; required for sampling key positions
   // Packed batches only. The tensors hold the positions of all sequences, and `shape` is that of the longest
   // possible sequence, until take_sequence() reduces both to one sequence. log_sum_exp is (1, head, position
@@ -154,7 +157,8 @@ struct SlicePlan {
 
 // Returns the bytes that a slot needs to hold any whole slice of rows of a call of this shape: forward or
 // backward, with log_sum_exp in fp64, and with a mask in fp32 (fp64 if the tensors are). A slice of columns,
-// or one with an fp64 mask beside narrower tensors, may be larger; it then takes several slots.
+// one with an fp64 mask beside narrower tensors, or one with kept weights where this call has none, may be
+// larger; it then takes several slots.
 uint64_t slot_bytes_for(const ValidatedCall& call);
 
 // Plans a slice of rows for at most `most_slots` slots of `capacity` bytes. If *slice is too large, removes

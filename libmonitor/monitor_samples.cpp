@@ -48,21 +48,28 @@ TensorView right_aligned_view_of(const foreshock_tensor& tensor) {
   return view;
 }
 
+// Returns `tensor`, or an absent tensor if an older caller's struct ends before offset `end` of this field.
+foreshock_tensor given(const foreshock_attention_call& call, size_t end, const foreshock_tensor& tensor) {
+  return call.size >= end ? tensor : foreshock_tensor{};
+}
+
+// Returns what dropout has kept; absent where it is not read.
+foreshock_tensor kept_of(const foreshock_attention_call& call) {
+  if (!(call.dropout > 0 && call.dropout < 1) || call.query_offsets != nullptr) return {};
+  return given(call, offsetof(foreshock_attention_call, kept) + sizeof call.kept, call.kept);
+}
+
 // Whether all tensors that are set, except grad_key and grad_value, are on one device. The CPU has no index.
 bool is_on_one_device(const foreshock_attention_call& call) {
   const foreshock_tensor& query = call.query;
-  for (const foreshock_tensor* tensor :
-       {&call.key, &call.value, &call.out, &call.log_sum_exp, &call.mask, &call.grad_out, &call.grad_query}) {
+  const foreshock_tensor kept = kept_of(call);
+  for (const foreshock_tensor* tensor : {&call.key, &call.value, &call.out, &call.log_sum_exp, &call.mask,
+                                         &call.grad_out, &call.grad_query, &kept}) {
     if (tensor->data == nullptr) continue;
     if (tensor->device_type != query.device_type) return false;
     if (query.device_type != FORESHOCK_DEVICE_CPU && tensor->device_index != query.device_index) return false;
   }
   return true;
-}
-
-// Returns `tensor`, or an absent tensor if an older caller's struct ends before offset `end` of this field.
-foreshock_tensor given(const foreshock_attention_call& call, size_t end, const foreshock_tensor& tensor) {
-  return call.size >= end ? tensor : foreshock_tensor{};
 }
 
 bool has_shape(const TensorView& view, int64_t a, int64_t b, int64_t c, int64_t d) {
@@ -174,9 +181,11 @@ void restrict_rows(int64_t first, int64_t length, TensorView* view) {
 }  // namespace
 
 int validate_call(const foreshock_attention_call& call, uint32_t pass, ValidatedCall* checked) {
-  // Dropout changes the output, which then cannot be recomputed. It does not change the scores or their
-  // log-sum-exp, so a forward call can still be judged by these. `!(x == 0)` treats NaN as dropout too.
-  const bool has_dropout = !(call.dropout == 0);
+  // Dropout changes the output, which can be recomputed only if it is known which weights were kept. It does
+  // not change the scores or their log-sum-exp, so a forward call can be judged by these. `!(x == 0)` treats
+  // NaN as dropout too.
+  const foreshock_tensor kept = kept_of(call);
+  const bool has_dropout = !(call.dropout == 0) && kept.data == nullptr;
   if (has_dropout && (pass == FORESHOCK_BACKWARD || !(call.dropout > 0 && call.dropout <= 1)))
     return FORESHOCK_SKIP_DROPOUT;
   if (call.query.device_type != FORESHOCK_DEVICE_CPU && call.query.device_type != FORESHOCK_DEVICE_CUDA)
@@ -208,6 +217,11 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
   c.dtype = c.query.dtype;
   c.causal = call.causal;
   c.scale = call.scale;
+  const bool is_capped = call.size >= offsetof(foreshock_attention_call, soft_cap) + sizeof call.soft_cap;
+  c.soft_cap = is_capped ? call.soft_cap : 0;
+  c.kept = right_aligned_view_of(kept);
+  c.dropout = c.kept.data != nullptr ? call.dropout : 0;
+  if (!(c.soft_cap >= 0) || c.soft_cap * 0 != 0) return FORESHOCK_SKIP_MASK;
   const bool is_finite = c.scale * 0 == 0;  // Inf and NaN give NaN
   if (call.query.dims != dims || call.key.dims != dims || call.value.dims != dims || !is_floating(c.dtype) ||
       c.causal < FORESHOCK_CAUSAL_NONE || c.causal > FORESHOCK_CAUSAL_BOTTOM_RIGHT || !is_finite ||
@@ -237,12 +251,13 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
   if (c.log_sum_exp.data != nullptr &&
       (!has_shape(c.log_sum_exp, batch, heads, queries, 1) || !is_floating(c.log_sum_exp.dtype)))
     return FORESHOCK_SKIP_LAYOUT;
-  if (c.mask.data != nullptr) {
+  for (TensorView* view : {&c.mask, &c.kept}) {
+    if (view->data == nullptr) continue;
     const int64_t full[4] = {batch, heads, queries, keys};
     for (int n = 0; n < 4; ++n)
-      if (!broadcasts(c.mask.shape[n], full[n])) return FORESHOCK_SKIP_MASK;
-    if (c.mask.dtype == DType::kNone) return FORESHOCK_SKIP_MASK;
-    broadcast(&c.mask, full);
+      if (!broadcasts(view->shape[n], full[n])) return FORESHOCK_SKIP_MASK;
+    if (view->dtype == DType::kNone) return FORESHOCK_SKIP_MASK;
+    broadcast(view, full);
   }
   return -1;
 }

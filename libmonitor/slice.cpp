@@ -5,7 +5,7 @@
 //
 // A slice of rows has the sampled rows of query, out and their gradients, and all keys that they see. A slice
 // of key positions has the sampled rows of key, value and their gradients, and all query rows. Both have the
-// mask of their rows and keys. In the header
+// mask of their rows and keys, and what dropout has kept of their weights. In the header
 // of its slots `columns` is 1, `rows` counts the sampled keys, `keys` counts the query rows, and `key_limit`
 // is the first query that sees a key.
 #include <algorithm>
@@ -95,9 +95,13 @@ bool takes_columns(const ValidatedCall& call, bool is_affordable, uint64_t seed,
   const auto group = static_cast<double>(shape.heads / shape.kv_heads),
              element = static_cast<double>(size_of(call.dtype));
   const double sampled = std::min<double>(kRowsPerSample, keys);
-  const double mask = call.mask.data ? static_cast<double>(size_of(call.mask.dtype)) / element : 0;
-  const double lines = (call.mask.stride[1] == 0 ? 1 : group) * (call.mask.stride[2] == 0 ? 1 : queries);
-  const double scattered = call.mask.data ? lines * sampled * 64 / element : 0;
+  double mask = 0, scattered = 0;
+  for (const TensorView* view : {&call.mask, &call.kept}) {
+    if (!view->data) continue;
+    const double lines = (view->stride[1] == 0 ? 1 : group) * (view->stride[2] == 0 ? 1 : queries);
+    mask += static_cast<double>(size_of(view->dtype)) / element;
+    scattered += lines * sampled * 64 / element;
+  }
   const double rows = kFixed + keys * (head_dim + value_dim + kRowsPerSample * mask);
   const double copied = kFixed + group * queries * (head_dim + 2 * value_dim + sampled * mask);
   const double summed = keys * (head_dim + value_dim) + group * queries * head_dim;
@@ -151,6 +155,7 @@ void sizes_of(const segment::Slot& slot, uint64_t keys, bool is_first,
     sizes[segment::kOut] = sizes[segment::kGradOut] = keys * slot.value_dim * element;
     sizes[segment::kLogSumExp] = keys * size_of_dtype(slot.lse_dtype);
     sizes[segment::kMask] = slot.rows * keys * size_of_dtype(slot.mask_dtype);
+    sizes[segment::kKept] = slot.rows * keys * size_of_dtype(slot.kept_dtype);
     sizes[segment::kKey] = sizes[segment::kGradKey] = rows * slot.head_dim * element;
     sizes[segment::kValue] = sizes[segment::kGradValue] = rows * slot.value_dim * element;
     if (is_first)
@@ -163,6 +168,7 @@ void sizes_of(const segment::Slot& slot, uint64_t keys, bool is_first,
   sizes[segment::kOut] = slot.without_out != 0 ? 0 : rows * slot.value_dim * element;
   sizes[segment::kLogSumExp] = rows * size_of_dtype(slot.lse_dtype);
   sizes[segment::kMask] = slot.rows * keys * size_of_dtype(slot.mask_dtype);
+  sizes[segment::kKept] = slot.rows * keys * size_of_dtype(slot.kept_dtype);
   if (slot.pass != FORESHOCK_BACKWARD) return;
   sizes[segment::kGradOut] = rows * slot.value_dim * element;
   sizes[segment::kGradQuery] = rows * slot.head_dim * element;
@@ -179,15 +185,15 @@ uint64_t slot_bytes(const segment::Slot& slot, uint64_t keys, bool is_first) {
 // Returns the bytes by which the payloads grow with each key (query row if slot.columns is 1).
 uint64_t bytes_per_key(const segment::Slot& slot) {
   const uint64_t element = size_of_dtype(slot.dtype), head = slot.head_dim, value = slot.value_dim;
-  const uint64_t mask = slot.rows * size_of_dtype(slot.mask_dtype);
+  const uint64_t mask = slot.rows * (size_of_dtype(slot.mask_dtype) + size_of_dtype(slot.kept_dtype));
   if (slot.columns == 1) return (head + 2 * value) * element + size_of_dtype(slot.lse_dtype) + mask;
   return (head + value) * element + mask;
 }
 
 // Returns how many keys (query rows if slot.columns is 1) fit into a slot of `capacity` bytes.
 uint32_t keys_within(const segment::Slot& slot, uint64_t capacity, bool is_first) {
-  // At most five payloads grow with the keys. Rounding each up adds less than kAlignment.
-  const uint64_t bytes_without_keys = slot_bytes(slot, 0, is_first) + 5 * kAlignment;
+  // At most six payloads grow with the keys. Rounding each up adds less than kAlignment.
+  const uint64_t bytes_without_keys = slot_bytes(slot, 0, is_first) + 6 * kAlignment;
   if (capacity <= bytes_without_keys) return 0;
   const uint64_t per_key = bytes_per_key(slot);
   return static_cast<uint32_t>(std::min<uint64_t>((capacity - bytes_without_keys) / per_key, slot.keys));
@@ -223,6 +229,9 @@ void set_fields_of_call(const ValidatedCall& call, const Slice& slice, segment::
   slot->query_length = static_cast<uint64_t>(call.shape.queries);
   slot->key_length = static_cast<uint64_t>(call.shape.keys);
   slot->scale = call.scale;
+  slot->soft_cap = call.soft_cap;
+  slot->dropout = call.dropout;
+  slot->kept_dtype = call.kept.data ? static_cast<uint32_t>(call.kept.dtype) : 0;
   slot->packed = call.packed.count == 0 ? segment::kNotPacked : segment::packed_word(call.causal);
 }
 
@@ -366,6 +375,8 @@ void copy_columns(const ValidatedCall& call, const Slice& slice, const segment::
   put_rows(call.grad_out, segment::kGradOut);
   if (call.mask.data)
     copy_mask_columns(call.mask, slice, call.shape.queries, first, rows, at(segment::kMask));
+  if (call.kept.data)
+    copy_mask_columns(call.kept, slice, call.shape.queries, first, rows, at(segment::kKept));
   if (slot.part > 0) return;
   const auto put_keys = [&](const TensorView& from, segment::PayloadId id) {
     char* to = at(id);
@@ -396,6 +407,7 @@ void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slo
   gather_rows(call.key, slice.batch, slice.kv_head, first, keys, at(segment::kKey));
   gather_rows(call.value, slice.batch, slice.kv_head, first, keys, at(segment::kValue));
   if (call.mask.data) copy_rows(from_column(call.mask, first), slice, keys, at(segment::kMask));
+  if (call.kept.data) copy_rows(from_column(call.kept, first), slice, keys, at(segment::kKept));
   if (slot.part > 0) return;
   copy_rows(call.query, slice, call.head_dim, at(segment::kQuery));
   if (call.out.data) copy_rows(call.out, slice, call.value_dim, at(segment::kOut));
@@ -541,8 +553,8 @@ void add_mask_lines(const TensorView& mask, const Slice& slice, int64_t first, i
     to += static_cast<uint64_t>(heads * rows) * element;
   }
 }
-// A slice of key positions has five payloads of query rows, with at most three pieces each, and four of keys.
-static_assert(kMostPieces >= 5 * 3 + 4, "a slice of key positions");
+// A slice of key positions has six payloads of query rows, with at most three pieces each, and four of keys.
+static_assert(kMostPieces >= 6 * 3 + 4, "a slice of key positions");
 
 GatherJob gather_of(const Slice& slice, uint64_t to) {
   GatherJob job = {};
@@ -584,6 +596,7 @@ GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const s
   put(segment::kKey, consecutive_rows(call.key, slice.batch, slice.kv_head, first, keys, call.head_dim));
   put(segment::kValue, consecutive_rows(call.value, slice.batch, slice.kv_head, first, keys, call.value_dim));
   if (call.mask.data) put(segment::kMask, chosen_rows(call.mask, slice, first, keys));
+  if (call.kept.data) put(segment::kKept, chosen_rows(call.kept, slice, first, keys));
   if (slot.part > 0) return job;
   put(segment::kQuery, chosen_rows(call.query, slice, 0, call.head_dim));
   if (call.out.data) put(segment::kOut, chosen_rows(call.out, slice, 0, call.value_dim));
@@ -610,6 +623,7 @@ KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, 
   put_rows(call.log_sum_exp, segment::kLogSumExp, 1);
   put_rows(call.grad_out, segment::kGradOut, call.value_dim);
   if (call.mask.data) add_mask_lines(call.mask, slice, first, rows, offset_of(segment::kMask), &job.gather);
+  if (call.kept.data) add_mask_lines(call.kept, slice, first, rows, offset_of(segment::kKept), &job.gather);
   if (slot.part > 0) return job;
   const auto put_keys = [&](const TensorView& from, segment::PayloadId id, int64_t width) {
     add_piece(chosen_keys(from, slice, width), offset_of(id), &job.gather);

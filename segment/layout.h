@@ -57,7 +57,7 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 15;
+inline constexpr uint32_t kLayoutVersion = 16;
 
 inline constexpr uint32_t kPasses = 2;  // 0 forward, 1 backward
 inline constexpr uint32_t kSkipReasons = 14;
@@ -335,8 +335,9 @@ enum PayloadId : uint32_t {
   kGradQuery,
   kGradKey,
   kGradValue,
-  kKeySums,       // sums over all keys of each column of dK and dV, then the count of NaN and Inf in dQ
-  kPayloads = 12  // one more than there are ids: the last entry is spare
+  kKeySums,  // sums over all keys of each column of dK and dV, then the count of NaN and Inf in dQ
+  kKept,     // what dropout has kept of the attention weights; as large as a mask of its format
+  kPayloads
 };
 
 inline constexpr uint64_t kKeySumBytes = 24;  // of an element of kKeySums, a ColumnSum (kernels/key_sums.h)
@@ -371,13 +372,13 @@ struct Slot {
   uint64_t sequence;  // 2t if it holds ticket t, 2t - 1 while it is written, 0: never used
   uint64_t ticket;
   int64_t step;
-  uint64_t time_ns;     // CLOCK_REALTIME
-  uint64_t call;        // ordinal of the call within its step
-  int32_t op;           // index in the region kOps
-  uint32_t pass;        // 0 forward, 1 backward
-  uint32_t dtype;       // format (FORESHOCK_... of hook.h) of all payloads but mask, log_sum_exp and key sums
-  uint32_t mask_dtype;  // FORESHOCK_DTYPE_NONE (0): no mask
-  uint32_t lse_dtype;   // format of log_sum_exp; 0: absent
+  uint64_t time_ns;  // CLOCK_REALTIME
+  uint64_t call;     // ordinal of the call within its step
+  int32_t op;        // index in the region kOps
+  uint32_t pass;     // 0 forward, 1 backward
+  uint32_t dtype;    // format (FORESHOCK_... of hook.h) of all payloads but mask, kept, log_sum_exp, key sums
+  uint32_t mask_dtype;    // FORESHOCK_DTYPE_NONE (0): no mask
+  uint32_t lse_dtype;     // format of log_sum_exp; 0: absent
   uint32_t layer_source;  // LayerSource
   int32_t layer;  // index in the region kLayers; -1: unknown; with LayerSource::kOrdinal the ordinal itself
   uint32_t rows, keys, head_dim, value_dim;  // of the whole slice
@@ -385,17 +386,22 @@ struct Slot {
   int64_t batch, kv_head;
   uint64_t query_length, key_length;  // of the whole call; keys <= key_length were copied
   double scale;
+  double soft_cap;      // foreshock_attention_call; 0: none
+  double dropout;       // the probability; 0 without kKept
+  uint32_t kept_dtype;  // format of kKept; 0: absent
+  uint32_t reserved2;
   uint32_t key_limit[kRowsPerSlice];  // row r sees keys [0, key_limit[r])
   uint32_t position[kRowsPerSlice];   // query position of row r
   uint32_t head[kRowsPerSlice];       // query head of row r
   Payload payload[kPayloads];
   uint64_t device_begin_ns, device_end_ns;  // of the copying kernel, by the clock of the device; 0: none
   // A slice larger than a slot is stored in several slots with consecutive tickets. Each slot holds a range
-  // of the slice's keys (payloads kKey, kValue, kMask). The first slot also holds all other payloads.
+  // of the slice's keys (payloads kKey, kValue, kMask, kKept). The first slot also holds all other payloads.
   uint64_t first_ticket;          // ticket of part 0
   uint32_t part, parts;           // parts 0: this slot holds the whole slice
   uint32_t first_key, part_keys;  // if parts > 1: range of keys in this slot
-  uint32_t without_out;           // 1 (forward only): the output is left out, because dropout has changed it
+  uint32_t
+      without_out;  // 1 (forward only): the output is left out: dropout has changed it, and kKept is absent
   // For a packed batch, the rows, keys, limits, positions, lengths and payload sizes above are those of the
   // longest possible sequence. `told` has the real extent. The data is at the start of each payload.
   uint32_t packed;
@@ -403,9 +409,9 @@ struct Slot {
   // 1: a slice of key positions (columns of the scores), from a backward pass. Rows and keys are exchanged.
   // `rows` counts sampled key positions of one kv-head, with payloads key, value, grad_key and
   // grad_value. `keys` counts query rows, heads_in_slice x query_length, head-major, with payloads query,
-  // out, log_sum_exp and grad_out. The mask has a line of `keys` numbers for each of `rows`. head[row] is the
-  // first of these heads for every row, position[row] a key position, and key_limit[row] the first query
-  // position that sees it. first_key and part_keys are then query rows.
+  // out, log_sum_exp and grad_out. Mask and kKept have a line of `keys` numbers for each of `rows`. head[row]
+  // is the first of these heads for every row, position[row] a key position, and key_limit[row] the first
+  // query position that sees it. first_key and part_keys are then query rows.
   uint32_t columns;
   // The number of NaN and Inf in the output of head[0] over all query positions, at most 2^32 - 1. Counted in
   // some forward calls on the host without a mask, if all inputs of this head are finite; else 0.
@@ -413,7 +419,7 @@ struct Slot {
   uint32_t columns_skip;  // ColumnsSkip, in a backward slice of rows; else 0
   uint32_t checksum;  // checksum_of() (segment/checksum.h); 0: none, since a device has written the payload
 };
-static_assert(sizeof(Slot) == 656);
+static_assert(sizeof(Slot) == 680);
 
 // -- the control file --
 

@@ -80,7 +80,8 @@ const char* check_columns(const Slot& slot) {
 // Returns the bytes by which the payloads grow with each of slot.keys (keys, or query rows if columns is 1).
 uint64_t bytes_per_key(const Slot& slot) {
   const uint64_t element = element_bytes(slot.dtype), head = slot.head_dim, value = slot.value_dim;
-  const uint64_t mask = slot.rows * element_bytes(slot.mask_dtype);
+  // Mask and kept weights.
+  const uint64_t mask = slot.rows * (element_bytes(slot.mask_dtype) + element_bytes(slot.kept_dtype));
   if (slot.columns == 1)  // query, out and its gradient, log_sum_exp, mask
     return (head + 2 * value) * element + element_bytes(slot.lse_dtype) + mask;
   return (head + value) * element + mask;  // key, value, mask
@@ -90,6 +91,10 @@ const char* check_dimensions(const Slot& slot) {
   if (slot.pass >= kPasses) return "unknown pass";
   if (!is_floating(slot.dtype)) return "unknown storage format";
   if (slot.mask_dtype > kBool) return "unknown mask format";
+  if (slot.kept_dtype > kBool) return "unknown format of kept weights";
+  if (slot.kept_dtype != 0 ? !(slot.dropout > 0 && slot.dropout < 1) : slot.dropout != 0)
+    return "dropout out of range";
+  if (!(slot.soft_cap >= 0) || !std::isfinite(slot.soft_cap)) return "soft cap out of range";
   if (slot.lse_dtype != 0 && !is_floating(slot.lse_dtype)) return "unknown log-sum-exp format";
   const uint32_t most_without_out = slot.pass == 0 ? 1 : 0;  // only a forward call may lack its output
   if (slot.without_out > most_without_out) return "no output where there has to be one";
@@ -99,7 +104,8 @@ const char* check_dimensions(const Slot& slot) {
   if (slot.head_dim == 0 || slot.head_dim > kMaxHeadDim || slot.value_dim == 0 ||
       slot.value_dim > kMaxHeadDim)
     return "head dimension out of range";
-  if (slot.packed > kPackedBottomRight || (slot.packed != kNotPacked && slot.mask_dtype != 0))
+  if (slot.packed > kPackedBottomRight ||
+      (slot.packed != kNotPacked && slot.mask_dtype + slot.kept_dtype != 0))
     return "unknown kind of packing";
   if (slot.columns > 1) return "unknown kind of slice";
   if (slot.columns_skip >= kColumnsSkips) return "unknown reason for no key positions";
@@ -257,6 +263,7 @@ void payload_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]) {
     sizes[kOut] = sizes[kGradOut] = keys * slot.value_dim * element;
     sizes[kLogSumExp] = keys * element_bytes(slot.lse_dtype);
     sizes[kMask] = slot.rows * keys * element_bytes(slot.mask_dtype);
+    sizes[kKept] = slot.rows * keys * element_bytes(slot.kept_dtype);
     sizes[kKey] = sizes[kGradKey] = rows * slot.head_dim * element;
     sizes[kValue] = sizes[kGradValue] = rows * slot.value_dim * element;
     // A sum for each column of dK and of dV, and one for dQ.
@@ -269,6 +276,7 @@ void payload_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]) {
   sizes[kOut] = slot.without_out == 1 ? 0 : rows * slot.value_dim * element;
   sizes[kLogSumExp] = rows * element_bytes(slot.lse_dtype);
   sizes[kMask] = slot.rows * keys * element_bytes(slot.mask_dtype);
+  sizes[kKept] = slot.rows * keys * element_bytes(slot.kept_dtype);
   const bool backward = slot.pass == 1;
   sizes[kGradOut] = backward ? rows * slot.value_dim * element : 0;
   sizes[kGradQuery] = backward ? rows * slot.head_dim * element : 0;
@@ -332,8 +340,8 @@ namespace {
 
 // The payloads that are split among the slots if a slice takes several: those with data for each key, or, in
 // a slice of key positions (a column slice), for each query row. Part 0 has all other payloads.
-constexpr PayloadId kRowSliceSplit[] = {kKey, kValue, kMask},
-                    kColumnSliceSplit[] = {kQuery, kOut, kLogSumExp, kMask, kGradOut};
+constexpr PayloadId kRowSliceSplit[] = {kKey, kValue, kMask, kKept},
+                    kColumnSliceSplit[] = {kQuery, kOut, kLogSumExp, kMask, kKept, kGradOut};
 
 std::span<const PayloadId> split_payloads(const Slot& slot) {
   if (slot.columns == 1) return kColumnSliceSplit;
@@ -349,8 +357,9 @@ bool is_split(const Slot& slot, uint32_t id) {
 
 bool are_of_one_slice(const Slot& a, const Slot& b) {
   return a.parts == b.parts && a.first_ticket == b.first_ticket && a.pass == b.pass && a.dtype == b.dtype &&
-         a.mask_dtype == b.mask_dtype && a.rows == b.rows && a.keys == b.keys && a.head_dim == b.head_dim &&
-         a.value_dim == b.value_dim && a.packed == b.packed && a.columns == b.columns &&
+         a.mask_dtype == b.mask_dtype && a.kept_dtype == b.kept_dtype && a.rows == b.rows &&
+         a.keys == b.keys && a.head_dim == b.head_dim && a.value_dim == b.value_dim && a.packed == b.packed &&
+         a.columns == b.columns &&
          (a.packed == kNotPacked || std::memcmp(&a.told, &b.told, sizeof a.told) == 0);
 }
 
@@ -390,9 +399,10 @@ const char* JoinedSlice::add(const SlotView& part) {
     return "parts that overlap or leave a gap";
   for (PayloadId id : split_payloads(slot)) {
     if (part.payload[id].empty()) continue;
-    // The part's bytes are appended to those of the earlier parts. The mask is a matrix with a line for each
-    // of slot.rows, and the part has some columns of each line. Other payloads count as a single line.
-    const uint64_t lines = id == kMask ? slot.rows : 1;
+    // The part's bytes are appended to those of the earlier parts. Mask and kept weights are matrices with a
+    // line for each of slot.rows, and the part has some columns of each line. Other payloads count as a
+    // single line.
+    const uint64_t lines = id == kMask || id == kKept ? slot.rows : 1;
     const uint64_t from_bytes = part.payload[id].size() / lines, to_bytes = whole_.payload[id].size() / lines;
     // The bytes of a line that came from the earlier parts.
     const uint64_t done_bytes = from_bytes / slot.part_keys * joined_keys_;

@@ -53,7 +53,8 @@ ConservationRatios conservation_of(const KeyColumns& c) {
   // log_sum_exp if that is coarser. v, k: limits of the norms of all values and keys, estimated as twice the
   // largest norm of the sampled ones. delta: dO . out of a row. summed: the number of keys times
   // (e v)^2, the variance of the sum over all keys of the rounding errors of dO . value, for a dO of norm 1.
-  // The factors below, such as 2 at delta and 3 at eta, are derived in conservation.h.
+  // keep: what dropout multiplies weights by. The factors below, such as 2 at delta and 3 at eta, are derived
+  // in conservation.h.
   const size_t head = c.head_dim, value = c.value_dim;
   const ColumnSum *of_key = c.sums, *of_value = c.sums + head;
   const double u = std::ldexp(1.0, -format_of(c.dtype).precision), u2 = u * u;
@@ -61,7 +62,8 @@ ConservationRatios conservation_of(const KeyColumns& c) {
   const double lse_e = std::max(e, std::ldexp(1.0, -format_of(c.log_sum_exp_dtype).precision));
   const double v = 2 * largest_norm(c.value, c.dtype, c.columns, c.value_dim);
   const double k = 2 * largest_norm(c.key, c.dtype, c.columns, c.head_dim);
-  const double summed = static_cast<double>(std::max<int64_t>(c.keys, 1)) * e * e * v * v;
+  const double keep = keep_factor(c);
+  const double summed = static_cast<double>(std::max<int64_t>(c.keys, 1)) * e * e * v * v * keep * keep;
 
   std::vector<double> value_excess(value), value_variance(value), key_excess(head), key_variance(head);
   std::vector<double> query(head);
@@ -114,8 +116,8 @@ ConservationRatios conservation_of(const KeyColumns& c) {
                       (1 + 3 * most_eta * most_eta / u2 + stored) * of_key[d].ulp_squares;
   }
   ConservationRatios ratios;
-  if (is_key_finite) ratios.grad_key = ratio_of(key_excess, key_variance);
-  if (is_value_finite) ratios.grad_value = ratio_of(value_excess, value_variance);
+  if (is_key_finite && c.soft_cap == 0) ratios.grad_key = ratio_of(key_excess, key_variance);
+  if (is_value_finite && c.kept == nullptr) ratios.grad_value = ratio_of(value_excess, value_variance);
   return ratios;
 }
 

@@ -8,6 +8,11 @@
 // call saw (context parallelism, attention sinks), since the weights of the call's keys then sum to less than
 // 1. The caller must discard the result of such a call.
 //
+// Dropout multiplies the weights by D, whose rows do not have the mean 1 in every call: the first identity
+// then does not hold and is not checked. The second holds, since the sum over j of P_ij (D_ij dO_i . v_j -
+// delta_i) is 0 for each row. A soft cap multiplies each term of dK_j by its slope: the second is then not
+// checked.
+//
 // A mask or a bias that is added to the scores changes neither identity: hidden keys have the weight 0. But a
 // row that sees no key has no weights, so its dO_i is in no dV_j. Such a row has an infinite log_sum_exp in
 // some kernels and is left out of the sums. In others (PyTorch's CPU kernel) log_sum_exp and out are 0, as in
@@ -38,8 +43,10 @@
 // error of delta_i, which has two sources. The first is the rounding of out: sum_c' dO_ic'^2 out_ic'^2. The
 // second is the rounding of P inside out: sum_j P_ij^2 (dO_i.v_j)^2 <= 2 sum_j dS_ij^2 + 2 delta_i^2. The sum
 // over dS^2 and the rounding of dS add at most u^2 sum_j dK_jc^2, which is at most sum_j ulp(dK_jc)^2 if the
-// terms of dK_jc do not cancel. The factor 1 + eta^2 3/u^2 enlarges this for weights whose relative variance
-// is u^2/3 + eta^2. The term with `keys` covers the arithmetic of dO_i . v_j.
+// terms of dK_jc do not cancel. (Under dropout P D and D dO_i . v_j
+// take the places of P and dO_i . v_j in these sums, with the same bound.) The factor 1 + eta^2 3/u^2
+// enlarges this for weights whose relative variance is u^2/3 + eta^2. The term with `keys` covers the
+// arithmetic of dO_i . v_j; dropout multiplies it by the square of its factor.
 #ifndef FORESHOCK_SHADOW_CONSERVATION_H_
 #define FORESHOCK_SHADOW_CONSERVATION_H_
 
@@ -51,8 +58,8 @@ namespace foreshock {
 
 // For each identity: root mean square, over the columns c, of the difference of its sides, divided by the
 // root of the mean tolerance. Below 1 if only rounding causes the difference. Absent if the trainer sent no
-// sums over the keys (KeyColumns::sums is null), if a value of the identity is not finite, or if it is
-// unknown whether the weights of each row sum to 1.
+// sums over the keys (KeyColumns::sums is null), if dropout or a soft cap breaks the identity, if a value of
+// the identity is not finite, or if it is unknown whether the weights of each row sum to 1.
 struct ConservationRatios {
   std::optional<double> grad_key, grad_value;
 };

@@ -419,7 +419,7 @@ double lse_tolerance(DType dtype, double logit_abs_max) {
 bool is_valid(const AttentionSlice& s) {
   if (!is_floating(s.dtype)) return false;
   if (s.rows < 1 || s.rows > kMaxSliceRows || s.keys < 0 || s.head_dim < 1 || s.value_dim < 1) return false;
-  if (!std::isfinite(s.scale)) return false;
+  if (!std::isfinite(s.scale) || !has_valid_rules(s)) return false;
   if (s.key_limit == nullptr || s.query == nullptr) return false;
   if (s.out == nullptr && s.backward()) return false;
   if (s.keys > 0 && (s.key == nullptr || s.value == nullptr)) return false;

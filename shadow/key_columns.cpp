@@ -28,21 +28,22 @@ constexpr int kColumnTile = 48;  // query rows of a tile
 // processed in tiles and broadcast. Arrays per column are indexed [n][column] with row length `stride` (the
 // padded number of columns); n is an element of the head, or a row of the tile. Arrays per tile (query,
 // grad_out, out) are [row][element]. first_query: the first query position that sees the key. bias: what the
-// mask adds to the scores, -Inf where a row does not see a key, all 0 without a mask. add_product() adds the
-// product of a tile to a sum over all tiles, and forms it first in `partial`.
+// mask adds to the scores, -Inf where a row does not see a key, all 0 without a mask. kept: 1 where dropout
+// has kept the weight, else 0. slope: of the soft cap, 1 without one. add_product() adds the product of a
+// tile to a sum over all tiles, and forms it first in `partial`.
 template <class T>
 struct ColumnArrays {
   int stride;
   T *key, *value, *first_query;
   T *query, *grad_out, *out, *log_sum_exp, *delta;
-  T *bias, *score, *grad_weight, *weight, *grad_score, *partial;
+  T *bias, *kept, *slope, *score, *grad_weight, *weight, *grad_score, *partial;
   T *grad_key[2], *grad_value[2];  // [0] exact, [1] unused; or [0] plain, [1] fused
 
   ColumnArrays(const KeyColumns& c, std::vector<double>* scratch) : stride(padded_rows<T>(c.columns)) {
     const size_t columns = stride, head = c.head_dim, value_dim = c.value_dim, tile = kColumnTile;
-    const size_t total = columns * (3 * head + 3 * value_dim + 1 + 5 * tile + std::max(head, value_dim)) +
+    const size_t total = columns * (3 * head + 3 * value_dim + 1 + 7 * tile + std::max(head, value_dim)) +
                          tile * (head + 2 * value_dim + 2);
-    constexpr size_t kArrays = 18;  // number of take() calls below; each array may need padding
+    constexpr size_t kArrays = 20;  // number of take() calls below; each array may need padding
     ArraysIn<T> arrays(scratch, total, kArrays);
     key = arrays.take(columns * head);
     value = arrays.take(columns * value_dim);
@@ -52,7 +53,7 @@ struct ColumnArrays {
     out = arrays.take(tile * value_dim);
     log_sum_exp = arrays.take(tile);
     delta = arrays.take(tile);
-    for (T** array : {&bias, &score, &grad_weight, &weight, &grad_score})
+    for (T** array : {&bias, &kept, &slope, &score, &grad_weight, &weight, &grad_score})
       *array = arrays.take(columns * tile);
     partial = arrays.take(columns * std::max(head, value_dim));
     for (int n = 0; n < 2; ++n) {
@@ -70,6 +71,8 @@ void load_columns(const KeyColumns& c, T factor, const ColumnArrays<T>& a) {
   for (int column = 0; column < a.stride; ++column)
     a.first_query[column] = static_cast<T>(column < c.columns ? c.first_query[column] : 0);
   std::fill_n(a.bias, kColumnTile * a.stride, T{0});
+  std::fill_n(a.kept, kColumnTile * a.stride, T{1});
+  std::fill_n(a.slope, kColumnTile * a.stride, T{1});
   for (int n = 0; n < 2; ++n) {
     std::fill_n(a.grad_key[n], c.head_dim * a.stride, T{0});
     std::fill_n(a.grad_value[n], c.value_dim * a.stride, T{0});
@@ -105,6 +108,15 @@ void load_mask_tile(const KeyColumns& c, const ColumnArrays<T>& a, size_t first,
       a.bias[static_cast<size_t>(t) * a.stride + column] = mask_term<T>(c, column, first + t);
 }
 
+// Loads what dropout has kept of the weights of the rows [first, first + count).
+template <class T>
+void load_kept_tile(const KeyColumns& c, const ColumnArrays<T>& a, size_t first, int count) {
+  for (int column = 0; column < c.columns; ++column)
+    for (int t = 0; t < count; ++t)
+      a.kept[static_cast<size_t>(t) * a.stride + column] =
+          static_cast<T>(is_kept(c, static_cast<size_t>(column) * c.rows() + first + t));
+}
+
 // Loads the rows [first, first + count). Computes their delta, the products of the queries with the keys
 // (a.score) and those of grad_out with the values (a.grad_weight).
 template <class T>
@@ -118,6 +130,7 @@ HWY_INLINE void load_rows_tile(const KeyColumns& c, const ColumnArrays<T>& a, si
     a.log_sum_exp[t] = static_cast<T>(load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, first + t));
   compute_deltas(a, count, c.value_dim, delta_from_last);
   if (c.mask != nullptr) load_mask_tile(c, a, first, count);
+  if (c.kept != nullptr) load_kept_tile(c, a, first, count);
   multiply<T>({.lanes = a.key,
                .stride = a.stride,
                .matrix = a.query,
@@ -136,9 +149,16 @@ HWY_INLINE void load_rows_tile(const KeyColumns& c, const ColumnArrays<T>& a, si
               count, a.grad_weight);
 }
 
-// Calls change(score, bias, grad_weight, log_sum_exp, delta, &weight, &grad_score) for each row and vector of
-// columns. Stores weight and grad_score, or 0 if the row does not see the key. A row's position is the row
-// modulo c.queries, since rows are stored head by head.
+// One row and a vector of columns. `product` is that of query and key; a.score has it at the start.
+template <class V>
+struct Elements {
+  V product, bias, kept, grad_weight, log_sum_exp, delta;
+  V weight, grad_score, slope;  // results: weight is P D, grad_score the gradient of the product
+};
+
+// Calls change(Elements*) for each row and vector of columns. Stores weight and grad_score, or 0 if the row
+// does not see the key, and the slope. A row's position is the row modulo c.queries, since rows are stored
+// head by head.
 template <class T, class F>
 HWY_INLINE void for_scores(const KeyColumns& c, const ColumnArrays<T>& a, size_t first, int count, F change) {
   const LanesTag<T> d;
@@ -152,11 +172,19 @@ HWY_INLINE void for_scores(const KeyColumns& c, const ColumnArrays<T>& a, size_t
       const V bias = hn::Load(d, a.bias + at);
       const auto sees =
           hn::AndNot(hn::Eq(bias, hidden), hn::Ge(position, hn::Load(d, a.first_query + column)));
-      V weight, grad_score;
-      change(hn::Load(d, a.score + at), bias, hn::Load(d, a.grad_weight + at), log_sum_exp, delta, &weight,
-             &grad_score);
-      hn::Store(hn::IfThenElseZero(sees, weight), d, a.weight + at);
-      hn::Store(hn::IfThenElseZero(sees, grad_score), d, a.grad_score + at);
+      Elements<V> e = {.product = hn::Load(d, a.score + at),
+                       .bias = bias,
+                       .kept = hn::Load(d, a.kept + at),
+                       .grad_weight = hn::Load(d, a.grad_weight + at),
+                       .log_sum_exp = log_sum_exp,
+                       .delta = delta,
+                       .weight = hn::Zero(d),
+                       .grad_score = hn::Zero(d),
+                       .slope = hn::Set(d, T{1})};
+      change(&e);
+      hn::Store(hn::IfThenElseZero(sees, e.weight), d, a.weight + at);
+      hn::Store(hn::IfThenElseZero(sees, e.grad_score), d, a.grad_score + at);
+      hn::Store(e.slope, d, a.slope + at);
     }
   }
 }
@@ -175,15 +203,19 @@ void exact_lanes(const KeyColumns& c, ColumnReference* result) {
   using V = hn::Vec<LanesTag<double>>;
   const ColumnArrays<double> a(c, &result->scratch);
   load_columns(c, c.scale, a);
+  const V factor = hn::Set(LanesTag<double>(), keep_factor(c));
   const size_t rows = c.rows(), head = c.head_dim, value = c.value_dim;
   for (size_t first = 0; first < rows; first += kColumnTile) {
     const int count = static_cast<int>(std::min<size_t>(kColumnTile, rows - first));
     load_rows_tile(c, a, first, count, /*delta_from_last=*/false);
-    for_scores(c, a, first, count,
-               [](V score, V bias, V grad_weight, V log_sum_exp, V delta, V* weight, V* grad_score) HWY_ATTR {
-                 *weight = exp_of_any_sign(hn::Sub(hn::Add(score, bias), log_sum_exp));
-                 *grad_score = hn::Mul(*weight, hn::Sub(grad_weight, delta));
-               });
+    for_scores(c, a, first, count, [&](Elements<V>* e) HWY_ATTR {
+      V score = e->product;
+      if (c.soft_cap != 0) score = soft_capped_lanes(score, c.soft_cap, &e->slope);
+      const V weight = exp_of_any_sign(hn::Sub(hn::Add(score, e->bias), e->log_sum_exp));
+      const V keep = hn::Mul(factor, e->kept);
+      e->weight = hn::Mul(weight, keep);
+      e->grad_score = hn::Mul(hn::Mul(weight, hn::Sub(hn::Mul(e->grad_weight, keep), e->delta)), e->slope);
+    });
     // Adds the tile's terms to dV and dK. The members of the product are in the order of load_rows_tile().
     multiply<double>({a.weight, a.stride, a.grad_out, value, 1, count, true}, c.value_dim, a.grad_value[0]);
     multiply<double>({a.grad_score, a.stride, a.query, head, 1, count, true}, c.head_dim, a.grad_key[0]);
@@ -218,10 +250,10 @@ double squared_norm(const T* values, int count) {
 }
 
 // Adds the mean squared errors that the rows of a tile give a column, if the roundings are independent
-// (ColumnReference::mean_square_error). a.weight and a.grad_score are those of fused, P and dS. A weight has
-// the relative error of its rounding and that of its score, whose sum in fp32 has an error of about u
-// |score|. A score with a weight is near the log-sum-exp. dS also has the error of dO . v - delta, about u
-// |dO| |v|.
+// (ColumnReference::mean_square_error). a.weight and a.grad_score are those of fused, P D and dS. A weight
+// has the relative error of its rounding and that of its score, whose sum in fp32 has an error of about u
+// |score|. A score with a weight is near the log-sum-exp. dS also has the error of D dO . v - delta, about u
+// D |dO| |v|, times the slope of the soft cap.
 template <class T>
 void add_mean_errors(const KeyColumns& c, const ColumnArrays<T>& a, int count, const double* squared_values,
                      ColumnReference* result) {
@@ -238,24 +270,69 @@ void add_mean_errors(const KeyColumns& c, const ColumnArrays<T>& a, int count, c
     for (int column = 0; column < c.columns; ++column) {
       const double weight = a.weight[t * size_t(a.stride) + column];
       const double grad_score = a.grad_score[t * size_t(a.stride) + column];
+      const double slope = a.slope[t * size_t(a.stride) + column];
       result->mean_square_error.grad_value[column] += weight * weight * of_weight * grad_out;
       result->mean_square_error.grad_key[column] +=
           query * (grad_score * grad_score * (of_weight + rounding) +
-                   weight * weight * sum * grad_out * squared_values[column]);
+                   weight * weight * slope * slope * sum * grad_out * squared_values[column]);
     }
   }
 }
 
-// Computes the floors in T (float; double for fp64 storage): in each tile plain ([0]), which rounds after
-// each operation, then fused ([1]), which rounds only the factors of the products.
+// The elements of plain attention, which rounds after each operation. keep: what dropout multiplies by,
+// rounded.
+template <class V>
+HWY_INLINE void compute_plain(const KeyColumns& c, V scale, V cap, V keep, Elements<V>* e) {
+  const hn::DFromV<V> d;
+  const auto rounded = [&](V x) HWY_ATTR { return round_lanes(c.dtype, x); };
+  V score = rounded(hn::Mul(e->product, scale));
+  if (c.soft_cap != 0) {
+    const V y = rounded(hn::Div(score, cap));
+    const V tanh = rounded(hn::IfThenElse(hn::IsNaN(y), y, hn::Tanh(d, y)));
+    score = rounded(hn::Mul(tanh, cap));
+    e->slope = hn::NegMulAdd(tanh, tanh, hn::Set(d, hn::TFromV<V>{1}));
+  }
+  score = rounded(hn::Add(score, e->bias));
+  const V weight = rounded(hn::Exp(d, hn::Sub(score, e->log_sum_exp)));
+  V grad_weight = rounded(e->grad_weight);
+  e->weight = weight;
+  if (c.kept != nullptr) {
+    e->weight = rounded(hn::Mul(weight, keep));
+    grad_weight = rounded(hn::Mul(grad_weight, keep));
+  }
+  e->grad_score = rounded(hn::Mul(weight, hn::Sub(grad_weight, e->delta)));
+  if (c.soft_cap != 0) {  // the gradients of its three operations
+    const V of_tanh = rounded(hn::Mul(rounded(hn::Mul(e->grad_score, cap)), e->slope));
+    e->grad_score = rounded(hn::Div(of_tanh, cap));
+  }
+}
+
+// The elements of fused attention, which rounds only the factors of the products.
+template <class V>
+HWY_INLINE void compute_fused(const KeyColumns& c, V scale, V cap, V keep, Elements<V>* e) {
+  const hn::DFromV<V> d;
+  V score = hn::Mul(e->product, scale);
+  if (c.soft_cap != 0) {
+    const V y = hn::Div(score, cap);
+    const V tanh = hn::IfThenElse(hn::IsNaN(y), y, hn::Tanh(d, y));
+    score = hn::Mul(tanh, cap);
+    e->slope = hn::NegMulAdd(tanh, tanh, hn::Set(d, hn::TFromV<V>{1}));
+  }
+  const V exact = hn::Exp(d, hn::Sub(hn::Add(score, e->bias), e->log_sum_exp));
+  e->weight = hn::Mul(round_lanes(c.dtype, exact), keep);
+  const V grad_score = hn::Mul(exact, hn::Sub(hn::Mul(e->grad_weight, keep), e->delta));
+  e->grad_score = round_lanes(c.dtype, hn::Mul(grad_score, e->slope));
+}
+
+// Computes the floors in T (float; double for fp64 storage): in each tile plain ([0]), then fused ([1]).
 template <class T>
 void compute_rounded_as(const KeyColumns& c, ColumnReference* result) {
   using V = hn::Vec<LanesTag<T>>;
   const LanesTag<T> d;
   const ColumnArrays<T> a(c, &result->scratch);
   load_columns<T>(c, 1, a);
-  const V scale = hn::Set(d, static_cast<T>(c.scale));
-  const DType dtype = c.dtype;
+  const V scale = hn::Set(d, static_cast<T>(c.scale)), cap = hn::Set(d, static_cast<T>(c.soft_cap));
+  const V factor = hn::Set(d, static_cast<T>(keep_factor(c))), rounded_factor = round_lanes(c.dtype, factor);
   const size_t rows = c.rows();
   double squared_values[kMaxSliceRows] = {};
   for (int column = 0; column < c.columns; ++column)
@@ -268,20 +345,13 @@ void compute_rounded_as(const KeyColumns& c, ColumnReference* result) {
   for (size_t first = 0; first < rows; first += kColumnTile) {
     const int count = static_cast<int>(std::min<size_t>(kColumnTile, rows - first));
     load_rows_tile(c, a, first, count, /*delta_from_last=*/true);
-    for_scores(
-        c, a, first, count, [&](V score, V bias, V grad_weight, V lse, V delta, V* weight, V* grad) HWY_ATTR {
-          const V rounded = round_lanes(dtype, hn::Add(round_lanes(dtype, hn::Mul(score, scale)), bias));
-          *weight = round_lanes(dtype, hn::Exp(d, hn::Sub(rounded, lse)));
-          *grad = round_lanes(dtype, hn::Mul(*weight, hn::Sub(round_lanes(dtype, grad_weight), delta)));
-        });
+    for_scores(c, a, first, count, [&](Elements<V>* e) HWY_ATTR {
+      compute_plain(c, scale, cap, hn::Mul(e->kept, rounded_factor), e);
+    });
     add_product(a.weight, a.stride, a.grad_out, count, c.value_dim, a.partial, a.grad_value[0]);
     add_product(a.grad_score, a.stride, a.query, count, c.head_dim, a.partial, a.grad_key[0]);
     for_scores(c, a, first, count,
-               [&](V score, V bias, V grad_weight, V lse, V delta, V* weight, V* grad) HWY_ATTR {
-                 const V exact = hn::Exp(d, hn::Sub(hn::Add(hn::Mul(score, scale), bias), lse));
-                 *weight = round_lanes(dtype, exact);
-                 *grad = round_lanes(dtype, hn::Mul(exact, hn::Sub(grad_weight, delta)));
-               });
+               [&](Elements<V>* e) HWY_ATTR { compute_fused(c, scale, cap, hn::Mul(e->kept, factor), e); });
     add_product(a.weight, a.stride, a.grad_out, count, c.value_dim, a.partial, a.grad_value[1]);
     add_product(a.grad_score, a.stride, a.query, count, c.head_dim, a.partial, a.grad_key[1]);
     add_mean_errors(c, a, count, squared_values, result);
@@ -319,7 +389,7 @@ double delta_of(const KeyColumns& c, size_t row) {
   return sum;
 }
 
-double score_of(const KeyColumns& c, size_t row, int column) {
+double product_of(const KeyColumns& c, size_t row, int column) {
   double sum = 0;
   for (int n = 0; n < c.head_dim; ++n)
     sum = std::fma(at(c, c.key, column, c.head_dim, n) * c.scale, at(c, c.query, row, c.head_dim, n), sum);
@@ -338,6 +408,7 @@ double grad_weight_of(const KeyColumns& c, size_t row, int column) {
 bool is_valid(const KeyColumns& c) {
   if (!is_floating(c.dtype) || !is_floating(c.log_sum_exp_dtype) || !std::isfinite(c.scale)) return false;
   if (c.mask != nullptr && c.mask_dtype != DType::kBool && !is_floating(c.mask_dtype)) return false;
+  if (!has_valid_rules(c)) return false;
   if (c.columns < 1 || c.columns > kMaxSliceRows || c.heads < 1 || c.queries < 1) return false;
   if (c.head_dim < 1 || c.value_dim < 1 || c.first_query == nullptr) return false;
   for (const void* array :
@@ -369,9 +440,15 @@ void compute_exact_scalar(const KeyColumns& c, ColumnReference* result) {
       const auto bias = mask_term<double>(c, column, row);
       if (row % c.queries >= c.first_query[column] && bias != -std::numeric_limits<double>::infinity()) {
         // The difference may be positive, since rounding can lift a score above the log-sum-exp.
-        weight = exp_of_any_sign(score_of(c, row, column) + bias -
-                                 load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, row));
-        grad_score = weight * (grad_weight_of(c, row, column) - delta_of(c, row));
+        const double product = product_of(c, row, column);
+        const CappedScore capped =
+            c.soft_cap == 0 ? CappedScore{product, 1} : soft_capped(product, c.soft_cap);
+        const bool kept = is_kept(c, static_cast<size_t>(column) * c.rows() + row);
+        const double keep = keep_factor(c) * (kept ? 1 : 0);
+        const double exact =
+            exp_of_any_sign(capped.score + bias - load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, row));
+        weight = exact * keep;
+        grad_score = exact * (grad_weight_of(c, row, column) * keep - delta_of(c, row)) * capped.slope;
       }
       for (int n = 0; n < c.value_dim; ++n)
         grad_value[n] = std::fma(weight, at(c, c.grad_out, row, c.value_dim, n), grad_value[n]);

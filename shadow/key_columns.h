@@ -1,14 +1,15 @@
 // Recomputes the gradients dK and dV of sampled key positions (columns of the score matrix) from the inputs
 // of a backward call: in fp64, and with the roundings of two correct algorithms.
 //
-//   P_ij = exp(scale q_i . k_j + mask_ij - lse_i)
-//   dV_j = sum_i P_ij dO_i
-//   dK_j = scale sum_i P_ij (dO_i . v_j - delta_i) q_i,   delta_i = dO_i . out_i
+//   P_ij = exp(s_ij + mask_ij - lse_i)
+//   dV_j = sum_i P_ij D_ij dO_i
+//   dK_j = scale sum_i P_ij (D_ij dO_i . v_j - delta_i) s'_ij q_i,   delta_i = dO_i . out_i
 //
-// P are the attention weights, dO is the gradient of out. The sums run over all query positions i that see
-// the key j (by a causal limit and a mask), of all query heads that share its kv-head. lse (log_sum_exp) and
-// out are those that the trainer passed to the call. If they cover more keys than the call (context
-// parallelism), the results stay right.
+// P are the attention weights, dO is the gradient of out. s are the scores and s' their slopes, by which a
+// soft cap multiplies gradients, and D is what dropout multiplies the weights by (slice.h). The sums run over
+// all query positions i that see the key j (by a causal limit and a mask), of all query heads that share its
+// kv-head. lse (log_sum_exp) and out are those that the trainer passed to the call. If they cover more keys
+// than the call (context parallelism), the results stay right.
 #ifndef FORESHOCK_SHADOW_KEY_COLUMNS_H_
 #define FORESHOCK_SHADOW_KEY_COLUMNS_H_
 
@@ -27,13 +28,14 @@ namespace foreshock {
 
 // Arrays are packed, row-major, borrowed for the call, aligned to 8 bytes. Rows are stored head by head.
 struct KeyColumns {
-  DType dtype = DType::kNone;  // of every array but log_sum_exp and mask
+  DType dtype = DType::kNone;  // of every array but log_sum_exp, mask and kept
   int columns = 0;             // 1..16 sampled key positions
   int heads = 0;               // all query heads that share the kv-head
   int queries = 0;             // all query positions of one head
   int head_dim = 0;
   int value_dim = 0;
   double scale = 0;
+  double soft_cap = 0;                    // above 0; 0: none
   const uint32_t* first_query = nullptr;  // [columns]: query position i sees key j if i >= first_query[j]
 
   const void* query = nullptr;        // [heads * queries][head_dim]
@@ -46,6 +48,11 @@ struct KeyColumns {
   // the row does not see the key); null: none.
   const void* mask = nullptr;
   DType mask_dtype = DType::kNone;
+
+  // [columns][heads * queries]; nonzero: dropout kept the weight; null: no dropout.
+  const void* kept = nullptr;
+  DType kept_dtype = DType::kNone;
+  double dropout = 0;  // probability of 0 to 1, both excluded; read only with `kept`
 
   const void* key = nullptr;         // [columns][head_dim]
   const void* value = nullptr;       // [columns][value_dim]
@@ -69,7 +76,8 @@ struct ColumnReference {
   ColumnGradients exact;  // in fp64
   // Noise floors (reference.h): results of two correct algorithms in the storage format, with sums in fp32
   // (fp64 for fp64 storage). `fused` rounds P before P multiplies dO, the gradients of the scores before they
-  // multiply Q, and the results. `plain` also rounds scores, P and dO . v. Both use lse and out as given.
+  // multiply Q, and the results. `plain` also rounds scores, P and dO . v, and what reference.h says about
+  // soft caps and dropout. Both use lse and out as given.
   ColumnGradients plain, fused;
   // [columns]: mean squared errors of a column that the roundings of fused give it, whatever their signs are.
   // The error of `fused` is one draw, and almost 0 by chance where the few weights of a column round well.
@@ -96,8 +104,8 @@ T mask_term(const KeyColumns& c, int column, size_t row) {
 // and log_sum_exp, and some NaN into dK and dV.
 bool may_have_rows_without_keys(const KeyColumns& columns);
 
-// Whether the columns can be checked: formats are known, sizes are in range, and no array is null but `sums`
-// and `mask`.
+// Whether the columns can be checked: formats are known, sizes are in range, and no array is null but `sums`,
+// `mask` and `kept`.
 bool is_valid(const KeyColumns& columns);
 
 // Fills `exact`. `columns` must be valid. The result has the same bits on every CPU: each element is one

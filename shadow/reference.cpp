@@ -37,18 +37,20 @@ constexpr int kLanes = lanes_of<double>();
 // rows) from one element to the next. By row: the largest, second and smallest score (max, second, min); sums
 // of the weights exp(score - max) and of weight * (score - max) (sum, weighted); the maximum before this tile
 // (factor, despite its name); the number of keys the row sees (limit); the sum of grad_out * out (delta).
+// slopes: the derivatives of the soft cap in a tile.
 struct Workspace {
   int stride;
   double *query, *out, *scores, *keys, *values;
   double *max, *second, *min, *sum, *weighted, *factor, *limit;
-  double *grad_out, *grad_query, *key_sum, *grad_scores, *delta;
+  double *grad_out, *grad_query, *key_sum, *grad_scores, *delta, *slopes;
 
   Workspace(const AttentionSlice& slice, std::vector<double>* scratch)
       : stride(padded_rows<double>(slice.rows)) {
     const size_t rows = stride, head = slice.head_dim, value = slice.value_dim, tile = kReferenceTile;
-    const size_t backward = slice.backward() ? 1 : 0;
-    const size_t total = rows * (head + value + tile + 7 + backward * (value + 2 * head + tile + 1)) +
-                         tile * (head + value) + 17 * 8;          // 17 arrays, each padded to whole 64 bytes
+    const size_t backward = slice.backward() ? 1 : 0, capped = slice.soft_cap != 0 ? 1 : 0;
+    const size_t total =
+        rows * (head + value + tile + 7 + backward * (value + 2 * head + tile + 1) + capped * tile) +
+        tile * (head + value) + 18 * 8;                           // 18 arrays, each padded to whole 64 bytes
     if (scratch->size() < total + 8) scratch->resize(total + 8);  // 8 more, to align the first array
     next_ = reinterpret_cast<double*>((reinterpret_cast<uintptr_t>(scratch->data()) + 63) & ~uintptr_t{63});
     query = take(head * rows);
@@ -62,6 +64,7 @@ struct Workspace {
     key_sum = take(backward * head * rows);
     grad_scores = take(backward * tile * rows);
     delta = take(backward * rows);
+    slopes = take(capped * tile * rows);
   }
 
  private:
@@ -158,6 +161,16 @@ HWY_INLINE void weigh_tile(const Workspace& w, int count) {
   }
 }
 
+// Replaces products by scores, and stores the slopes.
+HWY_INLINE void cap_tile(const AttentionSlice& slice, const Workspace& w, int count) {
+  const D d;
+  for (int i = 0; i < count * w.stride; i += kLanes) {
+    V slope;
+    hn::Store(soft_capped_lanes(hn::Load(d, w.scores + i), slice.soft_cap, &slope), d, w.scores + i);
+    hn::Store(slope, d, w.slopes + i);
+  }
+}
+
 // Computes the scores of keys [first, first + count) without the mask. multiply({lanes, stride, matrix,
 // inner_step, outer_step, inner, accumulate}, columns, result): for j < columns, result[j][row] = (if
 // accumulate: +=) the sum over i < inner of lanes[i][row] * matrix[i * inner_step + j * outer_step].
@@ -165,6 +178,7 @@ HWY_INLINE void multiply_tile(const AttentionSlice& slice, const Workspace& w, i
   const size_t dim = slice.head_dim;
   load_tile(slice.key, slice.dtype, first * dim, count * dim, w.keys);
   multiply<double>({w.query, w.stride, w.keys, 1, dim, slice.head_dim, false}, count, w.scores);
+  if (slice.soft_cap != 0) cap_tile(slice, w, count);
 }
 
 // Computes the scores of keys [first, first + count), and applies the mask, if any.
@@ -186,14 +200,16 @@ HWY_INLINE void forward(const AttentionSlice& slice, const Workspace& w, int lea
     }
     if (observe_tile(w, first, count, least_limit < first + count)) rescale(w, slice.value_dim);
     weigh_tile(w, count);
+    apply_dropout(slice, first, count, w.stride, w.scores);
     load_tile(slice.value, slice.dtype, first * dim, count * dim, w.values);
     multiply<double>({w.scores, w.stride, w.values, dim, 1, count, true}, slice.value_dim, w.out);
   }
 }
 
 // Replaces the scores of a tile by weights, and each product grad_out . value in w.grad_scores by the
-// gradient of the score, weight * (product - delta).
-HWY_INLINE void grad_score_tile(const Workspace& w, int first, int count, bool limited) {
+// gradient of the score, weight * (product - delta). If `capped`, multiplies both by the slope of the soft
+// cap.
+HWY_INLINE void grad_score_tile(const Workspace& w, int first, int count, bool limited, bool capped) {
   const D d;
   const V lowest = hn::Set(d, -std::numeric_limits<double>::infinity());
   for (int row = 0; row < w.stride; row += kLanes) {
@@ -204,11 +220,28 @@ HWY_INLINE void grad_score_tile(const Workspace& w, int first, int count, bool l
       V score = hn::Load(d, w.scores + t * w.stride + row);
       if (limited) score = hn::IfThenElse(hn::Lt(hn::Set(d, first + t), limit), score, lowest);
       double* grad = w.grad_scores + t * w.stride + row;
-      const V weight = exp_lanes(hn::Sub(score, shift));
+      V weight = exp_lanes(hn::Sub(score, shift));
+      V grad_score = hn::Mul(weight, hn::Sub(hn::Load(d, grad), delta));
+      if (capped) {
+        const V slope = hn::Load(d, w.slopes + t * w.stride + row);
+        weight = hn::Mul(weight, slope);
+        grad_score = hn::Mul(grad_score, slope);
+      }
       hn::Store(weight, d, w.scores + t * w.stride + row);
-      hn::Store(hn::Mul(weight, hn::Sub(hn::Load(d, grad), delta)), d, grad);
+      hn::Store(grad_score, d, grad);
     }
   }
+}
+
+// Multiplies each product grad_out . value of a tile by the dropout's factor where the weight was kept, by 0
+// elsewhere.
+HWY_INLINE void drop_products(const AttentionSlice& slice, const Workspace& w, int first, int count) {
+  if (slice.kept == nullptr) return;
+  const D d;
+  const V factor = hn::Set(d, keep_factor(slice));
+  for (int i = 0; i < count * w.stride; i += kLanes)
+    hn::Store(hn::Mul(hn::Load(d, w.grad_scores + i), factor), d, w.grad_scores + i);
+  apply_dropout(slice, first, count, w.stride, w.grad_scores);
 }
 
 // Sums grad_score * key (grad_query) and weight * key (key_sum) over the keys; finish_gradient() normalizes.
@@ -220,7 +253,8 @@ HWY_INLINE void backward(const AttentionSlice& slice, const Workspace& w, int le
     load_tile(slice.value, slice.dtype, first * value, count * value, w.values);
     multiply<double>({w.grad_out, w.stride, w.values, 1, value, slice.value_dim, false}, count,
                      w.grad_scores);
-    grad_score_tile(w, first, count, least_limit < first + count);
+    drop_products(slice, w, first, count);
+    grad_score_tile(w, first, count, least_limit < first + count, slice.soft_cap != 0);
     multiply<double>({w.grad_scores, w.stride, w.keys, head, 1, count, true}, slice.head_dim, w.grad_query);
     multiply<double>({w.scores, w.stride, w.keys, head, 1, count, true}, slice.head_dim, w.key_sum);
   }
@@ -245,9 +279,10 @@ int load_rows(const AttentionSlice& slice, const Workspace& w) {
 
 void store_forward(const AttentionSlice& slice, const Workspace& w, Reference* result) {
   for (int row = 0; row < slice.rows; ++row) {
-    const double sum = w.sum[row];
+    const double sum = w.sum[row], factor = keep_factor(slice);
     double* out = &result->out[static_cast<size_t>(row) * slice.value_dim];
-    for (int c = 0; c < slice.value_dim; ++c) out[c] = sum == 0 ? 0 : w.out[c * w.stride + row] / sum;
+    for (int c = 0; c < slice.value_dim; ++c)
+      out[c] = sum == 0 ? 0 : w.out[c * w.stride + row] / sum * factor;
     finish_row({w.max[row], w.second[row], w.min[row], sum, w.weighted[row]}, row, result);
   }
 }

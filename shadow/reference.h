@@ -30,7 +30,7 @@ inline constexpr double kNearTie = 0x1p-9;
 // An object is reused for many slices; its vectors only grow. Use one per thread.
 struct Reference {
   std::vector<double> out;            // [rows][value_dim]
-  std::vector<double> log_sum_exp;    // [rows], of the scaled, masked scores
+  std::vector<double> log_sum_exp;    // [rows], of the scaled, capped, masked scores
   std::vector<double> logit_max;      // [rows], of the scores the row sees; -Inf: the row sees no key
   std::vector<double> logit_abs_max;  // [rows], largest |score| that the row sees; 0: the row sees no key
   // [rows], the same without the values of the mask, which may be the lowest number of a format; only of
@@ -49,8 +49,9 @@ struct Reference {
   // covers no other keys, exactly 1 without a given log_sum_exp.
   std::vector<double> share;
   std::vector<double> given_delta;  // [rows], sum of grad_out * given out
-  std::vector<double> key_mean;     // [rows][head_dim], mean of the keys, weighted by the attention weights
-  std::vector<uint8_t> partial;     // [rows], 1: the given log_sum_exp covers other keys too (is_above())
+  // [rows][head_dim], mean of the keys, weighted by the attention weights times the slopes of the soft cap
+  std::vector<double> key_mean;
+  std::vector<uint8_t> partial;  // [rows], 1: the given log_sum_exp covers other keys too (is_above())
 
   std::vector<double> scratch;
 };
@@ -112,6 +113,10 @@ void finish_gradient(const AttentionSlice& slice, int row, int k, double sum, do
 // before they multiply V, the gradients of the scores before they multiply K, and the results when they are
 // stored. Both sum in fp32 (fp64 for fp64 storage). With large scores plain has a far larger error than any
 // fused kernel, since bf16 rounds a score of 120 to a multiple of 0.5.
+//
+// A soft cap is three operations to plain (division, tanh, multiplication), each rounded, and so are their
+// gradients. Under dropout, plain multiplies the rounded weights and their gradients by 1 / (1 - dropout),
+// itself rounded as PyTorch's CPU code does, and rounds the products. Fused multiplies sums in fp32.
 
 // Results, rounded to the storage format. Forward: only `out`. Backward: `out` and `grad_query`.
 struct FloorRows {

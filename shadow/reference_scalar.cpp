@@ -26,14 +26,24 @@ double product_of(const AttentionSlice& slice, int row, int key) {
   return sum;
 }
 
-double score_of(const AttentionSlice& slice, int row, int key) {
-  return masked_score(slice, row, key, product_of(slice, row, key));
+// The score without the mask.
+CappedScore capped_of(const AttentionSlice& slice, int row, int key) {
+  const double product = product_of(slice, row, key);
+  return slice.soft_cap == 0 ? CappedScore{product, 1} : soft_capped(product, slice.soft_cap);
 }
 
-// Raises the largest |product| of the keys that the row sees.
+double score_of(const AttentionSlice& slice, int row, int key) {
+  return masked_score(slice, row, key, capped_of(slice, row, key).score);
+}
+
+double keep_of(const AttentionSlice& slice, int row, int key) {
+  return is_kept(slice, static_cast<size_t>(row) * slice.keys + key) ? 1 : 0;
+}
+
+// Raises the largest score without the mask, in size, of the keys that the row sees.
 void observe_product(const AttentionSlice& slice, int row, int key, double* most) {
   if (score_of(slice, row, key) == -kInfinity) return;
-  const double size = std::fabs(product_of(slice, row, key));
+  const double size = std::fabs(capped_of(slice, row, key).score);
   if (size > *most) *most = size;
 }
 
@@ -78,19 +88,22 @@ void forward_row(const AttentionSlice& slice, int row, double* scores, Reference
       const double weight = exp_nonpositive(shifted);
       sums.sum += weight;
       sums.weighted = std::fma(weight, shifted, sums.weighted);
+      const double kept = weight * keep_of(slice, row, first + t);
       for (int c = 0; c < slice.value_dim; ++c) {
-        out[c] = std::fma(weight, element(slice, slice.value, first + t, slice.value_dim, c), out[c]);
+        out[c] = std::fma(kept, element(slice, slice.value, first + t, slice.value_dim, c), out[c]);
       }
     }
   }
-  for (int c = 0; c < slice.value_dim; ++c) out[c] = sums.sum == 0 ? 0 : out[c] / sums.sum;
+  const double factor = keep_factor(slice);
+  for (int c = 0; c < slice.value_dim; ++c) out[c] = sums.sum == 0 ? 0 : out[c] / sums.sum * factor;
   finish_row(sums, row, result);
   result->scratch[row] = sums.sum;  // for backward_row()
 }
 
-// Computes the gradient of the row's query: the sum over the keys of weight * (grad_weight - delta) * key,
-// with the dot products grad_weight = grad_out . value and delta = grad_out . out. From key_sum, the sum of
-// weight * key, finish_gradient() computes the gradient for the trainer's delta too.
+// Computes the gradient of the row's query: the sum over the keys of weight * (grad_weight - delta) * slope *
+// key, with the dot products grad_weight = grad_out . value (times the dropout's factor) and delta = grad_out
+// . out; slope is that of the soft cap. From key_sum, the sum of weight * slope * key, finish_gradient()
+// computes the gradient for the trainer's delta too.
 void backward_row(const AttentionSlice& slice, int row, double* scratch, Reference* result) {
   double *grad = scratch, *key_sum = scratch + slice.head_dim;
   std::fill_n(scratch, 2 * slice.head_dim, 0.0);
@@ -101,12 +114,14 @@ void backward_row(const AttentionSlice& slice, int row, double* scratch, Referen
       grad_weight = std::fma(element(slice, slice.grad_out, row, slice.value_dim, c),
                              element(slice, slice.value, key, slice.value_dim, c), grad_weight);
     }
+    grad_weight = grad_weight * keep_factor(slice) * keep_of(slice, row, key);
+    const double slope = capped_of(slice, row, key).slope;
     const double weight = exp_nonpositive(score_of(slice, row, key) - shift_of(result->logit_max[row]));
-    const double grad_score = weight * (grad_weight - result->delta[row]);
+    const double grad_score = weight * (grad_weight - result->delta[row]) * slope;
     for (int k = 0; k < slice.head_dim; ++k) {
       const double key_k = element(slice, slice.key, key, slice.head_dim, k);
       grad[k] = std::fma(grad_score, key_k, grad[k]);
-      key_sum[k] = std::fma(weight, key_k, key_sum[k]);
+      key_sum[k] = std::fma(weight * slope, key_k, key_sum[k]);
     }
   }
   for (int k = 0; k < slice.head_dim; ++k)

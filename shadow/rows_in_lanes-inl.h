@@ -172,9 +172,15 @@ HWY_NOINLINE void multiply(const Product<T>& p, int columns, T* result) {
   for (; row < p.stride; row += kLanes) multiply_vectors<1>(p, row, columns, result);
 }
 
-// Computes exp_nonpositive() of elementary.h with the same operations, so that each lane has the same bits.
+// The functions below are those of elementary.h with the same operations, so that each lane has the same
+// bits.
 template <class V>
-HWY_INLINE V exp_lanes(V x) {
+struct ExpPartsLanes {
+  V fraction, power;
+};
+
+template <class V>
+HWY_INLINE ExpPartsLanes<V> exp_parts_lanes(V x) {
   const hn::DFromV<V> d;
   const hn::RebindToUnsigned<hn::DFromV<V>> bits;
   const double* c = kExpCoefficient;
@@ -196,9 +202,31 @@ HWY_INLINE V exp_lanes(V x) {
   const V middle = hn::MulAdd(c89, r2, c67);
   const V high = hn::MulAdd(hn::Set(d, c[12]), r2, c1011);
   const V tail = hn::MulAdd(hn::MulAdd(high, r4, middle), r4, low);
-  const V mantissa = hn::Add(hn::MulAdd(r2, tail, r), hn::Set(d, 1.0));
   const V power = hn::BitCast(d, hn::ShiftLeft<52>(hn::BitCast(bits, biased)));
-  return hn::Mul(hn::Mul(mantissa, power), hn::Set(d, kExpUnscale));
+  return {hn::MulAdd(r2, tail, r), power};
+}
+
+// exp_nonpositive()
+template <class V>
+HWY_INLINE V exp_lanes(V x) {
+  const hn::DFromV<V> d;
+  const ExpPartsLanes<V> parts = exp_parts_lanes(x);
+  return hn::Mul(hn::Mul(hn::Add(parts.fraction, hn::Set(d, 1.0)), parts.power), hn::Set(d, kExpUnscale));
+}
+
+// soft_capped(): returns the score and stores the slope.
+template <class V>
+HWY_INLINE V soft_capped_lanes(V product, double cap, V* slope) {
+  const hn::DFromV<V> d;
+  const V one = hn::Set(d, 1.0), caps = hn::Set(d, cap);
+  const V y = hn::Div(product, caps);
+  const ExpPartsLanes<V> parts = exp_parts_lanes(hn::Mul(hn::Set(d, -2.0), hn::Abs(y)));
+  const V unit = hn::Mul(parts.power, hn::Set(d, kExpUnscale));
+  const V minus_one = hn::MulAdd(unit, parts.fraction, hn::Sub(unit, one));
+  const V divisor = hn::Add(hn::Set(d, 2.0), minus_one);
+  const V exponential = hn::Mul(hn::Mul(hn::Add(parts.fraction, one), parts.power), hn::Set(d, kExpUnscale));
+  *slope = hn::Div(hn::Mul(hn::Set(d, 4.0), exponential), hn::Mul(divisor, divisor));
+  return hn::Mul(caps, hn::CopySign(hn::Div(hn::Neg(minus_one), divisor), y));
 }
 
 }  // namespace HWY_NAMESPACE

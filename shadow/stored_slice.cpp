@@ -38,8 +38,8 @@ DType dtype_of(std::string_view name) {
 
 // The shape of an array. kRowsHead is [rows, head_dim], kKeysValue [keys, value_dim], and so on.
 enum class Extents { kRowsHead, kRowsValue, kKeysHead, kKeysValue, kRowsKeys, kRows };
-// The member of the slice that gives an array's type: dtype, log_sum_exp_dtype or mask_dtype.
-enum class TypeOf { kSlice, kLogSumExp, kMask };
+// The member of the slice that gives an array's type: dtype, log_sum_exp_dtype, mask_dtype or kept_dtype.
+enum class TypeOf { kSlice, kLogSumExp, kMask, kKept };
 
 struct Field {
   const char* name;
@@ -54,6 +54,7 @@ constexpr Field kFields[] = {
     {"out", &AttentionSlice::out, Extents::kRowsValue, TypeOf::kSlice},
     {"lse", &AttentionSlice::log_sum_exp, Extents::kRows, TypeOf::kLogSumExp},
     {"mask", &AttentionSlice::mask, Extents::kRowsKeys, TypeOf::kMask},
+    {"kept", &AttentionSlice::kept, Extents::kRowsKeys, TypeOf::kKept},
     {"dout", &AttentionSlice::grad_out, Extents::kRowsValue, TypeOf::kSlice},
     {"dq", &AttentionSlice::grad_query, Extents::kRowsHead, TypeOf::kSlice},
 };
@@ -79,8 +80,25 @@ std::vector<int64_t> shape_of(Extents extents, const AttentionSlice& s) {
 // `slice` is an AttentionSlice or KeyColumns.
 template <class SliceType>
 DType& type_in(SliceType& slice, TypeOf type) {
-  return type == TypeOf::kSlice ? slice.dtype
-                                : (type == TypeOf::kMask ? slice.mask_dtype : slice.log_sum_exp_dtype);
+  switch (type) {
+    case TypeOf::kLogSumExp:
+      return slice.log_sum_exp_dtype;
+    case TypeOf::kMask:
+      return slice.mask_dtype;
+    case TypeOf::kKept:
+      return slice.kept_dtype;
+    case TypeOf::kSlice:
+      break;
+  }
+  return slice.dtype;
+}
+
+// Sets the numbers of *slice, an AttentionSlice or KeyColumns.
+template <class SliceType>
+void set_numbers(const StoredNumbers& numbers, SliceType* slice) {
+  slice->scale = numbers.scale;
+  slice->soft_cap = numbers.soft_cap;
+  slice->dropout = numbers.dropout;
 }
 
 uint64_t elements_of(const std::vector<int64_t>& shape) {
@@ -107,7 +125,7 @@ std::string read_extents(const StoredArrays& arrays, AttentionSlice* slice) {
 }
 
 // Reads one array; a missing array is not an error here. Arrays of TypeOf::kSlice must have the type of q.
-// The types of lse and mask are free.
+// The types of lse, mask and kept are free.
 std::string read_field(const StoredArrays& arrays, const Field& field, AttentionSlice* slice) {
   const auto found = arrays.find(field.name);
   if (found == arrays.end()) return "";
@@ -147,7 +165,8 @@ StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference) 
   StoredArrays arrays;
   for (const Field& field : kFields) {
     // k and v are always stored: without keys they are empty, and their data is null.
-    if (slice.*field.data == nullptr && field.name[0] != 'k' && field.name[0] != 'v') continue;
+    const bool is_of_keys = field.extents == Extents::kKeysHead || field.extents == Extents::kKeysValue;
+    if (slice.*field.data == nullptr && !is_of_keys) continue;
     const DType type = type_in(types, field.type);
     std::vector<int64_t> shape = shape_of(field.extents, slice);
     const uint64_t bytes = elements_of(shape) * size_of(type);
@@ -162,9 +181,9 @@ StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference) 
   return arrays;
 }
 
-std::string slice_from(const StoredArrays& arrays, double scale, AttentionSlice* slice) {
+std::string slice_from(const StoredArrays& arrays, const StoredNumbers& numbers, AttentionSlice* slice) {
   *slice = {};
-  slice->scale = scale;
+  set_numbers(numbers, slice);
   std::string problem = read_extents(arrays, slice);
   for (const Field& field : kFields)
     if (problem.empty()) problem = read_field(arrays, field, slice);
@@ -193,6 +212,7 @@ constexpr ColumnField kColumnFields[] = {
     {"dout", &KeyColumns::grad_out, false, ColumnField::kValue},
     {"lse", &KeyColumns::log_sum_exp, false, ColumnField::kOne, TypeOf::kLogSumExp},
     {"mask", &KeyColumns::mask, true, ColumnField::kRows, TypeOf::kMask},
+    {"kept", &KeyColumns::kept, true, ColumnField::kRows, TypeOf::kKept},
     {"k", &KeyColumns::key, true, ColumnField::kHead},
     {"v", &KeyColumns::value, true, ColumnField::kValue},
     {"dk", &KeyColumns::grad_key, true, ColumnField::kHead},
@@ -234,12 +254,12 @@ std::string read_extents(const StoredArrays& arrays, int heads, KeyColumns* colu
   return "";
 }
 
-// Reads one array, which must exist unless it is the mask. The types of lse and mask are free, all other
-// arrays must have the type of q.
+// Reads one array, which must exist unless it is mask or kept. The types of lse, mask and kept are free, all
+// other arrays must have the type of q.
 std::string read_field(const StoredArrays& arrays, const ColumnField& field, KeyColumns* columns) {
   const auto found = arrays.find(field.name);
   const std::string name = field.name;
-  if (found == arrays.end()) return field.type == TypeOf::kMask ? "" : name + " is missing";
+  if (found == arrays.end()) return field.width == ColumnField::kRows ? "" : name + " is missing";
   const StoredArray& array = found->second;
   const DType type = dtype_of(array.type);
   if (field.type != TypeOf::kSlice) type_in(*columns, field.type) = type;
@@ -292,7 +312,7 @@ StoredArrays arrays_of(const KeyColumns& c, const ColumnReference& reference, st
   StoredArrays arrays;
   KeyColumns types = c;  // a copy, because type_in() takes mutable columns
   for (const ColumnField& field : kColumnFields) {
-    if (c.*field.data == nullptr) continue;  // no mask
+    if (c.*field.data == nullptr) continue;  // no mask, or no dropout
     const DType type = type_in(types, field.type);
     std::vector<int64_t> shape = shape_of(field, c);
     const uint64_t bytes = elements_of(shape) * size_of(type);
@@ -312,10 +332,10 @@ StoredArrays arrays_of(const KeyColumns& c, const ColumnReference& reference, st
   return arrays;
 }
 
-std::string columns_from(const StoredArrays& arrays, double scale, int heads, int64_t keys,
+std::string columns_from(const StoredArrays& arrays, const StoredNumbers& numbers, int heads, int64_t keys,
                          std::vector<ColumnSum>* sums, KeyColumns* columns) {
   *columns = {};
-  columns->scale = scale;
+  set_numbers(numbers, columns);
   columns->keys = keys;
   std::string problem = read_extents(arrays, heads, columns);
   for (const ColumnField& field : kColumnFields)

@@ -24,26 +24,32 @@ struct StoredArray {
 };
 using StoredArrays = std::map<std::string, StoredArray, std::less<>>;
 
+// The numbers of a call that its slices are stored with. Without the array `kept`, dropout is not read.
+struct StoredNumbers {
+  double scale = 0, soft_cap = 0, dropout = 0;
+};
+
 // Returns the arrays of a slice of rows: q [rows, head_dim], k [keys, head_dim], v [keys, value_dim], out
 // [rows, value_dim], key_limit [rows] (keys that a row sees). Optional are lse (log-sum-exp) [rows], mask
-// [rows, keys], dout (like out) and dq (like q). The arrays reference_out, reference_lse and reference_dq in
-// fp64 are those of `reference`. Borrows from both arguments.
+// and kept (what dropout has kept) [rows, keys], dout (like out) and dq (like q). The arrays reference_out,
+// reference_lse and reference_dq in fp64 are those of `reference`. Borrows from both arguments.
 StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference);
 
 // Fills *slice from arrays with these names and borrows their data, which must be aligned to 8 bytes. The
 // arrays may be invalid: returns an error text, or "" if *slice is valid (judgement.h).
-std::string slice_from(const StoredArrays& arrays, double scale, AttentionSlice* slice);
+std::string slice_from(const StoredArrays& arrays, const StoredNumbers& numbers, AttentionSlice* slice);
 
 // Returns the arrays of a slice of key positions: k and dk [columns, head_dim], v and dv [columns,
 // value_dim], first_query [columns] (the first query position that sees the key). For all query rows, head by
-// head, there are q [rows, head_dim], out and dout [rows, value_dim], and lse [rows]. Optional is key_sums
-// [key_sum_count(), 3], the fields of each ColumnSum (sums over all keys); *sums stores their data. The
-// arrays reference_dk and reference_dv in fp64 are those of `reference`. Borrows from all arguments.
+// head, there are q [rows, head_dim], out and dout [rows, value_dim], and lse [rows]. Optional are mask and
+// kept [columns, rows], and key_sums [key_sum_count(), 3], the fields of each ColumnSum (sums over all keys);
+// *sums stores their data. The arrays reference_dk and reference_dv in fp64 are those of `reference`. Borrows
+// from all arguments.
 StoredArrays arrays_of(const KeyColumns& columns, const ColumnReference& reference,
                        std::vector<double>* sums);
 
 // Does the same as slice_from() for a slice of key positions. `heads` query heads share the `keys` keys.
-std::string columns_from(const StoredArrays& arrays, double scale, int heads, int64_t keys,
+std::string columns_from(const StoredArrays& arrays, const StoredNumbers& numbers, int heads, int64_t keys,
                          std::vector<ColumnSum>* sums, KeyColumns* columns);
 
 }  // namespace foreshock

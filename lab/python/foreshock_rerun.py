@@ -80,6 +80,9 @@ def runner(call: Call, function) -> tuple[str, object]:
     """Returns the operation's name, and a function that runs it once and returns the slice's rows of the result as a
     tensor on the CPU. If `function` is not None, it is called instead of the operation."""
     stored, name = call.stored, operation_of(call.stored)
+    for fact, what in (("soft_cap", "a soft cap"), ("dropout", "dropout")):
+        if fact in stored.facts:
+            raise SliceError(f"its call had {what}, which neither torch's operations nor --function can be given")
     if function is not None:
         options = {"scale": float(stored.facts["scale"]), "is_causal": call.causal}
         if call.mask is not None:

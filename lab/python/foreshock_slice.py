@@ -37,8 +37,8 @@ class Slice:
 
     facts: dict[str, str]  # metadata of the file: scale, causal, op, ...
     # q, out, dout, dq: [rows, d]; k, v: [keys, d]. dout and dq are gradients. Row r is query position[r] of the call,
-    # and sees the first key_limit[r] keys, except those that mask[r] hides. lse: log-sum-exp. reference_...: the result
-    # in fp64.
+    # and sees the first key_limit[r] keys, except those that mask[r] hides; kept[r] is not 0 where dropout kept the
+    # weight of a key. lse: log-sum-exp. reference_...: the result in fp64.
     arrays: dict[str, torch.Tensor]
 
     @property
@@ -106,7 +106,13 @@ def check(stored: Slice) -> None:
     queries, call_keys = stored.lengths
     value_width = arrays["v"].shape[1]
     expected = {"q": (rows, width), "k": (keys, width), "out": (rows, value_width)}
-    optional = {"mask": (rows, keys), "lse": (rows,), "dout": (rows, value_width), "dq": (rows, width)}
+    optional = {
+        "mask": (rows, keys),
+        "kept": (rows, keys),
+        "lse": (rows,),
+        "dout": (rows, value_width),
+        "dq": (rows, width),
+    }
     expected |= {name: shape for name, shape in optional.items() if name in arrays}
     expected |= dict.fromkeys(("key_limit", "position", "head"), (rows,))
     expected["reference_dq" if stored.backward else "reference_out"] = tuple(stored.result.shape)

@@ -105,6 +105,15 @@ def test_a_kernel_that_errs_repeats_or_errs_again(tmp_path):
     assert foreshock_rerun.rerun(other, function=wrong).verdict == "errs_again"
 
 
+@pytest.mark.parametrize(("fact", "what"), [("soft_cap", "a soft cap"), ("dropout", "dropout")])
+def test_what_no_operation_can_be_given_is_not_run(tmp_path, fact, what):
+    arrays, facts = slice_of_call()
+    path = write_slice(tmp_path / "slice", arrays, facts | {fact: "0.5"})
+    for function in (None, wrong):
+        with pytest.raises(foreshock_slice.SliceError, match=what):
+            foreshock_rerun.rerun(path, function=function)
+
+
 def test_the_command_imports_the_function_that_it_is_given(tmp_path, monkeypatch, capsys):
     (tmp_path / "my_kernels.py").write_text("from torch.nn.functional import scaled_dot_product_attention as mine\n")
     path = write_slice(tmp_path / "slice", *slice_of_call())

@@ -11,7 +11,7 @@ namespace foreshock {
 // A call on fp32 tensors laid out as torch does it: (batch, position, head, dimension) in memory.
 struct CallOnTensors {
   int64_t batch = 2, heads = 4, kv_heads = 2, queries = 12, keys = 12, dim = 6;
-  std::vector<float> query, key, value, out, lse, mask, grad_out, grad_query, grad_key, grad_value;
+  std::vector<float> query, key, value, out, lse, mask, kept, grad_out, grad_query, grad_key, grad_value;
   foreshock_attention_call call = {};
 
   foreshock_tensor tensor(std::vector<float>* storage, int64_t heads, int64_t length, float first) {
@@ -58,6 +58,16 @@ struct CallOnTensors {
     return storage[((b * length + n) * heads + h) * dim + d];
   }
 };
+
+// Adds dropout whose kept weights have the shape of the mask of the call, and other numbers.
+inline void add_kept_like_mask(CallOnTensors* call) {
+  call->kept.resize(call->mask.size());
+  std::iota(call->kept.begin(), call->kept.end(), 1e6f);
+  call->call.kept = call->call.mask;
+  call->call.kept.data = call->kept.data();
+  call->call.dropout = 0.25;
+  call->call.soft_cap = 30;
+}
 
 // What stands for (position, key) whatever the batch and head.
 inline void add_mask(CallOnTensors* call) {

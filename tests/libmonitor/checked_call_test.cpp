@@ -52,5 +52,42 @@ TEST(ValidatedCall, WithDropoutTheOutputIsNobodysBusiness) {
   EXPECT_EQ(validate_call(call.call, FORESHOCK_FORWARD, &checked), -1);
 }
 
+TEST(ValidatedCall, WithKeptWeightsDropoutIsPartOfTheCall) {
+  Call call;
+  call.build(true);
+  add_mask(&call);
+  add_kept_like_mask(&call);
+  ValidatedCall checked;
+  for (const uint32_t pass : {FORESHOCK_FORWARD, FORESHOCK_BACKWARD}) {
+    ASSERT_EQ(validate_call(call.call, pass, &checked), -1);
+    EXPECT_EQ(checked.out.data, call.out.data());
+    EXPECT_EQ(checked.kept.data, call.kept.data());
+    EXPECT_EQ(checked.kept.stride[1], 0) << "one for all heads";
+    EXPECT_EQ(checked.dropout, 0.25);
+    EXPECT_EQ(checked.soft_cap, 30);
+  }
+  const auto changed = [&](uint32_t pass, auto change) {
+    foreshock_attention_call other = call.call;
+    change(other);
+    return validate_call(other, pass, &checked);
+  };
+  // Without dropout nothing is dropped; where all is, nothing is known.
+  EXPECT_EQ(changed(FORESHOCK_BACKWARD, [](auto& c) { c.dropout = 0; }), -1);
+  EXPECT_EQ(checked.kept.data, nullptr);
+  EXPECT_EQ(changed(FORESHOCK_FORWARD, [](auto& c) { c.dropout = 1; }), -1);
+  EXPECT_EQ(checked.out.data, nullptr);
+  for (const double dropout : {1.0, -0.5, double{NAN}})
+    EXPECT_EQ(changed(FORESHOCK_BACKWARD, [&](auto& c) { c.dropout = dropout; }), FORESHOCK_SKIP_DROPOUT);
+  EXPECT_EQ(changed(FORESHOCK_BACKWARD, [](auto& c) { c.kept.shape[1] = 7; }), FORESHOCK_SKIP_MASK);
+  EXPECT_EQ(changed(FORESHOCK_BACKWARD, [](auto& c) { c.kept.device_type = 1; }), FORESHOCK_SKIP_LAYOUT);
+  for (const double cap : {-1.0, double{INFINITY}, double{NAN}})
+    EXPECT_EQ(changed(FORESHOCK_FORWARD, [&](auto& c) { c.soft_cap = cap; }), FORESHOCK_SKIP_MASK);
+  // A trainer that was built before these fields existed.
+  EXPECT_EQ(changed(FORESHOCK_FORWARD, [](auto& c) { c.size = offsetof(foreshock_attention_call, kept); }),
+            -1);
+  EXPECT_EQ(checked.kept.data, nullptr);
+  EXPECT_EQ(checked.soft_cap, 0);
+}
+
 }  // namespace
 }  // namespace foreshock

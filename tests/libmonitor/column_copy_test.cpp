@@ -117,6 +117,27 @@ TEST(ColumnCopy, HasTheMaskOfItsKeysAndAllQueries) {
   }
 }
 
+TEST(ColumnCopy, HasWhatDropoutKept) {
+  Call call;
+  call.keys = 40;  // more than are sampled
+  call.build_with_key_gradients();
+  add_broadcast_mask(&call, 2, 4, 12);
+  add_kept_like_mask(&call);
+  const ValidatedCall all = checked(call);
+  ASSERT_EQ(why_no_columns(all), segment::kColumnsTaken);
+  const Slice slice = choose_columns(all.shape, 3, 5, 0, 0);
+  SlicePlan plan;
+  ASSERT_TRUE(plan_columns(all, kRoom, 1, slice, &plan));
+  const std::vector<char> bytes = written(all, slice, plan, 0, kRoom);
+  const segment::SlotView view = parsed(bytes);
+  EXPECT_EQ(view.header.dropout, 0.25);
+  EXPECT_EQ(view.header.soft_cap, 30);
+  const auto* mask = reinterpret_cast<const float*>(view.payload[segment::kMask].data());
+  const auto* kept = reinterpret_cast<const float*>(view.payload[segment::kKept].data());
+  ASSERT_EQ(view.payload[segment::kKept].size(), size_t{4} * view.header.rows * view.header.keys);
+  for (uint32_t n = 0; n < view.header.rows * view.header.keys; ++n) ASSERT_EQ(kept[n], mask[n] + 1e6f);
+}
+
 TEST(ColumnCopy, MaskOfEveryFormat) {
   Call call;
   call.build_with_key_gradients();

@@ -134,6 +134,8 @@ TEST(DeviceGather, OfKeyPositionsUnderAMask) {
                           0};
       }
       expect_same_columns(call.call, length == 12 ? 1 << 16 : 1 << 15, length == 12 ? 1 : 3);
+      add_kept_like_mask(&call);
+      expect_same_columns(call.call, 1 << 16, length == 12 ? 1 : 2);
     }
 }
 
@@ -151,6 +153,8 @@ TEST(DeviceGather, OfASliceInSeveralSlotsWithAMask) {
   call.build(false);
   add_mask(&call);
   expect_same(call.call, 0, 8192, 3);
+  add_kept_like_mask(&call);
+  expect_same(call.call, 0, 1 << 16, 1);
 }
 
 // Transposed, backwards, broadcast, and without what may be absent.

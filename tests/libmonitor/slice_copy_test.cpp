@@ -87,6 +87,45 @@ TEST(SliceCopy, WithDropoutTheOutputStaysBehind) {
   }
 }
 
+TEST(SliceCopy, HasWhatDropoutKept) {
+  for (const uint32_t slots : {1u, 2u}) {
+    Call call;
+    if (slots > 1) call.queries = call.keys = 150;
+    call.build(true);
+    add_mask(&call);
+    add_kept_like_mask(&call);
+    ValidatedCall checked;
+    ASSERT_EQ(validate_call(call.call, FORESHOCK_BACKWARD, &checked), -1);
+    Slice slice = choose_slice(checked.shape, 1, 1, 1, 0);
+    std::vector<char> bytes(slots == 1 ? slot_bytes_for(checked) : 16384);
+    SlicePlan plan;
+    ASSERT_TRUE(plan_slice(checked, bytes.size(), slots, &slice, &plan));
+    ASSERT_EQ(plan.slots, slots);
+    segment::JoinedSlice joined;
+    segment::SlotView view;
+    for (uint32_t part = 0; part < slots; ++part) {
+      segment::Slot slot = slot_of(plan, part);
+      slot.first_ticket = 1;
+      copy_slot(checked, slice, slot, bytes.data());
+      std::memcpy(bytes.data(), &slot, sizeof slot);
+      ASSERT_EQ(segment::parse_slot(std::as_bytes(std::span(bytes)), &view), nullptr);
+      if (slots > 1) {
+        ASSERT_EQ(part == 0 ? joined.begin(view, 1 << 20) : joined.add(view), nullptr);
+      }
+    }
+    if (slots > 1) view = joined.take();
+    EXPECT_EQ(view.header.dropout, 0.25);
+    EXPECT_EQ(view.header.soft_cap, 30);
+    EXPECT_EQ(view.header.without_out, 0u);
+    const auto* kept = reinterpret_cast<const float*>(view.payload[segment::kKept].data());
+    ASSERT_EQ(view.payload[segment::kKept].size(), size_t{4} * view.header.rows * call.keys);
+    for (uint32_t row = 0; row < view.header.rows; ++row)
+      for (uint32_t key = 0; key < view.header.keys; ++key)
+        ASSERT_EQ(kept[row * view.header.keys + key],
+                  call.kept[static_cast<size_t>(view.header.position[row] * call.keys + key)]);
+  }
+}
+
 TEST(SliceCopy, MasksAreBroadcast) {
   Call call;
   call.build(false);

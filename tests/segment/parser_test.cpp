@@ -65,6 +65,17 @@ void make_forward(Slot& slot) {
   slot.payload[kGradOut] = slot.payload[kGradQuery] = {};
 }
 
+void make_dropped(Slot& slot) {
+  slot.dropout = 0.5;
+  slot.kept_dtype = 5;
+  slot.payload[kKept] = {sizeof(Slot), 6};
+}
+
+TEST(ParseSlot, AcceptsDropoutAndASoftCap) {
+  EXPECT_EQ(parse_changed(make_dropped), nullptr);
+  EXPECT_EQ(parse_changed([](Slot& slot) { slot.soft_cap = 50; }), nullptr);
+}
+
 TEST(ParseSlot, AcceptsWhatTheWriterMakes) {
   const std::vector<std::byte> bytes = good_slot();
   SlotView view;
@@ -99,6 +110,14 @@ TEST(ParseSlot, RefusesEachWrongField) {
       {"scale", [](Slot& s) { s.scale = NAN; }},
       {"scale zero", [](Slot& s) { s.scale = 0; }},
       {"mask dtype", [](Slot& s) { s.mask_dtype = 6; }},
+      {"format of kept weights", [](Slot& s) { s.kept_dtype = 6, s.dropout = 0.5; }},
+      {"kept weights missing", [](Slot& s) { s.kept_dtype = 5, s.dropout = 0.5; }},
+      {"dropout without kept weights", [](Slot& s) { s.dropout = 0.5; }},
+      {"dropout of all", [](Slot& s) { make_dropped(s), s.dropout = 1; }},
+      {"dropout is not a number", [](Slot& s) { make_dropped(s), s.dropout = NAN; }},
+      {"negative soft cap", [](Slot& s) { s.soft_cap = -1; }},
+      {"soft cap is not a number", [](Slot& s) { s.soft_cap = NAN; }},
+      {"infinite soft cap", [](Slot& s) { s.soft_cap = INFINITY; }},
       {"layer source", [](Slot& s) { s.layer_source = 9; }},
       {"offset beyond", [](Slot& s) { s.payload[kValue].offset = 1u << 20; }},
       {"offset wraps", [](Slot& s) { s.payload[kValue].offset = ~uint64_t{7}; }},

@@ -76,6 +76,32 @@ struct ColumnData {
     attend(0, shape.queries);
   }
 
+  // Drops each weight with this probability.
+  void drop(double probability, DType type = DType::kBool) {
+    const size_t rows = size_t(shape.heads) * shape.queries;
+    dropout = probability;
+    all_kept = PackedArray(DType::kBool, rows * shape.queries);
+    kept = PackedArray(type, shape.columns * rows);
+    std::uniform_real_distribution<double> draw(0, 1);
+    all_kept.fill([&] { return draw(engine) < probability ? 0 : 1; });
+    for (int n = 0; n < shape.columns; ++n)
+      for (size_t row = 0; row < rows; ++row) kept.set(n * rows + row, keep(row, key_of(n)) != 0);
+    attend(0, shape.queries);
+  }
+
+  // Sets the soft cap of all scores.
+  void cap(double value) {
+    soft_cap = value;
+    attend(0, shape.queries);
+  }
+
+  // What dropout multiplies a weight by.
+  double keep(size_t row, int j) const {
+    if (all_kept.size() == 0) return 1;
+    const size_t at = row * shape.queries + j;
+    return static_cast<const unsigned char*>(all_kept.data())[at] != 0 ? 1 / (1 - dropout) : 0;
+  }
+
   double term(size_t row, int j) const {
     if (all_terms.size() == 0) return 0;
     const size_t at = row * shape.queries + j;
@@ -87,7 +113,8 @@ struct ColumnData {
     double sum = 0;
     for (int k = 0; k < shape.head_dim; ++k)
       sum += query.get(row * shape.head_dim + k) * all_keys.get(size_t(j) * shape.head_dim + k);
-    return sum * scale() + term(row, j);
+    const double product = sum * scale();
+    return (soft_cap != 0 ? soft_cap * std::tanh(product / soft_cap) : product) + term(row, j);
   }
 
   // Stores the out and log_sum_exp of keys [first, end). In a row that sees none of them, both are 0, as in
@@ -102,7 +129,7 @@ struct ColumnData {
         const double weight = std::exp(score(row, j) - max);
         sum += weight;
         for (int c = 0; c < shape.value_dim; ++c)
-          mean[c] += weight * all_values.get(size_t(j) * shape.value_dim + c);
+          mean[c] += weight * keep(row, j) * all_values.get(size_t(j) * shape.value_dim + c);
       }
       for (int c = 0; c < shape.value_dim; ++c)
         out.set(row * shape.value_dim + c, sum > 0 ? mean[c] / sum : 0);
@@ -127,6 +154,10 @@ struct ColumnData {
     c.log_sum_exp_dtype = log_sum_exp.type();
     c.mask = mask.size() > 0 ? mask.data() : nullptr;
     c.mask_dtype = mask.type();
+    c.soft_cap = soft_cap;
+    c.kept = kept.size() > 0 ? kept.data() : nullptr;
+    c.kept_dtype = kept.type();
+    c.dropout = kept.size() > 0 ? dropout : 0;
     c.key = key.data();
     c.value = value.data();
     c.grad_key = grad_key.data();
@@ -138,6 +169,8 @@ struct ColumnData {
   std::mt19937_64 engine;
   std::normal_distribution<double> normal;
   PackedArray mask, all_terms;  // of the sampled keys, and of all; empty: no mask
+  PackedArray kept, all_kept;   // the same of dropout
+  double soft_cap = 0, dropout = 0;
   PackedArray query, out, grad_out, log_sum_exp, all_keys, all_values, key, value, grad_key, grad_value;
   std::vector<uint32_t> first_query;
 };

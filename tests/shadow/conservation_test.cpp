@@ -116,6 +116,24 @@ TEST(Conservation, RowHiddenByTheMostNegativeNumberGivesNoFigure) {
   }
 }
 
+TEST(Conservation, OneOfTheIdentitiesHoldsUnderDropoutAndOneUnderASoftCap) {
+  for (const DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32, DType::kFp64})
+    for (uint64_t seed = 1; seed <= 4; ++seed) {
+      WholeCall dropped(dtype, seed % 2 == 0, seed), capped(dtype, seed % 2 == 0, seed);
+      dropped.data.drop(seed < 3 ? 0.1 : 0.6);
+      dropped.compute();
+      capped.data.cap(seed < 3 ? 50 : 0.5);
+      capped.compute();
+      EXPECT_FALSE(dropped.judged().grad_value || capped.judged().grad_key);
+      EXPECT_LT(dropped.judged().grad_key.value(), 1) << name_of(dtype) << seed;
+      EXPECT_LT(capped.judged().grad_value.value(), 1) << name_of(dtype) << seed;
+      dropped.drop_key(9);
+      capped.drop_key(9);
+      EXPECT_GT(dropped.judged().grad_key.value(), 8) << name_of(dtype) << seed;
+      EXPECT_GT(capped.judged().grad_value.value(), 10) << name_of(dtype) << seed;
+    }
+}
+
 TEST(Conservation, OneKeyLeftOutIsFarBeyondTheTolerance) {
   for (const DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32, DType::kFp64}) {
     WholeCall call(dtype);

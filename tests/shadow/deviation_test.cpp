@@ -98,6 +98,37 @@ TEST(Deviation, PlantedFactorIsFound) {
   }
 }
 
+// Under dropout and soft caps: the results of both floors are sound, an error of 5 % in each element and one
+// of a kernel that has applied neither are found.
+TEST(Deviation, ErrorUnderDropoutOrSoftCapIsFound) {
+  for (const bool backward : {false, true})
+    for (const auto& [dropout, cap] :
+         {std::pair(0.1, 0.0), {0.5, 0.0}, {0.0, 50.0}, {0.0, 1.0}, {0.1, 2.0}}) {
+      SCOPED_TRACE(testing::Message() << dropout << " " << cap << " " << backward);
+      SliceData data({DType::kBf16, 16, 200, 64, 64, backward});
+      data.soft_cap = cap;
+      if (dropout > 0) data.drop(dropout);
+      fill_results(&data, unchanged);
+      DeviationWorkspace own;
+      judge(data.view(), &own);
+      PackedArray& result = backward ? data.grad_query : data.out;
+      const auto judged_with = [&](auto value) {
+        for (size_t i = 0; i < result.size(); ++i) result.set(i, value(i));
+        return *judged(data).fused_ratio;
+      };
+      const std::vector<double> fused = backward ? own.floors.fused.grad_query : own.floors.fused.out;
+      EXPECT_LT(judged_with([&](size_t i) { return fused[i]; }), 1.01);
+      EXPECT_GT(judged_with([&](size_t i) { return fused[i] * (1 + 0.05 * data.normal(data.engine)); }), 6);
+      if (cap == 50) continue;  // it hardly changes scores of 1
+      SliceData without = data;
+      without.soft_cap = 0;
+      without.kept = {};
+      fill_results(&without, unchanged);
+      result = backward ? without.grad_query : without.out;
+      EXPECT_GT(*judged(data).fused_ratio, 6);
+    }
+}
+
 struct Pooled {
   Bias kernel, control;
   double relative_error;

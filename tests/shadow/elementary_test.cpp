@@ -55,6 +55,39 @@ TEST(Exp, Ends) {
   EXPECT_TRUE(std::isnan(exp_nonpositive(kNaN)));
 }
 
+// The derivation beside soft_capped() has 16 u = 2^-49, relative.
+TEST(SoftCap, WithinToleranceOfBinary128) {
+  std::mt19937_64 engine(6);
+  const double cap = 30;
+  double worst_score = 0, worst_slope = 0;
+  for (const double high : {1e-6, 0.3, 2.0, 40.0}) {
+    std::uniform_real_distribution<double> draw(-high, high);
+    for (int i = 0; i < 50000; ++i) {
+      const double product = cap * draw(engine);
+      const CappedScore got = soft_capped(product, cap);
+      const __float128 y = static_cast<__float128>(product) / cap, tanh = tanhq(y), cosh = coshq(y);
+      worst_score = std::max(worst_score, static_cast<double>(fabsq(got.score / (cap * tanh) - 1)));
+      worst_slope = std::max(worst_slope, static_cast<double>(fabsq(got.slope * cosh * cosh - 1)));
+    }
+  }
+  EXPECT_LT(worst_score, 0x1p-49);
+  // The rounding of product / cap, up to 40, adds 2 |product / cap| u to the slope.
+  EXPECT_LT(worst_slope, 0x1p-49 + 80 * 0x1p-53);
+  RecordProperty("worst_score", std::to_string(worst_score));
+}
+
+TEST(SoftCap, Ends) {
+  for (const double sign : {1.0, -1.0}) {
+    EXPECT_EQ(soft_capped(sign * kInfinity, 30).score, sign * 30);
+    EXPECT_EQ(soft_capped(sign * kInfinity, 30).slope, 0);
+    EXPECT_EQ(soft_capped(sign * 1e300, 30).score, sign * 30);
+    EXPECT_EQ(soft_capped(sign * 1e-300, 30).score, sign * 1e-300);
+    EXPECT_EQ(std::signbit(soft_capped(sign * 0.0, 30).score), sign < 0);
+    EXPECT_EQ(soft_capped(sign * 0.0, 30).slope, 1);
+  }
+  EXPECT_TRUE(std::isnan(soft_capped(kNaN, 30).score));
+}
+
 TEST(Log, WithinTwoUlpOfBinary128) {
   std::mt19937_64 engine(5);
   std::uniform_real_distribution<double> exponent(-30, 60);

@@ -42,11 +42,27 @@ ColumnGradients obvious(const ColumnData& data, Kind kind) {
         grad_weight += grad * data.value.get(size_t(column) * c.value_dim + k);
         delta += grad * data.out.get(row * c.value_dim + k);
       }
-      const long double masked = rounded(rounded(score * c.scale, is_plain) + bias, is_plain);
+      long double capped = rounded(score * c.scale, is_plain), slope = 1;
+      if (c.soft_cap != 0) {
+        const long double tanh = rounded(std::tanh(rounded(capped / c.soft_cap, is_plain)), is_plain);
+        capped = rounded(c.soft_cap * tanh, is_plain);
+        slope = 1 - tanh * tanh;
+      }
+      const bool is_dropping = c.kept != nullptr;
+      const long double keep = rounded(data.keep(row, data.key_of(column)), is_plain);
+      const long double masked = rounded(capped + bias, is_plain);
       long double weight = std::exp(masked - static_cast<long double>(data.log_sum_exp.get(row)));
       weight = rounded(weight, is_plain);
-      const long double grad_score = rounded(weight * (rounded(grad_weight, is_plain) - delta), is_floor);
-      weight = rounded(weight, is_floor);
+      grad_weight = rounded(rounded(grad_weight, is_plain) * keep, is_plain && is_dropping);
+      long double grad_score = weight * (grad_weight - delta);
+      if (is_plain && c.soft_cap != 0) {
+        const long double of_tanh = rounded(rounded(grad_score, true) * c.soft_cap, true);
+        grad_score = rounded(of_tanh * slope, true) / c.soft_cap;
+      } else {
+        grad_score *= slope;
+      }
+      grad_score = rounded(grad_score, is_floor);
+      weight = rounded(rounded(weight, is_floor) * keep, is_plain && is_dropping);
       for (int k = 0; k < c.value_dim; ++k)
         grad_value[k] += weight * data.grad_out.get(row * c.value_dim + k);
       for (int k = 0; k < c.head_dim; ++k) grad_key[k] += grad_score * data.query.get(row * c.head_dim + k);
@@ -275,6 +291,77 @@ TEST(KeyColumns, FloorsUnderAMaskAgreeWithTheObviousForm) {
   }
 }
 
+// The ways in which dropout and soft cap occur.
+const std::pair<double, double> kRules[] = {{0.1, 0}, {0.9, 0}, {0, 50}, {0, 1}, {0.1, 2}};
+
+ColumnData with_rules(const ColumnShape& shape, double dropout, double cap, DType kept = DType::kBool) {
+  ColumnData data(shape);
+  if (dropout > 0) data.drop(dropout, kept);
+  if (cap > 0) data.cap(cap);
+  return data;
+}
+
+TEST(KeyColumns, ExactUnderDropoutAndSoftCapWithinToleranceOfExtendedPrecision) {
+  for (const auto& [dropout, cap] : kRules) {
+    const ColumnData data = with_rules({.dtype = DType::kFp32, .heads = 2, .is_causal = true}, dropout, cap);
+    ColumnReference got;
+    compute_exact(data.view(), &got);
+    const ColumnGradients want = obvious(data, Kind::kExact);
+    const size_t count = want.grad_key.size();
+    EXPECT_LT(distance(got.exact.grad_key, want.grad_key, count), 1e-12 * norm(want.grad_key, count));
+    EXPECT_LT(distance(got.exact.grad_value, want.grad_value, count), 1e-12 * norm(want.grad_value, count));
+  }
+}
+
+TEST(KeyColumns, BitEqualUnderDropoutAndSoftCap) {
+  for (const auto& [dropout, cap] : kRules)
+    for (const DType type : {DType::kBool, DType::kBf16, DType::kFp64}) {
+      ColumnData data = with_rules(
+          {.columns = 7, .heads = 2, .head_dim = 33, .value_dim = 5, .is_causal = true}, dropout, cap, type);
+      data.add_mask(DType::kFp32, kMasks[2].second);
+      data.query.set(40 * 33, INFINITY);
+      data.grad_out.set(41 * 5 + 3, kNaN);
+      expect_bit_equal_on_every_target(data);
+    }
+}
+
+TEST(KeyColumns, FloorsUnderDropoutAndSoftCapAgreeWithTheObviousForm) {
+  for (const auto& [dropout, cap] : kRules) {
+    const ColumnData data = with_rules({.heads = 3}, dropout, cap);
+    ColumnReference got;
+    compute_exact(data.view(), &got);
+    compute_floors(data.view(), &got);
+    for (const Kind kind : {Kind::kPlain, Kind::kFused}) {
+      const ColumnGradients want = obvious(data, kind);
+      const ColumnGradients& floor = kind == Kind::kPlain ? got.plain : got.fused;
+      const size_t count = want.grad_key.size();
+      EXPECT_LE(distance(floor.grad_key, want.grad_key, count),
+                0.2 * distance(want.grad_key, got.exact.grad_key, count))
+          << dropout << " " << cap;
+      EXPECT_LE(distance(floor.grad_value, want.grad_value, count),
+                0.2 * distance(want.grad_value, got.exact.grad_value, count))
+          << dropout << " " << cap;
+    }
+  }
+}
+
+TEST(KeyColumns, GradientsOfAllKeysAreConservedUnderDropoutOrSoftCap) {
+  ColumnData dropped({.dtype = DType::kFp64, .heads = 3, .queries = 16}), capped = dropped;
+  dropped.drop(0.3);
+  capped.cap(0.5);
+  ColumnReference of_dropped, of_capped;
+  compute_exact(dropped.view(), &of_dropped);
+  compute_exact(capped.view(), &of_capped);
+  for (int k = 0; k < 64; ++k) {
+    double grad_key = 0, grad_value = 0, grad_out = 0;
+    for (int j = 0; j < 16; ++j) grad_key += of_dropped.exact.grad_key[j * 64 + k];
+    for (int j = 0; j < 16; ++j) grad_value += of_capped.exact.grad_value[j * 64 + k];
+    for (int row = 0; row < 48; ++row) grad_out += capped.grad_out.get(row * 64 + k);
+    EXPECT_NEAR(grad_key, 0, 1e-11);
+    EXPECT_NEAR(grad_value, grad_out, 1e-11);
+  }
+}
+
 // The trainer's gradients: those of the fused floor, times 1 + error N(0, 1).
 void store(const ColumnReference& from, double key_error, double value_error, ColumnData* data) {
   for (size_t i = 0; i < data->grad_key.size(); ++i)
@@ -316,6 +403,27 @@ TEST(KeyColumns, ErrorUnderAMaskIsFoundInThatOneAlone) {
     EXPECT_LT(key.grad_value.fused_ratio.value(), 1.5) << name;
     EXPECT_GT(value.grad_value.fused_ratio.value(), 6) << name;
     EXPECT_LT(value.grad_key.fused_ratio.value(), 1.5) << name;
+  }
+}
+
+TEST(KeyColumns, ErrorUnderDropoutOrSoftCapIsFoundInThatOneAlone) {
+  for (const auto& [dropout, cap] : kRules) {
+    ColumnData data = with_rules({.heads = 2, .is_causal = true}, dropout, cap);
+    const ColumnDeviation sound = judged(&data, 0, 0), key = judged(&data, 0.05, 0),
+                          value = judged(&data, 0, 0.05);
+    EXPECT_LT(sound.grad_key.fused_ratio.value(), 1.5) << dropout << " " << cap;
+    EXPECT_LT(sound.grad_value.fused_ratio.value(), 1.5) << dropout << " " << cap;
+    EXPECT_GT(key.grad_key.fused_ratio.value(), 6) << dropout << " " << cap;
+    EXPECT_GT(value.grad_value.fused_ratio.value(), 6) << dropout << " " << cap;
+    if (cap == 50) continue;  // it hardly changes scores of 1
+    // A kernel that has applied neither is wrong.
+    KeyColumns without = data.view();
+    without.soft_cap = 0;
+    without.kept = nullptr;
+    ColumnReference workspace;
+    compute_floors(without, &workspace);
+    store(workspace, 0, 0, &data);
+    EXPECT_GT(judge(data.view(), &workspace).grad_key.fused_ratio.value(), 6) << dropout << " " << cap;
   }
 }
 
@@ -393,6 +501,18 @@ TEST(KeyColumns, NonFiniteGradientIsInfinitelyWrong) {
 TEST(KeyColumns, IncompleteColumnsAreInvalid) {
   const ColumnData data({});
   EXPECT_TRUE(is_valid(data.view()));
+  const ColumnData dropped = with_rules({}, 0.5, 30);
+  EXPECT_TRUE(is_valid(dropped.view()));
+  for (const double dropout : {0.0, 1.0, -1.0, kNaN}) {
+    KeyColumns c = dropped.view();
+    c.dropout = dropout;
+    EXPECT_FALSE(is_valid(c)) << dropout;
+  }
+  for (const double cap : {-1.0, double{INFINITY}, kNaN}) {
+    KeyColumns c = dropped.view();
+    c.soft_cap = cap;
+    EXPECT_FALSE(is_valid(c)) << cap;
+  }
   for (const auto member :
        {&KeyColumns::query, &KeyColumns::out, &KeyColumns::grad_out, &KeyColumns::log_sum_exp,
         &KeyColumns::key, &KeyColumns::value, &KeyColumns::grad_key, &KeyColumns::grad_value}) {

@@ -21,13 +21,20 @@ Obvious obvious_floor(const SliceData& data, const Reference& reference, Kind ki
   Obvious result{std::vector<double>(size_t(s.rows) * s.value_dim),
                  std::vector<double>(size_t(s.rows) * s.head_dim)};
   for (int row = 0; row < s.rows; ++row) {
-    std::vector<double> score(s.keys), weight(s.keys);
+    std::vector<double> score(s.keys), weight(s.keys), slope(s.keys, 1), keep(s.keys);
     double max = -INFINITY, sum = 0;
     for (int j = 0; j < s.keys; ++j) {
       for (int k = 0; k < s.head_dim; ++k) {
         score[j] += data.query.get(row * s.head_dim + k) * data.key.get(j * s.head_dim + k);
       }
-      score[j] = rounded_if_plain(masked_score(s, row, j, rounded_if_plain(score[j] * s.scale)));
+      score[j] = rounded_if_plain(score[j] * s.scale);
+      if (s.soft_cap != 0) {
+        const double tanh = rounded_if_plain(std::tanh(rounded_if_plain(score[j] / s.soft_cap)));
+        score[j] = rounded_if_plain(s.soft_cap * tanh);
+        slope[j] = 1 - tanh * tanh;
+      }
+      keep[j] = is_kept(s, size_t(row) * s.keys + j) ? rounded_if_plain(keep_factor(s)) : 0;
+      score[j] = rounded_if_plain(masked_score(s, row, j, score[j]));
       max = std::fmax(max, score[j]);
     }
     if (max == -INFINITY) continue;
@@ -35,7 +42,8 @@ Obvious obvious_floor(const SliceData& data, const Reference& reference, Kind ki
     double* out = &result.out[size_t(row) * s.value_dim];
     for (int c = 0; c < s.value_dim; ++c) {
       for (int j = 0; j < s.keys; ++j) {
-        const double w = is_plain ? rounded(weight[j] / sum) : rounded(weight[j]);
+        const double w =
+            is_plain ? rounded(rounded(weight[j] / sum) * keep[j]) : rounded(weight[j]) * keep[j];
         out[c] += w * data.value.get(j * s.value_dim + c);
       }
       out[c] = rounded(is_plain ? out[c] : out[c] / sum);
@@ -55,7 +63,13 @@ Obvious obvious_floor(const SliceData& data, const Reference& reference, Kind ki
         grad_weight += data.grad_out.get(row * s.value_dim + c) * data.value.get(j * s.value_dim + c);
       }
       const double w = is_plain ? rounded(weight[j] / sum * share) : std::exp(score[j] - given);
-      const double grad_score = rounded(w * (rounded_if_plain(grad_weight) - delta));
+      grad_weight = rounded_if_plain(rounded_if_plain(grad_weight) * keep[j]);
+      double grad_score = w * (grad_weight - delta);
+      if (is_plain && s.soft_cap != 0)
+        grad_score = rounded(rounded(rounded(grad_score) * s.soft_cap) * slope[j]) / s.soft_cap;
+      else
+        grad_score *= slope[j];
+      grad_score = rounded(grad_score);
       for (int k = 0; k < s.head_dim; ++k) grad[k] += grad_score * data.key.get(j * s.head_dim + k);
     }
     for (int k = 0; k < s.head_dim; ++k) grad[k] = rounded(grad[k] * s.scale);
@@ -131,6 +145,19 @@ TEST(NoiseFloor, AgreesWithTheObviousFormUnderMasks) {
     for (const FloorRows& rows : {got.plain, got.fused})
       for (int c = 0; c < 32; ++c) EXPECT_EQ((backward ? rows.grad_query : rows.out)[3 * 32 + c], 0);
   }
+}
+
+TEST(NoiseFloor, AgreesWithTheObviousFormUnderDropoutAndSoftCap) {
+  for (const bool backward : {false, true})
+    for (const auto& [dropout, cap] :
+         {std::pair(0.1, 0.0), {0.9, 0.0}, {0.0, 50.0}, {0.0, 1.0}, {0.1, 2.0}}) {
+      SCOPED_TRACE(testing::Message() << dropout << " " << cap << " " << backward);
+      SliceData data({DType::kBf16, 9, 150, 32, 32, backward});
+      data.soft_cap = cap;
+      if (dropout > 0) data.drop(dropout);
+      data.causal();
+      expect_like_obvious(data);
+    }
 }
 
 TEST(NoiseFloor, ResultsAreValuesOfTheFormat) {

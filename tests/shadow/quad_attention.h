@@ -18,7 +18,7 @@ struct QuadRow {
 
 inline QuadRow quad_attention(const SliceData& data, int row) {
   const AttentionSlice s = data.view();
-  std::vector<__float128> score, weight;
+  std::vector<__float128> score, weight, slope, keep;
   std::vector<int> seen;
   for (int j = 0; j < s.keys; ++j) {
     if (static_cast<uint32_t>(j) >= s.key_limit[row]) continue;
@@ -30,9 +30,13 @@ inline QuadRow quad_attention(const SliceData& data, int row) {
              data.key.get(size_t(j) * s.head_dim + k);
     }
     sum *= s.scale;
+    const __float128 tanh = s.soft_cap != 0 ? tanhq(sum / s.soft_cap) : 0;
+    if (s.soft_cap != 0) sum = s.soft_cap * tanh;
     if (s.mask != nullptr && s.mask_dtype != DType::kBool) sum += data.mask.get(at);
     if (isinfq(sum)) continue;
     score.push_back(sum);
+    slope.push_back(1 - tanh * tanh);
+    keep.push_back(is_kept(s, at) ? 1 / (s.kept != nullptr ? 1 - static_cast<__float128>(s.dropout) : 1) : 0);
     seen.push_back(j);
   }
   QuadRow result{std::vector<__float128>(s.value_dim),
@@ -57,7 +61,7 @@ inline QuadRow quad_attention(const SliceData& data, int row) {
     weight[i] /= total;
     if (weight[i] > 0) result.entropy -= weight[i] * logq(weight[i]);
     for (int c = 0; c < s.value_dim; ++c)
-      result.out[c] += weight[i] * data.value.get(size_t(seen[i]) * s.value_dim + c);
+      result.out[c] += weight[i] * keep[i] * data.value.get(size_t(seen[i]) * s.value_dim + c);
   }
   __float128 delta = 0, given_delta = 0;
   for (int c = 0; c < s.value_dim; ++c) {
@@ -72,8 +76,10 @@ inline QuadRow quad_attention(const SliceData& data, int row) {
       grad_weight += static_cast<__float128>(data.grad_out.get(row * s.value_dim + c)) *
                      data.value.get(size_t(seen[i]) * s.value_dim + c);
     }
-    const __float128 grad_score = weight[i] * (grad_weight - delta) * s.scale;
-    const __float128 given_grad_score = expq(score[i] - given) * (grad_weight - given_delta) * s.scale;
+    grad_weight *= keep[i];
+    const __float128 factor = slope[i] * s.scale;
+    const __float128 grad_score = weight[i] * (grad_weight - delta) * factor;
+    const __float128 given_grad_score = expq(score[i] - given) * (grad_weight - given_delta) * factor;
     for (int k = 0; k < s.head_dim; ++k) {
       const __float128 key = data.key.get(size_t(seen[i]) * s.head_dim + k);
       result.grad_query[k] += grad_score * key;

@@ -140,6 +140,67 @@ TEST(Reference, WithinToleranceOfBinary128WithMasks) {
   expect_close_to_quad(additive);
 }
 
+TEST(Reference, WithinToleranceOfBinary128UnderDropoutAndSoftCap) {
+  for (const DType dtype : {DType::kBf16, DType::kFp64}) {
+    SCOPED_TRACE(name_of(dtype));
+    for (const double cap : {0.0, 2.0, 50.0})
+      for (const double dropout : {0.0, 0.1, 0.9}) {
+        SliceData data({dtype, 16, 300, 64, 64, true});
+        data.soft_cap = cap;
+        if (dropout > 0) data.drop(dropout);
+        expect_close_to_quad(data);
+        expect_close_to_quad(with_given(data));
+      }
+  }
+}
+
+TEST(Reference, BitEqualUnderDropoutAndSoftCap) {
+  for (const DType type : {DType::kBool, DType::kBf16, DType::kFp32, DType::kFp64}) {
+    SliceData data({DType::kBf16, 13, 150, 32, 40, true});
+    data.drop(0.3, type);
+    for (int key = 0; key < 150; ++key) data.kept.set(4 * 150 + key, 0);  // all weights of row 4
+    data.mask = PackedArray(DType::kBool, 13 * 150);
+    data.mask.fill([&] { return data.normal(data.engine) < 0 ? 0 : 1; });
+    data.causal();
+    expect_bit_equal_everywhere(data);
+    data.soft_cap = type == DType::kBool ? 0.01 : 20;  // 0.01: all scores are far above it
+    expect_bit_equal_everywhere(with_given(data));
+    data.kept = {};
+    expect_bit_equal_everywhere(data);
+  }
+  for (const double planted : {kInfinity, -kInfinity, kNaN, 3e38, 1e-40})
+    for (const int where : {0, 1, 2, 3}) {
+      SliceData data({DType::kFp32, 16, 120, 16, 16, true});
+      data.soft_cap = 5;
+      data.drop(0.5);
+      PackedArray* arrays[] = {&data.query, &data.key, &data.value, &data.grad_out};
+      arrays[where]->set(37, planted);
+      expect_bit_equal_everywhere(data);
+    }
+}
+
+TEST(Reference, ExtremeDropoutAndSoftCap) {
+  SliceData data({DType::kFp32, 3, 60, 8, 8, true});
+  data.drop(1 - 0x1p-40);  // drops all of them: kept by hand below
+  for (int key = 0; key < 60; ++key) data.kept.set(key, 0);
+  data.kept.set(60 + 7, 1);
+  Reference ref;
+  reference(data.view(), &ref);
+  EXPECT_EQ(ref.delta[0], 0);
+  for (int c = 0; c < 8; ++c) {
+    EXPECT_EQ(ref.out[c], 0) << "a row of which no weight is kept";
+    EXPECT_EQ(ref.grad_query[c], 0);
+    EXPECT_GT(std::fabs(ref.out[8 + c]), 0x1p20 * std::fabs(data.value.get(7 * 8 + c)));
+  }
+  EXPECT_TRUE(std::isfinite(ref.log_sum_exp[0])) << "scores do not depend on dropout";
+  SliceData capped({DType::kFp32, 2, 60, 8, 8, true});
+  capped.query.fill([&] { return 1e6 * capped.normal(capped.engine); });
+  capped.soft_cap = 1;
+  reference(capped.view(), &ref);
+  EXPECT_LE(ref.logit_abs_max[0], 1);
+  for (int k = 0; k < 8; ++k) EXPECT_EQ(ref.grad_query[k], 0) << "no score has a slope";
+}
+
 TEST(Reference, LargeScoresStayAccurate) {
   SliceData data({DType::kFp32, 16, 500, 64, 64, true});
   data.query.fill([&] { return 5 * data.normal(data.engine); });

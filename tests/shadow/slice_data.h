@@ -72,6 +72,14 @@ struct SliceData {
     key_limit.assign(rows, shape.keys);
   }
 
+  // Drops each weight with this probability.
+  void drop(double probability, DType type = DType::kBool) {
+    dropout = probability;
+    kept = PackedArray(type, static_cast<size_t>(shape.rows) * shape.keys);
+    std::uniform_real_distribution<double> draw(0, 1);
+    kept.fill([&] { return draw(engine) < probability ? 0 : 0.25; });
+  }
+
   void causal() {  // rows spread over the positions, one of them the first
     for (int r = 0; r < shape.rows; ++r)
       key_limit[r] = 1 + r * (shape.keys - 1) / std::max(1, shape.rows - 1);
@@ -94,6 +102,12 @@ struct SliceData {
       s.mask = mask.data();
       s.mask_dtype = mask.type();
     }
+    s.soft_cap = soft_cap;
+    if (kept.size() > 0) {
+      s.kept = kept.data();
+      s.kept_dtype = kept.type();
+      s.dropout = dropout;
+    }
     if (log_sum_exp.size() > 0) {
       s.log_sum_exp = log_sum_exp.data();
       s.log_sum_exp_dtype = log_sum_exp.type();
@@ -108,7 +122,8 @@ struct SliceData {
   std::mt19937_64 engine;
   std::normal_distribution<double> normal;
   SliceShape shape;
-  PackedArray query, key, value, out, grad_out, grad_query, mask, log_sum_exp;
+  PackedArray query, key, value, out, grad_out, grad_query, mask, kept, log_sum_exp;
+  double soft_cap = 0, dropout = 0;
   std::vector<uint32_t> key_limit;
 };
 

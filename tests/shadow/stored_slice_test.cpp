@@ -37,9 +37,26 @@ TEST(StoredSlice, ComesBackAsTheSameJudgement) {
       Reference golden;
       reference(data.view(), &golden);
       AttentionSlice back;
-      ASSERT_EQ(slice_from(arrays_of(data.view(), golden), data.view().scale, &back), "");
+      ASSERT_EQ(slice_from(arrays_of(data.view(), golden), {data.view().scale}, &back), "");
       EXPECT_EQ(texts_of(back), texts_of(data.view()));
     }
+}
+
+TEST(StoredSlice, ComesBackUnderDropoutAndSoftCap) {
+  for (DType kept : {DType::kBool, DType::kBf16}) {
+    SliceData data = full_slice(DType::kBf16, DType::kBool);
+    data.drop(0.25, kept);
+    data.soft_cap = 30;
+    Reference golden;
+    reference(data.view(), &golden);
+    const StoredArrays arrays = arrays_of(data.view(), golden);
+    AttentionSlice back;
+    ASSERT_EQ(slice_from(arrays, {data.view().scale, 30, 0.25}, &back), "");
+    EXPECT_EQ(texts_of(back), texts_of(data.view()));
+    ASSERT_EQ(slice_from(arrays, {data.view().scale, 20, 0.25}, &back), "");
+    EXPECT_NE(texts_of(back), texts_of(data.view()));
+    EXPECT_NE(slice_from(arrays, {data.view().scale, 30}, &back), "") << "kept without a probability";
+  }
 }
 
 TEST(StoredColumns, ComeBackAsTheSameJudgement) {
@@ -55,6 +72,8 @@ TEST(StoredColumns, ComeBackAsTheSameJudgement) {
     if (dtype != DType::kFp64)
       data.add_mask(dtype == DType::kBf16 ? DType::kBool : dtype,
                     [](size_t row, int key) { return key == 12 && row > 20 ? -INFINITY : 0; });
+    if (dtype != DType::kFp16) data.drop(0.25, dtype);
+    data.cap(4);
     KeyColumns columns = data.view();
     columns.keys = 30;
     std::vector<ColumnSum> sums(key_sum_count(24, 40));
@@ -67,7 +86,7 @@ TEST(StoredColumns, ComeBackAsTheSameJudgement) {
       std::vector<ColumnSum> read;
       const StoredArrays arrays = arrays_of(columns, reference, &stored);
       KeyColumns back;
-      ASSERT_EQ(columns_from(arrays, columns.scale, 2, 30, &read, &back), "");
+      ASSERT_EQ(columns_from(arrays, {columns.scale, 4, columns.dropout}, 2, 30, &read, &back), "");
       EXPECT_EQ(texts(back, &again), expected);
     }
   }
@@ -87,22 +106,22 @@ TEST(StoredColumns, RefusesWhatIsNotWhole) {
        {"q", "k", "v", "out", "dout", "lse", "mask", "dk", "dv", "first_query", "key_sums"}) {
     StoredArrays arrays = good;
     arrays[name].bytes -= 1;
-    EXPECT_NE(columns_from(arrays, 1, 2, 30, &read, &back), "") << name;
+    EXPECT_NE(columns_from(arrays, {1}, 2, 30, &read, &back), "") << name;
     arrays = good;
     arrays[name].shape = {int64_t{1} << 40, int64_t{1} << 40};
     arrays[name].type = "U32";
-    EXPECT_NE(columns_from(arrays, 1, 2, 30, &read, &back), "") << name;
+    EXPECT_NE(columns_from(arrays, {1}, 2, 30, &read, &back), "") << name;
     if (std::string(name) == "key_sums" || std::string(name) == "mask") continue;
     arrays.erase(name);
-    EXPECT_NE(columns_from(arrays, 1, 2, 30, &read, &back), "") << name;
+    EXPECT_NE(columns_from(arrays, {1}, 2, 30, &read, &back), "") << name;
   }
   const uint32_t beyond[5] = {0, 0, 31, 0, 0};
   StoredArrays arrays = good;
   arrays["first_query"].data = beyond;
-  EXPECT_NE(columns_from(arrays, 1, 2, 30, &read, &back), "");
+  EXPECT_NE(columns_from(arrays, {1}, 2, 30, &read, &back), "");
   stored[2] = -1;
-  EXPECT_NE(columns_from(good, 1, 2, 30, &read, &back), "");
-  EXPECT_NE(columns_from(good, 1, 7, 30, &read, &back), "") << "60 rows are not of 7 heads";
+  EXPECT_NE(columns_from(good, {1}, 2, 30, &read, &back), "");
+  EXPECT_NE(columns_from(good, {1}, 7, 30, &read, &back), "") << "60 rows are not of 7 heads";
 }
 
 TEST(StoredSlice, EachArrayHasItsShape) {
@@ -136,7 +155,7 @@ TEST(StoredSlice, OfAForwardSliceThereIsNoGradient) {
   const StoredArrays arrays = arrays_of(data.view(), golden);
   EXPECT_EQ(arrays.count("dq") + arrays.count("dout") + arrays.count("reference_dq"), 0u);
   AttentionSlice back;
-  EXPECT_EQ(slice_from(arrays, 1, &back), "");
+  EXPECT_EQ(slice_from(arrays, {1}, &back), "");
   EXPECT_FALSE(back.backward());
 }
 
@@ -145,7 +164,7 @@ TEST(StoredSlice, ASliceWhoseRowsSeeNoKeyIsOne) {
   Reference golden;
   reference(data.view(), &golden);
   AttentionSlice back;
-  EXPECT_EQ(slice_from(arrays_of(data.view(), golden), 1, &back), "");
+  EXPECT_EQ(slice_from(arrays_of(data.view(), golden), {1}, &back), "");
   EXPECT_EQ(back.keys, 0);
 }
 
@@ -206,11 +225,11 @@ TEST(StoredSlice, WhatDoesNotFitIsRefused) {
     StoredArrays arrays = good;
     breaks[n](arrays);
     AttentionSlice slice;
-    EXPECT_NE(slice_from(arrays, 1, &slice), "") << "break " << n;
+    EXPECT_NE(slice_from(arrays, {1}, &slice), "") << "break " << n;
   }
   AttentionSlice slice;
-  EXPECT_NE(slice_from(good, std::numeric_limits<double>::infinity(), &slice), "");
-  EXPECT_EQ(slice_from(good, 1, &slice), "");
+  EXPECT_NE(slice_from(good, {std::numeric_limits<double>::infinity()}, &slice), "");
+  EXPECT_EQ(slice_from(good, {1}, &slice), "");
 }
 
 TEST(Figures, TextIsExact) {

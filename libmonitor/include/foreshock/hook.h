@@ -95,8 +95,8 @@ typedef struct foreshock_attention_call {
   int32_t op;     /* from foreshock_register_op */
   int32_t causal; /* FORESHOCK_CAUSAL_... */
   double scale;   /* factor of the scores; never 0 */
-  double dropout; /* probability. If it is not 0, only scores and log_sum_exp of a forward call are checked,
-                     and backward calls are not checked */
+  double dropout; /* probability. If not 0, and `kept` is absent, only scores and log_sum_exp of a forward
+                     call are checked, and backward calls are not checked */
   foreshock_tensor query;       /* (B, H, N, D) */
   foreshock_tensor key;         /* (B, KVH, M, D) */
   foreshock_tensor value;       /* (B, KVH, M, DV) */
@@ -126,6 +126,12 @@ typedef struct foreshock_attention_call {
                                          memory of a sample, so a bound that is far too large wastes memory */
   foreshock_tensor grad_key;          /* backward only, (B, KVH, M, D); absent: not checked */
   foreshock_tensor grad_value;        /* backward only, (B, KVH, M, DV); absent: not checked */
+  /* What dropout has kept of the attention weights, broadcast to (B, H, N, M) as a mask is: bool or any
+     storage format. Where not 0, the weight was multiplied by 1 / (1 - dropout); elsewhere it became 0.
+     Absent: not known. Read only if dropout is above 0 and below 1 and the call is not packed. */
+  foreshock_tensor kept;
+  double soft_cap; /* above 0: the score is soft_cap * tanh(scale * product / soft_cap), to which the mask
+                      is added, and log_sum_exp is that of these scores; 0: the score is scale * product */
 } foreshock_attention_call;
 
 /* One optimizer step that has ended. */
