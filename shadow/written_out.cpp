@@ -17,15 +17,18 @@ bool is_written_out(std::string_view op) {
 }
 
 // Products are rounded, then multiplied by the scale and rounded, then the mask is added and the sum rounded.
-// Plain attention rounds once (noise_floor.cpp). Independent roundings add up by their squares.
-constexpr double kScoreRoundings = 3;
+// Where a head has a sink (GPT-OSS and others, among the eager functions), the largest score is subtracted in
+// the storage format: a fourth rounding, of a number that is as large as the scores. Plain attention rounds
+// once, and after each operation of a soft cap, as such functions do (noise_floor.cpp). Independent roundings
+// add up by their squares.
+double score_roundings(std::string_view op) { return op.starts_with("foreshock::eager_attention") ? 4 : 3; }
 
 void allow_for_operation(std::string_view op, SliceDeviation* deviation) {
   if (!is_written_out(op)) return;
   deviation->floor_bias = {};
   std::optional<double>& ratio = deviation->fused_ratio;
   if (ratio && deviation->deviation_ratio)
-    ratio = std::min(*ratio, *deviation->deviation_ratio / std::sqrt(kScoreRoundings));
+    ratio = std::min(*ratio, *deviation->deviation_ratio / std::sqrt(score_roundings(op)));
   else
     ratio.reset();
 }

@@ -12,11 +12,11 @@ struct SliceDeviation;  // shadow/judgement.h
 // eager.py, the math path, foreshock.tap. The names are those of the operations, with or without "_backward".
 bool is_written_out(std::string_view op);
 
-// Written-out attention rounds its weights, and its scores up to three times, and so is as wrong as plain
-// attention or more where this is worse than fused attention. Sets fused_ratio of such a slice, which decides
-// about alarms, to the smaller of the ratio to fused attention and of that to plain attention divided by the
-// root of 3; absent if either is. Removes floor_bias, without which a bias gives no alarm: rounded scores are
-// biased towards equal weights.
+// Written-out attention rounds its weights, and its scores up to three times (four times if the function may
+// have sinks), and so is as wrong as plain attention or more where this is worse than fused attention. Sets
+// fused_ratio of such a slice, which decides about alarms, to the smaller of the ratio to fused attention and
+// of that to plain attention divided by the root of this number; absent if either is. Removes floor_bias,
+// without which a bias gives no alarm: rounded scores are biased towards equal weights.
 void allow_for_operation(std::string_view op, SliceDeviation* deviation);
 
 }  // namespace foreshock

@@ -64,12 +64,13 @@ inline constexpr Semantics kHeadsFirstTopLeft{Order::kHeadsFirst, FORESHOCK_CAUS
 // The arguments of one call that its description needs. Copied before the operation runs, because the
 // operation removes its arguments from the stack. Absent tensors are undefined.
 struct AttentionInputs {
-  at::Tensor query, key, value, out, log_sum_exp, mask, grad_out, grad_query, grad_key, grad_value;
+  at::Tensor query, key, value, out, log_sum_exp, mask, kept, grad_out, grad_query, grad_key, grad_value;
   at::Tensor offsets_q, offsets_k;       // of packed sequences
   int64_t longest_q = 0, longest_k = 0;  // maximum lengths of packed sequences; 0: not given
   c10::IValue layer;                     // name of the layer, only from foreshock::tap
   std::optional<double> scale;           // 0 is a valid scale; empty: the operation's default
   double dropout = 0;
+  double soft_cap = 0;                          // `kept` and this: only of our own operations
   int64_t causal = 0;                           // FORESHOCK_CAUSAL_... or kSquareOnly
   int64_t window_left = -1, window_right = -1;  // keys seen on each side of the query; -1: all
   Order order = Order::kHeadsFirst;
@@ -93,12 +94,14 @@ class AttentionArguments {
         out_(index_of({"out"})),
         log_sum_exp_(index_of({"logsumexp", "softmax_lse", "lse"})),
         mask_(index_of({"attn_mask", "attn_bias", "bias"})),
+        kept_(index_of({"kept"})),
         grad_out_(index_of({"grad_out", "grad_out_", "dout", "grad"})),
         grad_query_(index_of({"dq", "grad_query"})),
         grad_key_(index_of({"dk", "grad_key"})),
         grad_value_(index_of({"dv", "grad_value"})),
         scale_(index_of({"scale", "softmax_scale"})),
         dropout_(index_of({"dropout_p", "p"})),
+        soft_cap_(index_of({"soft_cap"})),
         causal_(index_of({"is_causal", "causal", "custom_mask_type"})),
         window_left_(index_of({"window_size_left", "window_left"})),
         window_right_(index_of({"window_size_right", "window_right"})),
@@ -148,6 +151,7 @@ class AttentionArguments {
     const auto tensor = [&](int index) { return tensor_or_undefined(argument_at(stack, index)); };
     AttentionInputs in{tensor(query_), tensor(key_), tensor(value_)};
     in.mask = tensor(mask_);
+    in.kept = tensor(kept_);
     in.grad_out = tensor(grad_out_);
     in.grad_query = tensor(grad_query_);
     in.grad_key = tensor(grad_key_);
@@ -166,6 +170,7 @@ class AttentionArguments {
     if (backward_ || is_tap) in.log_sum_exp = tensor(log_sum_exp_);
     if (const c10::IValue& scale = argument_at(stack, scale_); !scale.isNone()) in.scale = real_or(scale, 0);
     in.dropout = real_or(argument_at(stack, dropout_), 0);
+    in.soft_cap = real_or(argument_at(stack, soft_cap_), 0);
     in.causal = causal_of(argument_at(stack, causal_));
     in.window_left = integer_or(argument_at(stack, window_left_), -1);
     in.window_right = integer_or(argument_at(stack, window_right_), -1);
@@ -219,8 +224,8 @@ class AttentionArguments {
   const Semantics& semantics_;
   const bool backward_;
   const int arguments_, returns_;
-  const int query_, key_, value_, out_, log_sum_exp_, mask_, grad_out_, grad_query_, grad_key_, grad_value_,
-      scale_, dropout_, causal_;
+  const int query_, key_, value_, out_, log_sum_exp_, mask_, kept_, grad_out_, grad_query_, grad_key_,
+      grad_value_, scale_, dropout_, soft_cap_, causal_;
   const int window_left_, window_right_, layout_, entered_, reason_, layer_, offsets_q_, offsets_k_,
       longest_q_, longest_k_;
   const std::vector<int> masked_, stored_;
@@ -414,8 +419,10 @@ inline uint32_t describe_call(const AttentionInputs& in, const Semantics& semant
   if (!describe_tensors(in, backward, call)) return FORESHOCK_SKIP_LAYOUT;
   if (!call->query.data || !call->key.data || !call->value.data) return FORESHOCK_SKIP_LAYOUT;
   if (!view_mask(in.mask, *call, &call->mask, semantics.flat_bias)) return FORESHOCK_SKIP_LAYOUT;
+  if (!view_mask(in.kept, *call, &call->kept)) return FORESHOCK_SKIP_LAYOUT;
   call->scale = in.scale.value_or(1 / std::sqrt(static_cast<double>(in.query.size(-1))));
   call->dropout = in.dropout;
+  call->soft_cap = in.soft_cap;
   call->layer_identity = layer_of(in.query);  // the parameter from which the query was computed
   call->stream = stream_of(in.query);
   if (in.layer.isString()) call->layer_name = in.layer.toStringRef().c_str();

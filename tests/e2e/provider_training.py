@@ -3,6 +3,7 @@ elsewhere than PyTorch's fused operations, and tells its digest.
 """
 
 import functools
+import importlib
 import os
 import pathlib
 import sys
@@ -117,11 +118,14 @@ class WrongTorch:
 
 class EagerModule(nn.Module):
     num_key_value_groups = 1
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.bfloat16)
 
 
 def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
-    import transformers.models.plain.modeling_plain as model
-
+    """Layer 0 has a soft cap and dropout, layer 1 sinks."""
+    name = ("capped", "sunk")[layer]
+    model = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    more = {"softcap": 2.0, "dropout": 0.1} if layer == 0 else {}
     if FAULT:
         model.torch = WrongTorch()
         model.torch.layer = layer
@@ -130,7 +134,7 @@ def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torc
     )
     mask[1, :, 20:, 1:9] = float("-inf")
     heads_first = (t.transpose(1, 2) for t in (q, k, v))
-    return model.eager_attention_forward(EagerModule(), *heads_first, mask, scaling=0.25)[0]
+    return model.eager_attention_forward(EagerModule(), *heads_first, mask, scaling=0.25, **more)[0]
 
 
 class Engine(torch.autograd.Function):
@@ -261,7 +265,14 @@ if __name__ == "__main__":
     set_up()
     folder = tempfile.TemporaryDirectory()
     engine_package.write(pathlib.Path(folder.name), "2.20.2")
-    eager_model.write_model(pathlib.Path(folder.name), "plain")
+    eager_model.write_model(
+        pathlib.Path(folder.name), "capped", eager_model.SHARED, eager_model.SCORES, eager_model.CAPPED,
+        eager_model.MASKED, eager_model.REST, more=", softcap=None",
+    )  # fmt: skip
+    eager_model.write_model(
+        pathlib.Path(folder.name), "sunk", eager_model.SHARED, eager_model.SCORES, eager_model.MASKED,
+        eager_model.SUNK, eager_model.REST[2:],
+    )  # fmt: skip
     written_attention.write(pathlib.Path(folder.name))
     sys.path.insert(0, folder.name)
     attention_packages.define("flash_attn")

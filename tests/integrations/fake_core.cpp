@@ -129,14 +129,20 @@ void foreshock_attention_leave(const foreshock_attention_call* call) {
       "{\"event\": \"leave\", \"op\": \"%s\", \"pass\": %u, \"causal\": %d, \"layer\": %" PRIuPTR,
       g_ops[call->op].first.c_str(), g_ops[call->op].second, call->causal, Address(call->layer_identity));
   if (call->layer_name) line += Format(", \"layer_name\": \"%s\"", call->layer_name);
-  line += ", \"scale\": " + Number(call->scale) + ", \"dropout\": " + Number(call->dropout);
+  line += ", \"scale\": " + Number(call->scale) + ", \"dropout\": " + Number(call->dropout) +
+          ", \"soft_cap\": " + Number(call->soft_cap);
   line += Format(", \"stream\": %" PRIuPTR, Address(call->stream));
-  const std::pair<const char*, const foreshock_tensor*> tensors[] = {
-      {"query", &call->query},       {"key", &call->key},
-      {"value", &call->value},       {"out", &call->out},
-      {"lse", &call->log_sum_exp},   {"mask", &call->mask},
-      {"grad_out", &call->grad_out}, {"grad_query", &call->grad_query},
-      {"grad_key", &call->grad_key}, {"grad_value", &call->grad_value}};
+  const std::pair<const char*, const foreshock_tensor*> tensors[] = {{"query", &call->query},
+                                                                     {"key", &call->key},
+                                                                     {"value", &call->value},
+                                                                     {"out", &call->out},
+                                                                     {"lse", &call->log_sum_exp},
+                                                                     {"mask", &call->mask},
+                                                                     {"kept", &call->kept},
+                                                                     {"grad_out", &call->grad_out},
+                                                                     {"grad_query", &call->grad_query},
+                                                                     {"grad_key", &call->grad_key},
+                                                                     {"grad_value", &call->grad_value}};
   for (const auto& [name, tensor] : tensors) line += std::string(", \"") + name + "\": " + Describe(*tensor);
   if (call->query_offsets) {
     line += Format(", \"longest\": [%" PRId64 ", %" PRId64 "], \"offsets\": [", call->longest_query,

@@ -44,7 +44,16 @@ struct Errors {
   double out = -1, log_sum_exp = -1, grad_query = -1;
 };
 
-inline double ScoreOf(const foreshock_attention_call& call, int64_t b, int64_t h, int64_t i, int64_t j) {
+// What dropout multiplies a weight by.
+inline double KeepOf(const foreshock_attention_call& call, int64_t b, int64_t h, int64_t i, int64_t j) {
+  if (!call.kept.data || call.dropout == 0) return 1;
+  return At(call.kept, b, h, i, j) != 0 ? 1 / (1 - call.dropout) : 0;
+}
+
+// `slope`: the factor by which a soft cap multiplies the gradient of the score.
+inline double ScoreOf(const foreshock_attention_call& call, int64_t b, int64_t h, int64_t i, int64_t j,
+                      double* slope) {
+  *slope = 1;
   const int64_t group = call.query.shape[1] / call.key.shape[1];
   const int64_t shift =
       call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT ? call.key.shape[2] - call.query.shape[2] : 0;
@@ -53,6 +62,11 @@ inline double ScoreOf(const foreshock_attention_call& call, int64_t b, int64_t h
   for (int64_t d = 0; d < call.query.shape[3]; ++d)
     score += At(call.query, b, h, i, d) * At(call.key, b, h / group, j, d);
   score *= call.scale;
+  if (call.soft_cap > 0) {
+    const double tanh = std::tanh(score / call.soft_cap);
+    score = call.soft_cap * tanh;
+    *slope = 1 - tanh * tanh;
+  }
   if (!call.mask.data) return score;
   const double mask = At(call.mask, b, h, i, j);
   if (call.mask.dtype == FORESHOCK_BOOL) return mask != 0 ? score : -INFINITY;
@@ -75,9 +89,9 @@ inline Errors ErrorsOfOne(const foreshock_attention_call& call) {
     for (int64_t h = 0; h < call.query.shape[1]; ++h)
       for (int64_t i = 0; i < call.query.shape[2]; ++i) {
         const int64_t kv = h * call.key.shape[1] / call.query.shape[1];
-        std::vector<double> p(static_cast<size_t>(keys));
+        std::vector<double> p(static_cast<size_t>(keys)), slope(p);
         double most = -INFINITY, sum = 0;
-        for (int64_t j = 0; j < keys; ++j) most = std::max(most, p[j] = ScoreOf(call, b, h, i, j));
+        for (int64_t j = 0; j < keys; ++j) most = std::max(most, p[j] = ScoreOf(call, b, h, i, j, &slope[j]));
         for (double& each : p) sum += each = std::exp(each - most);
         for (double& each : p) each /= sum;
         if (has_lse)
@@ -86,7 +100,8 @@ inline Errors ErrorsOfOne(const foreshock_attention_call& call) {
         double delta = 0;
         for (int64_t d = 0; d < width && has_out; ++d) {
           double wanted = 0;
-          for (int64_t j = 0; j < keys; ++j) wanted += p[j] * At(call.value, b, kv, j, d);
+          for (int64_t j = 0; j < keys; ++j)
+            wanted += p[j] * KeepOf(call, b, h, i, j) * At(call.value, b, kv, j, d);
           out.Add(At(call.out, b, h, i, d), wanted);
           if (has_grad) delta += At(call.grad_out, b, h, i, d) * At(call.out, b, h, i, d);
         }
@@ -96,7 +111,7 @@ inline Errors ErrorsOfOne(const foreshock_attention_call& call) {
           double dot = 0;
           for (int64_t d = 0; d < width; ++d)
             dot += At(call.grad_out, b, h, i, d) * At(call.value, b, kv, j, d);
-          of_score[j] = p[j] * (dot - delta) * call.scale;
+          of_score[j] = p[j] * (dot * KeepOf(call, b, h, i, j) - delta) * slope[j] * call.scale;
         }
         for (int64_t d = 0; d < dims; ++d) {
           double wanted = 0;

@@ -34,14 +34,21 @@ foreshock.tap(q, k, v, out, lse, layer=7, scale=0.25)
 foreshock.tap(q, k, v, out, causal="bottom_right", mask=mask, layer="mine")
 foreshock.tap(*[t.transpose(1, 2) for t in (q, k, v, out)], layout="bnhd")
 foreshock.tap(q, k, v, out, lse, scale=0.25, grad_out=out, grad_query=q)
+foreshock.tap(q, k, v, out, soft_cap=30, dropout=0.5, kept=mask)
+foreshock.tap(q, k, v, out, lse, grad_out=out, grad_query=q, soft_cap=30, dropout=0.5, kept=mask)
 truth = [fingerprint(t) for t in (q, k, v, out)]
 print(json.dumps([events(), truth + [fingerprint(lse)], projection.weight._cdata]))
 """)
     calls = [row for row in rows if row["event"] in ("enter", "leave", "skip")]
-    assert [row["event"] for row in calls] == ["enter", "leave"] * 4
-    assert [row["op"] for row in calls[::2]] == ["foreshock::tap"] * 3 + ["foreshock::tap_backward"]
+    assert [row["event"] for row in calls] == ["enter", "leave"] * 6
+    assert [row["op"].removeprefix("foreshock::") for row in calls[::2]] == [
+        "tap", "tap", "tap", "tap_backward", "tap", "tap_backward",
+    ]  # fmt: skip
     assert calls[0]["flags"] == 1
-    first, second, third, backward = calls[1::2]
+    first, second, third, backward, *dropped = calls[1::2]
+    assert [(row["soft_cap"], row["dropout"], row["kept"]["shape"]) for row in dropped] == [
+        (30, 0.5, [2, 4, 16, 24])
+    ] * 2
     for row in (first, second, third, backward):
         found = [row[name]["fingerprint"] for name in ("query", "key", "value", "out")]
         # The same fp64 numbers in another order: 5e4 terms, 2^-53 each, times their growth.

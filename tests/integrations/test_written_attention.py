@@ -13,8 +13,8 @@ import torch
 import written_attention
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
-from foreshock_torch import row_sums, sources  # noqa: E402
-from foreshock_torch.providers import BOTTOM_RIGHT, NO_MASK, TOP_LEFT, Call  # noqa: E402
+from foreshock_torch import row_sums, sinks, sources  # noqa: E402
+from foreshock_torch.providers import BOTTOM_RIGHT, NO_MASK, TOP_LEFT, Call, Sink  # noqa: E402
 from foreshock_torch.tap import LAYOUTS  # noqa: E402
 
 pytestmark = pytest.mark.quick
@@ -223,3 +223,45 @@ def test_a_log_sum_exp_of_rows_is_that_of_the_scores(layout: str, most: int, mon
                     scores = scores.masked_fill(torch.ones(6, 10, dtype=torch.bool).triu(diagonal), -math.inf)
                 # Rounded to fp32 at the end; a sum of 8 products in fp32 has an error below 2^-21.
                 torch.testing.assert_close(found.double(), scores.logsumexp(-1), rtol=2**-23, atol=2**-20)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("knows_weights", [True, False])
+def test_a_sink_is_one_more_key(dtype: torch.dtype, knows_weights: bool) -> None:
+    """Its gradients are those of a key and a value of zeros, by autograd."""
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, n, 12, 8).to(dtype).double() for n in (4, 2, 2))
+    mask, scores = torch.randn(1, 1, 12, 12).to(dtype).double(), torch.randn(4).to(dtype).double()
+    key = torch.nn.functional.pad(k, (0, 0, 0, 1)).requires_grad_()
+    value = torch.nn.functional.pad(v, (0, 0, 0, 1)).requires_grad_()
+    whole = torch.cat((mask.expand(1, 4, 12, 12), scores.view(1, 4, 1, 1).expand(1, 4, 12, 1)), -1)
+    weights = (q @ key.repeat_interleave(2, 1).transpose(2, 3) * 0.3 + whole).softmax(-1)
+    out = weights @ value.repeat_interleave(2, 1)
+    grad_out = torch.randn_like(out)
+    of_key, of_value = torch.autograd.grad(out, (key, value), grad_out)
+    call = Call(
+        *(t.to(dtype) for t in (q, k, v, out)), None, 0.3, NO_MASK, LAYOUTS["bhnd"], mask.to(dtype),
+        sink=Sink(scores.to(dtype), weights.detach()[..., -1:].to(dtype) if knows_weights else None),
+    )  # fmt: skip
+    assert sinks.with_gradients(sinks.with_key(call._replace(sink=None))) == call._replace(sink=None)
+    call = sinks.with_key(call)
+    lse = row_sums.log_sum_exp(call)
+    own = (q @ key.repeat_interleave(2, 1).transpose(2, 3) * 0.3 + whole).logsumexp(-1)
+    assert (lse - own).abs().max() <= 4 * FLOAT32
+    given = (grad_out, q, of_key[:, :, :-1], of_value[:, :, :-1])
+    found = sinks.with_gradients(call._replace(lse=lse, gradients=tuple(t.to(dtype) for t in given))).gradients
+    if dtype == torch.bfloat16 and not knows_weights:
+        assert found[2:] == (None, None)
+        return
+    for gradient, truth in zip(found[2:], (of_key, of_value), strict=True):
+        assert gradient.dtype == dtype
+        # The inputs are rounded to the format; a log-sum-exp is rounded to fp32.
+        limit = 8 * torch.finfo(dtype).eps if dtype != torch.float64 else FLOAT32
+        assert (gradient - truth).norm() <= limit * truth.norm()
+
+
+def test_a_mask_with_sinks_has_a_limit() -> None:
+    query = torch.empty(1, 1, 1, 8).expand(4, 8, 2048, 8)
+    call = Call(query, query, query, None, None, 1.0, NO_MASK, LAYOUTS["bhnd"], torch.empty(1).expand(4, 1, 2048, 2048))
+    assert sinks.is_too_large(call)
+    assert not sinks.is_too_large(call._replace(mask=None))

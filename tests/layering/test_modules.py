@@ -54,7 +54,6 @@ SMALL = {
     "packaging/newcomer_training": OF_A_PROGRAM,
     "packaging/relink": OF_A_PROGRAM,
     "packaging/torch_versions": "the list of versions",
-    "shadow/written_out": "which operations are written out, for agent and judge",
 }
 
 OF_THE_ADAPTER = "the adapter is compiled as one file, so that it takes a user's compiler once"

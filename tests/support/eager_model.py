@@ -32,6 +32,22 @@ CAPPED = [
     "if softcap is not None:\n    attn_weights = attn_weights / softcap\n    attn_weights = torch.tanh(attn_weights)\n"
     "    attn_weights = attn_weights * softcap"
 ]
+_SINKS = "module.sinks.reshape(1, -1, 1, 1).expand(query.shape[0], -1, query.shape[-2], -1)"
+SUNK = [  # as in gpt_oss
+    f"sinks = {_SINKS}",
+    "combined_logits = torch.cat([attn_weights, sinks], dim=-1)",
+    "combined_logits = combined_logits - combined_logits.max(dim=-1, keepdim=True).values",
+    "probs = nn.functional.softmax(combined_logits, dim=-1, dtype=combined_logits.dtype)",
+    "scores = probs[..., :-1]",
+    "attn_weights = nn.functional.dropout(scores, p=dropout, training=module.training).to(value_states.dtype)",
+]
+SOMETIMES_SUNK = [  # as in mimo_v2_flash
+    f"if module.sinks is not None:\n    sinks = {_SINKS}\n    attn_weights = torch.cat([attn_weights, sinks], dim=-1)",
+    "attn_weights = attn_weights - attn_weights.max(dim=-1, keepdim=True).values",
+    "probs = nn.functional.softmax(attn_weights, dim=-1, dtype=attn_weights.dtype)",
+    "if module.sinks is not None:\n    probs = probs[..., :-1]",
+    "attn_weights = nn.functional.dropout(probs, p=dropout, training=module.training).to(value_states.dtype)",
+]
 BIASED = ["if position_bias is not None:\n    attn_weights = attn_weights + position_bias"]
 DEFAULT = [f"if scaling is {None}:\n    scaling = module.head_dim ** -0.5"]
 

@@ -2,8 +2,8 @@
 Megatron-core's local spec, x-transformers.
 
 No kernel fixes the meaning of such a function: its statements do. A function is described only if its statements are
-known ones, and a call only if all settings that change the scores are off. Reads shapes and strides; of the values only
-masks, and those only on the CPU, where reading does not wait.
+known ones, and a call only if all settings that change the scores in other ways are off. Reads shapes and strides; of
+the values only masks, and those only on the CPU, where reading does not wait.
 """
 
 from __future__ import annotations
@@ -16,7 +16,19 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from .providers import BOTTOM_RIGHT, NO_MASK, SKIP_LAYOUT, SKIP_MASK, SKIP_UNKNOWN, TOP_LEFT, Call, Given
+from .providers import (
+    BOTTOM_RIGHT,
+    NO_MASK,
+    SKIP_LAYOUT,
+    SKIP_MASK,
+    SKIP_TOO_LARGE,
+    SKIP_UNKNOWN,
+    TOP_LEFT,
+    Call,
+    Given,
+    Sink,
+)
+from .sinks import is_too_large
 from .sources import digest
 from .tap import LAYOUTS
 
@@ -70,10 +82,21 @@ _EAGER_BODY = re.compile(
     (\ {4}attn_weights\ =\ attn_weights\ \+\ attention_mask\n
     |\ {4}causal_mask\ =\ attention_mask\[:,\ :,\ :,\ :(?(shared)key_states|key)\.shape\[-2\]\]\n
     \ {4}attn_weights\ =\ attn_weights\ \+\ causal_mask\n)
-    attn_weights\ =\ nn\.functional\.softmax\(attn_weights,\ dim=-1(,\ dtype=torch\.float32)?\)
+    ((?P<sink>
+    (?P<optional>if\ module\.sinks\ is\ not\ None:\n)?
+    (?(optional)\ {4})sinks\ =\ module\.sinks\.reshape\(1,\ -1,\ 1,\ 1\)
+        \.expand\(query\.shape\[0\],\ -1,\ query\.shape\[-2\],\ -1\)\n
+    (?(optional)\ {4})(?P<logits>combined_logits|attn_weights)\ =\ torch\.cat\(\[attn_weights,\ sinks\],\ dim=-1\)\n
+    (?P=logits)\ =\ (?P=logits)\ -\ (?P=logits)\.max\(dim=-1,\ keepdim=True\)\.values\n
+    probs\ =\ nn\.functional\.softmax\((?P=logits),\ dim=-1,\ dtype=(torch\.float32|(?P=logits)\.dtype)\)\n
+    (?(optional)if\ module\.sinks\ is\ not\ None:\n\ {4}probs\ =\ probs\[\.\.\.,\ :-1\]\n
+    |scores\ =\ probs\[\.\.\.,\ :-1\]\n)
+    attn_weights\ =\ nn\.functional\.dropout\((?(optional)probs|scores),\ p=dropout,\ training=module\.training\)
+        \.to\(value_states\.dtype\)\n)
+    |attn_weights\ =\ nn\.functional\.softmax\(attn_weights,\ dim=-1(,\ dtype=torch\.float32)?\)
     (\.to\((query|value)\.dtype\))?\n
     (attn_weights\ =\ attn_weights\.type\(value\.dtype\)\n)?
-    attn_weights\ =\ nn\.functional\.dropout\(attn_weights,\ p=dropout,\ training=module\.training\)\n
+    attn_weights\ =\ nn\.functional\.dropout\(attn_weights,\ p=dropout,\ training=module\.training\)\n)
     attn_output\ =\ torch\.matmul\(attn_weights,\ (?(shared)value_states|value)\)\n
     attn_output\ =\ attn_output\.transpose\(1,\ 2\)(\.contiguous\(\))?\n
     return\ \(attn_output,\ attn_weights\)
@@ -105,7 +128,8 @@ def eager_forward(given: Given, result: Any, function: Any) -> Call | int:
         scale = module.head_dim**-0.5 if form["head_dim"] else query.shape[-1] ** -0.5
     if not _has_one_format(query, key, value, result[0]) or not isinstance(scale, (int, float)):
         return SKIP_UNKNOWN
-    if form["softcap"] and given.get("softcap") is not None:
+    cap = given.get("softcap") if form["softcap"] else None
+    if cap is not None and not (isinstance(cap, (int, float)) and cap > 0):
         return SKIP_MASK
     mask, bias = given["attention_mask"], given.get("position_bias") if form["bias"] else None
     if mask is not None:
@@ -115,10 +139,26 @@ def eager_forward(given: Given, result: Any, function: Any) -> Call | int:
     if bias is not None:
         mask = bias.detach() if mask is None else bias.detach() + mask
     dropout = given.get("dropout", 0.0) if module.training else 0.0
-    return Call(
+    # The weights that the function returns are those after dropout. A weight may be 0 without dropout: it was hidden,
+    # or too small for the format. Whether dropout kept such a weight has no effect.
+    kept = result[1].detach() if dropout else None
+    call = Call(
         query, key, value, _swapped(result[0]), None, float(scale), NO_MASK, LAYOUTS["bhnd"], mask, float(dropout),
-        of_out=_swapped,
+        kept, float(cap or 0.0), of_out=_swapped,
     )  # fmt: skip
+    if not form["sink"] or module.sinks is None:
+        return call
+    if is_too_large(call):
+        return SKIP_TOO_LARGE
+    # A copy: a sharded parameter may be freed before the backward pass.
+    return call._replace(sink=Sink(module.sinks.detach().clone(), _weights_of_sink(result[1])))
+
+
+def _weights_of_sink(weights: Any) -> Any:
+    """The last column of the matrix of which `weights` are all others; None: dropout or a cast has made a copy."""
+    whole = weights._base
+    is_rest = whole is not None and whole.shape == (*weights.shape[:-1], weights.shape[-1] + 1)
+    return whole.detach()[..., -1:] if is_rest and whole.data_ptr() == weights.data_ptr() else None
 
 
 def _swapped(out: Any) -> Any:

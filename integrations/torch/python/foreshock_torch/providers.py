@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from .tap import DESCRIBED, LAYOUTS
 
-SKIP_FP8, SKIP_MASK, SKIP_LAYOUT, SKIP_UNKNOWN = 5, 6, 7, 10  # FORESHOCK_SKIP_... of hook.h
+SKIP_FP8, SKIP_MASK, SKIP_LAYOUT, SKIP_TOO_LARGE, SKIP_UNKNOWN = 5, 6, 7, 8, 10  # FORESHOCK_SKIP_... of hook.h
 NO_MASK, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2  # FORESHOCK_CAUSAL_... of hook.h
 
 Given = dict[str, Any]  # the arguments of a call, defaults included
@@ -20,6 +20,13 @@ Given = dict[str, Any]  # the arguments of a call, defaults included
 
 def itself(value: Any) -> Any:
     return value
+
+
+class Sink(NamedTuple):
+    """One more key of each row, of which only the score is given (sinks.py)."""
+
+    scores: Any  # of each head
+    weights: Any  # attention weights of that key as the function has them, (batch, heads, queries, 1); None: unknown
 
 
 class Call(NamedTuple):
@@ -35,6 +42,9 @@ class Call(NamedTuple):
     layout: int
     mask: Any = None
     dropout: float = 0.0
+    kept: Any = None  # not 0 where dropout has kept a weight
+    soft_cap: float = 0.0
+    sink: Sink | None = None
     gradients: tuple[Any, Any, Any, Any] | None = None  # of output, query, key and value
     # For a function without a backward function of its own: the gradients of its output and of its query -> those of
     # `out` and `query` as they are described here.
@@ -45,7 +55,8 @@ class Call(NamedTuple):
         """The arguments of the custom operation, in the order of tap.py, for a call that has been counted."""
         tensors = (self.query, self.key, self.value, self.out, self.lse, self.mask)
         more = self.gradients if is_backward and self.gradients is not None else ()
-        return *tensors, *more, self.scale, self.causal, self.layout, self.dropout, None, True, DESCRIBED
+        numbers = (self.scale, float(self.soft_cap), self.causal, self.layout, self.dropout)
+        return *tensors, *more, self.kept, *numbers, None, True, DESCRIBED
 
 
 # -- Transformer Engine: fused_attn_fwd() and fused_attn_bwd() of transformer_engine.pytorch.cpp_extensions --

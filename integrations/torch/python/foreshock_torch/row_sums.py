@@ -43,6 +43,8 @@ def log_sum_exp(call: Call) -> Any:
             for r in range(0, queries, rows):
                 piece = (slice(b, b + together), slice(None), slice(None), slice(r, r + rows))
                 scores = query[piece].to(wide).matmul(columns).mul_(scale)
+                if call.soft_cap:
+                    scores.div_(call.soft_cap).tanh_().mul_(call.soft_cap)
                 if mask is not None and mask.dtype is torch.bool:
                     scores.masked_fill_(~mask[piece], float("-inf"))
                 elif mask is not None:

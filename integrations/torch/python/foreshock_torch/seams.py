@@ -20,7 +20,7 @@ from time import perf_counter_ns
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from . import eager, flex, providers, tap
+from . import eager, flex, providers, sinks, tap
 from .providers import SKIP_UNKNOWN, Call, Given
 from .row_sums import log_sum_exp
 from .signals import is_of_trainer
@@ -207,7 +207,8 @@ class Wrapper:
                 if isinstance(call, Call):
                     described.add(self._seam.operation)
                     if is_sampled:
-                        _run(self._operations[self._seam.is_backward], call.arguments(self._seam.is_backward))
+                        is_backward = self._seam.is_backward
+                        _run(self._operations[is_backward], sinks.with_key(call).arguments(is_backward))
                     if backward is not None:
                         result = backward.follow(call, result)
         except Exception as error:
@@ -301,8 +302,9 @@ class Backward:
                 names = (seam.query, *seam.keys_and_values)
                 of_query, of_key, of_value = (gradients.get(name) for name in names)
                 of_all = (call.of_out(gradients["out"]), call.of_query(of_query), of_key, of_value)
+                call = sinks.with_key(call)
                 lse = log_sum_exp(call) if call.lse is None else call.lse
-                whole = call._replace(gradients=of_all, lse=lse)
+                whole = sinks.with_gradients(call._replace(gradients=of_all, lse=lse))
                 is_described = not self._has_other_root
             finally:
                 watch.add_time(perf_counter_ns() - begin)

@@ -16,7 +16,8 @@ from .signals import is_of_trainer
 
 _SCHEMA = (  # {more}: the gradients, in the operation for the backward pass
     "(Tensor query, Tensor key, Tensor value, Tensor out, Tensor? logsumexp, Tensor? attn_mask, {more}"
-    "float? scale, int causal, int layout, float dropout_p, str? layer, bool entered, int reason) -> ()"
+    "Tensor? kept, float? scale, float soft_cap, int causal, int layout, float dropout_p, str? layer, bool entered, "
+    "int reason) -> ()"
 )
 _GRADIENTS = "Tensor grad_out, Tensor grad_query, Tensor? grad_key, Tensor? grad_value, "
 CAUSAL = {False: 0, True: 1, "top_left": 1, "bottom_right": 2}  # as FORESHOCK_CAUSAL_... of hook.h
@@ -62,7 +63,7 @@ def _do_nothing(*arguments: Any) -> None:
 def tap(
     query: Any, key: Any, value: Any, out: Any, lse: Any = None, *, layer: Any = None, scale: float | None = None,
     causal: Any = False, mask: Any = None, grad_out: Any = None, grad_query: Any = None, layout: str = "bhnd",
-    grad_key: Any = None, grad_value: Any = None,
+    grad_key: Any = None, grad_value: Any = None, soft_cap: float = 0.0, dropout: float = 0.0, kept: Any = None,
 ) -> None:  # fmt: skip
     """Reports one attention call: out = softmax(scale * query @ key^T + mask) @ value, per head.
 
@@ -71,6 +72,11 @@ def tap(
     of exp(score). `scale`: 1/sqrt(d) if not given. `causal`: True or "top_left": key j is visible to query i if j <= i;
     "bottom_right": if j <= i + keys - queries. `mask`: bool (True: visible) or additive, broadcast. `layer`: a number
     or a name.
+
+    `soft_cap` above 0: the scores are soft_cap * tanh(scale * query @ key^T / soft_cap), before the mask is added.
+    `dropout`: the probability with which weights were replaced by 0, and the others multiplied by 1 / (1 - dropout).
+    `kept`, broadcast like a mask: not 0 where the weight was kept; bool, or the weights after dropout. Without it only
+    scores and `lse` of a call with dropout are checked, and no backward pass.
 
     Without `grad_out` or `grad_query` the call describes a forward pass. To report a backward pass, call tap() where
     that pass is computed (autograd.Function.backward), with `grad_out` and the resulting `grad_query`, and with
@@ -86,7 +92,7 @@ def tap(
     if not compiling and not is_active:  # a compiled graph has the operation even if the process is not monitored
         return
     name = f"{layer:03d}" if type(layer) is int else layer  # like the labels of other attention layers
-    rest = (scale, alignment, order, 0.0, name, NOT_ENTERED, DESCRIBED)
+    rest = (kept, scale, soft_cap, alignment, order, dropout, name, NOT_ENTERED, DESCRIBED)
     if grad_out is None or grad_query is None:
         _call(compiling, _forward, (query, key, value, out, lse, mask, *rest))
     else:
