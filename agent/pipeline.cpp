@@ -182,6 +182,10 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
   bool found = false;
   for (const segment::StepRecord& step : segment.unread_steps()) {
     found = true;
+    if (!rank->announced) {
+      refresh_identity(segment, rank);  // complete now: the trainer describes itself before it ends a step
+      announce(rank);
+    }
     // Bit n of scalars_given: the step has a value of scalar n, a number that the training logs. If its name
     // is missing here, the names are read again; the trainer writes a name before the first value.
     if (step.scalars_given >> rank->scalar_names.size() != 0) rank->scalar_names = segment.scalar_names();
@@ -423,6 +427,18 @@ void Pipeline::record_skips(RankStatistics* rank) {
   const int64_t step = rank->last_step.sequence != 0 ? rank->last_step.step : 0;
   rank->note_event(kScalerSkips, step, "", static_cast<double>(in_row));
   detect(event_line(*rank, kScalerSkips, step, "", static_cast<double>(in_row)), rank);
+}
+
+void Pipeline::announce(RankStatistics* rank) {
+  if (rank->announced) return;
+  rank->announced = true;
+  record_process(*rank, "started");
+}
+
+void Pipeline::record_process(const RankStatistics& rank, const char* state) {
+  const RunLine line = run_line(rank, state);
+  watches_.observe(line);
+  if (record_ != nullptr) record_->write(line);
 }
 
 void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {

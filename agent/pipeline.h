@@ -89,6 +89,11 @@ class Pipeline {
   // Copies counters, names and identity from a segment to `rank`, and whether its trainer is alive and how it
   // has ended. Called before they are published.
   void refresh(const segment::SegmentReader& segment, RankStatistics* rank);
+  // Writes the "started" line of a process to the record once, and passes it to the conditions. poll() calls
+  // it before the first step, so that no step of a new process counts as one of the process before it.
+  void announce(RankStatistics* rank);
+  // Writes that a process was found (state "started") or has ended ("ended").
+  void record_process(const RankStatistics& rank, const char* state);
   // Processes the rest of a segment after its trainer has ended. Incomplete slices are counted as lost.
   void finish(segment::SegmentReader& segment, RankStatistics* rank);
   // Records the start of a burst: from `step` on, one step in `interval` is sampled for a while.

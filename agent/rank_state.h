@@ -295,6 +295,7 @@ struct RankStatistics {
   std::string run;
   segment::Identity identity = {};
   bool identified = false;         // `identity` has been read
+  bool announced = false;          // the record has the "started" line of this process
   std::optional<int> exit_status;  // argument of exit(), once the process has called it
   std::vector<segment::Op> ops;
   std::vector<LayerName> layer_names;       // by segment::Slot::layer, except for ordinals

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "agent/condition_list.h"
 #include "agent/inventory.h"
@@ -32,6 +33,13 @@ FollowedProcess::FollowedProcess(std::unique_ptr<segment::SegmentReader> segment
 }
 
 bool FollowedProcess::poll() { return !is_finished() && pipeline_->poll(*segment_, &rank); }
+
+// Reads what a trainer that has ended left unread, and waits for no number that is still on a device.
+void FollowedProcess::read_last_steps() {
+  if (is_finished() || segment_->is_locked()) return;
+  segment_->wait_no_more();
+  poll();
+}
 
 // Reads the trainer's lock and counters. changed_: the last time when the lock was held or a counter changed.
 void FollowedProcess::refresh(Clock::time_point now) {
@@ -268,9 +276,11 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
     // Names of one rank are <rank>-<nonce>, and later processes have larger nonces. The segment that is found
     // last may belong to the earlier process, if it had to wait for a file descriptor.
     RankStatistics& replaced = other->name < followed->name ? other->rank : rank;
-    replaced.current = false;
+    const bool is_replaced_now = std::exchange(replaced.current, false);
     replaced.watch = nullptr;
     replaced.conditions = nullptr;
+    // The last steps of the earlier process must be read before the first step of the new one.
+    if (is_replaced_now && &replaced == &other->rank) other->read_last_steps();
   }
   // The series of the replaced process are removed, since the counters of the new one begin at 0.
   if (rank.current) registry->clear_rank(options_.label, std::to_string(rank.identity.rank));
@@ -289,7 +299,8 @@ void Run::finish_dead_ranks(Clock::time_point now) {
   for (auto& followed : followed_) {
     if (followed->is_finished()) continue;
     followed->refresh(now);
-    if (followed->rank.identity.late_ready == 1) announce(*followed);
+    // Before its first step, a process is announced once its identity is complete.
+    if (followed->rank.identity.late_ready == 1) pipeline_->announce(&followed->rank);
     const bool has_later_process = !followed->rank.current;  // of the same rank, see follow()
     if (!followed->is_gone(now, has_later_process ? kGoneAfterExit : kGoneAfter)) continue;
     // If a launcher runs, drain() finishes the rank when the launcher has reported the end of its command.
@@ -303,22 +314,14 @@ void Run::finish_dead_ranks(Clock::time_point now) {
   advise();  // without the detectors of ranks that have ended
 }
 
-// Writes the "started" line of a rank to the record once. Callers wait until the trainer has written the
-// fields of its identity that late_ready announces, such as its parallel coordinates, or until the rank ends.
-void Run::announce(FollowedProcess& followed) {
-  if (followed.announced) return;
-  followed.announced = true;
-  record_run(followed.rank, "started");
-}
-
 // Finishes a process whose rank has a later process, and removes its segment at once: a command that trains
 // again and again would fill the node's shared memory. rank.state stays kRunning until the launcher reports
 // how its command ended; then drain() sets it.
 void Run::retire(FollowedProcess& followed) {
   followed.finish(RunState::kRunning);
   may_have_descriptors_ = true;
-  announce(followed);
-  record_run(followed.rank, "ended");
+  pipeline_->announce(&followed.rank);
+  pipeline_->record_process(followed.rank, "ended");
   for (const char* suffix : {".seg", ".ctl"}) directory_->remove(followed.name + suffix);
   facts_.forget(followed.name);
   followed.rank.shrink_to_summary();
@@ -333,8 +336,8 @@ void Run::finish(FollowedProcess& followed, RunState command_end) {
   followed.finish(final_state_of(followed, command_end));
   may_have_descriptors_ = true;
   facts_.note(followed.name, followed.rank);  // the statistics are final after finish()
-  announce(followed);
-  record_run(followed.rank, "ended");
+  pipeline_->announce(&followed.rank);
+  pipeline_->record_process(followed.rank, "ended");
   set_final_state(command_end);
 }
 
@@ -456,12 +459,6 @@ void Run::charge_trainers() {
          .slices = rank.row_slices_handled,
          .tensors_ns = slowdown_ns(rank.tensor_seconds)});
   }
-}
-
-void Run::record_run(const RankStatistics& rank, const char* state) {
-  const RunLine line = run_line(rank, state);
-  pipeline_->watches().observe(line);
-  if (record_ != nullptr) record_->write(line);
 }
 
 std::vector<Condition> Run::conditions() const {

@@ -37,6 +37,8 @@ class FollowedProcess {
                   Pipeline* pipeline);
   // Processes new data of the segment. Returns false if there was none, or if the segment is finished.
   bool poll();
+  // Reads the remaining steps if the process has ended.
+  void read_last_steps();
   // Reads the counters, and whether the trainer still holds the lock on its segment: a dead one does not.
   void refresh(Clock::time_point now);
   // Whether the trainer has released its lock and no counter has changed for `quiet`.
@@ -52,7 +54,6 @@ class FollowedProcess {
 
   const std::string name;  // of the segment, without .seg
   RankStatistics rank;
-  bool announced = false;                 // the record has a line about the start of this rank
   std::set<std::string> exported_layers;  // layers whose series have been exported
 
  private:
@@ -155,7 +156,6 @@ class Run {
   void follow(std::unique_ptr<segment::SegmentReader> segment, Registry* registry);
   // Reads the remaining data of a launcher's ranks. Returns whether all of it has been read.
   bool drain(const LauncherExit& exit, Clock::time_point now);
-  void announce(FollowedProcess& followed);  // writes the start of a rank into the record
   // Finishes a process that a later one has replaced, and removes its segment.
   void retire(FollowedProcess& followed);
   // Finishes a process. `command_end`: how its launcher's command has ended.
@@ -186,7 +186,6 @@ class Run {
   void begin_burst();
   void set_final_state(RunState state);
   void publish_ranks(Registry* registry);
-  void record_run(const RankStatistics& rank, const char* state);
   // Returns the findings of a launcher's ranks, or of all (0), and the verdict on them.
   struct Findings {
     std::vector<Finding> list;

@@ -310,7 +310,8 @@ void GradientRiseRule::keep(double median) {
 }
 
 void RestartRule::begin_process(int64_t pid) {
-  is_new_process_ = pid_ >= 0 && pid != pid_;
+  // A restarted agent may report a new process again before its first step.
+  is_new_process_ = is_new_process_ || (pid_ >= 0 && pid != pid_);
   pid_ = pid;
 }
 

@@ -357,7 +357,7 @@ TEST(Pipeline, TheSlowdownOfTheLastMinutesForgetsWhatCameBefore) {
   EXPECT_LT(*rank.recent_slowdown(1), 1e-6);       // e^-20 of it is left
 }
 
-TEST(Pipeline, TheRecordTellsStepsAndSamples) {
+TEST(Pipeline, TheRecordHasTheStartThenStepsAndSamples) {
   SegmentOfATrainer trainer;
   const std::string path = trainer.directory + "/record.jsonl";
   std::string error;
@@ -371,9 +371,11 @@ TEST(Pipeline, TheRecordTellsStepsAndSamples) {
   pipeline.poll(*reader, &rank);
   // Nobody flushes: what the trainer was told to be taken is in the file, were the agent killed now.
   std::ifstream file(path);
-  std::string step, sample;
+  std::string start, step, sample;
+  std::getline(file, start);
   std::getline(file, step);
   std::getline(file, sample);
+  EXPECT_NE(start.find("\"state\":\"started\""), std::string::npos) << start;
   EXPECT_NE(step.find("\"type\":\"step\""), std::string::npos) << step;
   EXPECT_NE(step.find("\"loss\":2.0"), std::string::npos) << step;
   EXPECT_NE(sample.find("\"layer\":\"003\""), std::string::npos) << sample;

@@ -265,6 +265,46 @@ TEST(Run, FactsAreKeptOfTheSegmentsThatAreThere) {
   EXPECT_EQ(kept(), Segments({"0-0000000000000011"}));
 }
 
+// A process without the state of its optimizer goes on where the earlier one stopped. Its steps, and the last
+// ones of the earlier process, are read before any look at counters and locks.
+TEST(Run, AProcessIsAnnouncedBeforeItsFirstStep) {
+  SegmentOfATrainer first;
+  const RunOptions options = job_options(first.directory + "/record.jsonl");
+  auto run = open_run(options, first);
+  ASSERT_NE(run, nullptr);
+  Registry registry;
+  const auto loss = [](int64_t step) { return 1.5 + 2.7 * std::exp(-0.1 * static_cast<double>(step)); };
+  first.identity()->pid = 100;
+  run->discover(&registry);
+  for (int64_t step = 1; step <= 60; ++step) first.step(step, loss(step));
+  run->poll();
+  for (int64_t step = 61; step <= 64; ++step) first.step(step, loss(step));
+  SegmentOfATrainer second(first.directory, 0, 0x11);
+  second.identity()->pid = 101;
+  for (int64_t step = 1; step <= 8; ++step) second.step(step, loss(64 + step));
+  run->discover(&registry);
+  run->poll();
+  run->publish(&registry);
+  const nlohmann::json conditions = run->document(0, false)["conditions"];
+  run.reset();  // writes the rest of the record
+
+  std::vector<int64_t> order;  // steps, and minus the process of a "started" line
+  std::string error;
+  const auto reader = RecordReader::open(options.record, &error);
+  ASSERT_NE(reader, nullptr) << error;
+  while (const auto line = reader->next()) {
+    if (const auto* step = std::get_if<StepLine>(&*line)) order.push_back(*step->step);
+    if (const auto* process = std::get_if<RunLine>(&*line)) order.push_back(-*process->pid);
+  }
+  std::vector<int64_t> expected = {-100};
+  for (int64_t step = 1; step <= 64; ++step) expected.push_back(step);
+  expected.push_back(-101);
+  for (int64_t step = 1; step <= 8; ++step) expected.push_back(step);
+  EXPECT_EQ(order, expected);
+  ASSERT_EQ(conditions.size(), 1u) << conditions;
+  EXPECT_EQ(conditions[0]["condition"], "optimizer_began_again");
+}
+
 // Agents that are killed at any moment, each followed by one that goes on: every step and every slice has one
 // line, whether the killed one had written it or not.
 TEST(Run, WhatAKilledAgentHasTakenIsToldOnce) {

@@ -293,14 +293,14 @@ TEST(Conditions, RanksWithTheirOwnBatchesAreSound) {
 }
 
 // `again`: the loss of the second process as a function of its steps.
-std::string name_after_restart(int64_t first_step, double again) {
+std::string name_after_restart(int64_t first_step, double again, int announced = 1) {
   Training training;
   std::mt19937_64 engine(3);
   std::normal_distribution<double> noise(0, 0.05);
   training.conditions.observe_process(0, 100);
   training.losses(
       300, [&](int64_t n) { return 1.5 + 2.7 * std::exp(-static_cast<double>(n) / 50) + noise(engine); });
-  training.conditions.observe_process(0, 101);
+  for (int times = 0; times < announced; ++times) training.conditions.observe_process(0, 101);
   for (int64_t n = first_step; n < first_step + 40; ++n)
     training.step({.step = n, .loss = again + noise(engine)});
   return training.name();
@@ -308,9 +308,10 @@ std::string name_after_restart(int64_t first_step, double again) {
 
 TEST(Conditions, ATrainingThatGoesOnWithoutTheOptimizersStateIsNamed) {
   EXPECT_EQ(name_after_restart(1, 1.6), "optimizer_began_again");
-  EXPECT_EQ(name_after_restart(301, 1.6), "");  // the state was restored
-  EXPECT_EQ(name_after_restart(201, 1.6), "");  // from an earlier checkpoint
-  EXPECT_EQ(name_after_restart(1, 4.2), "");    // another training with new weights
+  EXPECT_EQ(name_after_restart(301, 1.6), "");                        // the state was restored
+  EXPECT_EQ(name_after_restart(201, 1.6), "");                        // from an earlier checkpoint
+  EXPECT_EQ(name_after_restart(1, 4.2), "");                          // another training with new weights
+  EXPECT_EQ(name_after_restart(1, 1.6, 2), "optimizer_began_again");  // a restarted agent announces it again
 }
 
 // Looks at tensors, each once in 64 steps. A look is described by a function that changes the usual facts.
