@@ -132,11 +132,13 @@ def small_updates() -> None:
 
 
 def one_bad_batch() -> None:
+    """A batch of noise. A part of every batch is noise: a loss near 0 would stay high after the bad one, as a spike."""
     training = Training()
     generator = torch.Generator().manual_seed(7)
     for step in range(1, 301):
         noise = torch.randint(64, (4, LENGTH + 1), generator=generator)
-        training.step(tokens=noise if step == 280 else None)
+        is_noise = torch.rand(noise.shape, generator=generator) < (1 if step == 280 else 0.1)
+        training.step(tokens=torch.where(is_noise, noise, training.batches()))
     training.end()
 
 
