@@ -67,7 +67,17 @@ StepFacts facts_of(const StepLine& line) {
           .gradient_norm = line.gradient_norm,
           .learning_rate = line.learning_rate,
           .skipped_steps = line.skipped_steps,
-          .is_local_loss = line.loss_source == "nll" || line.loss_source == "backward_root"};
+          .is_local_loss = line.loss_source == "nll" || line.loss_source == "backward_root",
+          .is_nll = line.loss_source == "nll"};
+}
+
+AttentionFacts facts_of(const SampleLine& line) {
+  return {.step = *line.step,
+          .layer = line.layer,
+          .last_position = *std::max_element(line.positions.begin(), line.positions.end()),
+          .seen_keys = *line.keys,
+          .queries = *line.query_length,
+          .keys = *line.key_length};
 }
 
 TensorFacts facts_of(const TensorLine& line) {
@@ -196,6 +206,11 @@ const std::vector<EventLine>& Watches::observe(const SampleLine& line) {
   } else {
     give(DetectorId::kDeviationBackward, error_ratio(line));
     give(DetectorId::kOutputErrorDrift, line.grad_out_drift);
+    // A slice of rows has the keys that its last row sees.
+    const bool is_complete =
+        line.mask == "none" && !line.positions.empty() && line.keys && line.query_length && line.key_length;
+    if (RunConditions* conditions = is_complete ? conditions_for(line.run) : nullptr)
+      conditions->observe_attention(*line.rank, facts_of(line), &begun_);
   }
   return end(line.run, *line.rank);
 }

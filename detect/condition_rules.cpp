@@ -97,6 +97,15 @@ std::string sentence_of(const Condition& condition) {
              (condition.episodes > 1 ? "; the last at step " + std::to_string(condition.last_step) : "");
     case ConditionId::kZeroLoss:
       return "loss and gradient are exactly 0" + when_text(condition) + on_rank;
+    case ConditionId::kZeroNorm:
+      return "the gradient norm is exactly 0" + when_text(condition) + on_rank + ", and the loss is not";
+    case ConditionId::kEarlyRise:
+      return "the loss is above its first values" + when_text(condition) + on_rank + ": up to " + value +
+             ", the first ones were at most " + usual;
+    case ConditionId::kUnseenKeys:
+      return "causal attention hides the last " + value + " of " + usual + " keys from all queries" +
+             when_text(condition) + on_rank +
+             (condition.place.empty() ? "" : ", first seen in layer " + condition.place);
     case ConditionId::kSameLosses:
       return "ranks " + condition.place + (condition.is_over ? " had the same loss" : " have the same loss") +
              ", bit for bit," + when_text(condition);
@@ -258,17 +267,62 @@ void LoneLossRule::observe(int64_t step, double loss, int64_t rank, ConditionBoa
   after_ = 0;
 }
 
-void ZeroLossRule::observe(const StepFacts& facts, int64_t rank, ConditionBoard* board) {
-  if (!facts.is_local_loss || !facts.loss || !facts.gradient_norm) return;
-  if (*facts.loss != 0 || *facts.gradient_norm != 0) {
-    if (in_row_ >= kZeroLosses) board->end(ConditionId::kZeroLoss, rank);
-    in_row_ = 0;
+void ZeroLossRule::extend(Row* row, bool holds, ConditionId id, int64_t step, int64_t rank,
+                          ConditionBoard* board) {
+  if (!holds) {
+    if (row->length >= kZeroLosses) board->end(id, rank);
+    row->length = 0;
     return;
   }
-  if (in_row_++ == 0) since_ = facts.step;
-  if (in_row_ < kZeroLosses) return;
-  if (Condition* found = board->note(ConditionId::kZeroLoss, rank, since_, facts.step))
-    found->count = in_row_;
+  if (row->length++ == 0) row->since = step;
+  if (row->length < kZeroLosses) return;
+  if (Condition* found = board->note(id, rank, row->since, step)) found->count = row->length;
+}
+
+void ZeroLossRule::observe(const StepFacts& facts, int64_t rank, ConditionBoard* board) {
+  if (!facts.is_local_loss || !facts.loss || !facts.gradient_norm) return;
+  const bool is_zero = *facts.gradient_norm == 0;
+  extend(&both_, is_zero && *facts.loss == 0, ConditionId::kZeroLoss, facts.step, rank, board);
+  extend(&norm_, is_zero && *facts.loss != 0 && std::isfinite(*facts.loss), ConditionId::kZeroNorm,
+         facts.step, rank, board);
+}
+
+void EarlyRiseRule::observe(int64_t step, double loss, int64_t rank, ConditionBoard* board) {
+  if (!std::isfinite(loss)) return;  // reported as a loss event
+  if (known_ < kEarlyFirst) {
+    ++known_;
+    most_first_ = std::max(most_first_, loss);
+    return;
+  }
+  const bool is_high = most_first_ > 0 && loss > kEarlyFactor * most_first_;
+  if (!is_high) {
+    in_row_ = 0;
+    board->end(ConditionId::kEarlyRise, rank);
+  }
+  // After the first losses only a rise that was found is followed.
+  if (known_ >= kEarlySteps && !board->holds(ConditionId::kEarlyRise, rank)) return;
+  ++known_;
+  if (!is_high) return;
+  if (in_row_++ == 0) since_ = step;
+  if (in_row_ < kEarlyInRow) return;
+  if (Condition* found = board->note(ConditionId::kEarlyRise, rank, since_, step)) {
+    found->value = std::isnan(found->value) ? loss : std::max(found->value, loss);
+    found->usual = most_first_;
+  }
+}
+
+void UnseenKeysRule::observe(const AttentionFacts& facts, int64_t rank, ConditionBoard* board) {
+  const bool is_unseen = facts.keys > facts.queries && facts.seen_keys == facts.last_position + 1 &&
+                         facts.last_position < facts.queries;
+  if (!is_unseen) return;
+  if (slices_++ == 0) since_ = facts.step;
+  if (slices_ < kUnseenSlices) return;
+  if (Condition* found = board->note(ConditionId::kUnseenKeys, rank, since_, facts.step);
+      found != nullptr && found->count++ == 0) {
+    found->value = static_cast<double>(facts.keys - facts.queries);
+    found->usual = static_cast<double>(facts.keys);
+    found->place = facts.layer;
+  }
 }
 
 void GradientRiseRule::observe(int64_t step, double norm, int64_t rank, ConditionBoard* board) {

@@ -30,7 +30,10 @@ enum class ConditionId : int {
   kOptimizerBeganAgain,
   kLoneLoss,
   kZeroLoss,
+  kZeroNorm,
+  kEarlyRise,
   kSameLosses,
+  kUnseenKeys,
   kGradientRise,
   kNoGradient,
   kZeroGradient,
@@ -88,8 +91,16 @@ inline constexpr int64_t kRateRise = 16;
 inline constexpr size_t kLoneWindow = 64;
 inline constexpr double kLoneFactor = 5;
 inline constexpr int kLoneAfter = 3;  // ordinary losses in a row after it: a spike has none
-// A loss and a gradient of exactly 0 in so many steps in a row. One batch without labels can occur by chance.
+// A gradient of exactly 0 in so many steps in a row. One batch without labels, or whose loss is at its bound,
+// can occur by chance. Rounding gives no exact 0: all values of the gradient would have to underflow.
 inline constexpr uint64_t kZeroLosses = 8;
+// Among the first kEarlySteps losses, kEarlyInRow in a row exceed the largest of the first kEarlyFirst losses
+// by a quarter of it. The window of loss_rules.h is not full then, and would learn the high losses. For
+// independent losses with an exponential tail (heavier than that of a mean over tokens), the largest of n = 8
+// is M with E[exp(-k M)] = n! k! / (n + k)!; k = 1.25 * 16 gives 3e-7 for a row of 16, and 8e-5 for a run.
+// Only negative log likelihoods count: the losses of adversaries may rise.
+inline constexpr uint64_t kEarlyFirst = 8, kEarlyInRow = 16, kEarlySteps = 256;
+inline constexpr double kEarlyFactor = 1.25;
 // After a restart at step 1, the weights went on if the first losses are nearer to the last losses before the
 // restart than a quarter of the whole fall of the loss. The fall must exceed kRestartSpread standard
 // deviations of the last losses, so that untrained weights (loss at its first level) can be distinguished.
@@ -104,6 +115,13 @@ inline constexpr double kRestartSpread = 6;
 // largest for q = 0.74: 1e-13.
 inline constexpr uint64_t kSameLosses = 64;
 inline constexpr uint64_t kSameLossChanges = 32;
+
+// Sampled backward calls without a mask in which the last sampled query sees the keys up to its own position,
+// though there are more keys than queries. Only a causal mask that begins at the first key does that: without
+// one the query sees all keys, and a mask that ends at the last key shows it key_length - query_length more.
+// So one call proves it, and chance cannot; kUnseenSlices leave out a single odd batch. Calls without a
+// gradient do not count: in generation, the keys beyond the queries may be empty places of a cache.
+inline constexpr uint64_t kUnseenSlices = 3;
 
 // The norm of the gradient is largest in the first steps of most trainings, and later changes by a few times.
 // It has risen if two medians of kRiseBlock norms in a row exceed the largest such median of the first half
@@ -163,11 +181,24 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
     {ConditionId::kZeroLoss, "zero_loss", ConditionKind::kLook, "",
      "loss and gradient norm are exactly 0 in 8 steps in a row", "8 steps",
      "check that the batches have labels that count"},
+    {ConditionId::kZeroNorm, "zero_norm", ConditionKind::kLook, "",
+     "the gradient norm is exactly 0 in 8 steps in a row, and the loss is not", "8 steps",
+     "look for a detach between the parameters and the loss, or for a gradient that underflows (fp16 without "
+     "a scaler)"},
+    {ConditionId::kEarlyRise, "early_rise", ConditionKind::kLook, "",
+     "among the first 256 losses, 16 in a row exceed the largest of the first 8 by a quarter", "16 steps",
+     "lower the learning rate, or lengthen the warm-up"},
     {ConditionId::kSameLosses, "same_losses", ConditionKind::kLook, "",
      "ranks whose weights are not divided have the same loss, bit for bit, in 64 steps in a row",
      "64 steps, and two looks at the weights",
      "check that each rank gets its own part of the data; equal losses are right if each rank computes the "
      "loss of all ranks' batches"},
+    {ConditionId::kUnseenKeys, "unseen_keys", ConditionKind::kLook, "",
+     "in 3 sampled backward calls with more keys than queries, a causal mask that begins at the first key "
+     "hides "
+     "the last keys from all queries",
+     "3 sampled calls",
+     "if the last query belongs to the last key, pass a mask that is aligned to it (causal_lower_right)"},
     {ConditionId::kGradientRise, "gradient_rise", ConditionKind::kLook, "",
      "the median gradient norm of 32 steps is 10 times the largest one of the first half of the run, twice "
      "in a "
@@ -261,7 +292,16 @@ struct StepFacts {
   std::optional<double> loss = {}, gradient_norm = {}, learning_rate = {};
   std::optional<uint64_t> skipped_steps = {};
   bool is_local_loss =
-      false;  // computed by this rank, and not a value that the training has reduced and logged
+      false;            // computed by this rank, and not a value that the training has reduced and logged
+  bool is_nll = false;  // of a function of torch that computes a negative log likelihood
+};
+
+// A sampled backward call of attention without a mask.
+struct AttentionFacts {
+  int64_t step = 0;
+  std::string layer;                         // label; "": unknown
+  int64_t last_position = 0, seen_keys = 0;  // of the last sampled query: its position, the keys that it sees
+  int64_t queries = 0, keys = 0;             // of the call
 };
 
 // Finds learning rates of 0, jumps, and schedules that run beyond their end.
@@ -331,20 +371,61 @@ class LoneLossRule {
   int after_ = 0;  // ordinary losses since the candidate
 };
 
-// Finds losses and gradients of exactly 0.
+// Finds gradients of exactly 0, with a loss of 0 or without.
 class ZeroLossRule {
  public:
   void observe(const StepFacts& facts, int64_t rank, ConditionBoard* board);
 
   template <class State>
   void fields(State& state) {
-    state(since_);
-    state(in_row_);
+    for (Row* row : {&both_, &norm_}) {
+      state(row->since);
+      state(row->length);
+    }
   }
 
  private:
+  struct Row {  // steps in a row
+    int64_t since = 0;
+    uint64_t length = 0;
+  };
+  static void extend(Row* row, bool holds, ConditionId id, int64_t step, int64_t rank, ConditionBoard* board);
+
+  Row both_, norm_;  // loss and gradient are 0; only the gradient is
+};
+
+// Finds losses that rise above their first values before the rules for loss events can see it.
+class EarlyRiseRule {
+ public:
+  void observe(int64_t step, double loss, int64_t rank, ConditionBoard* board);
+
+  template <class State>
+  void fields(State& state) {
+    for (uint64_t* number : {&known_, &in_row_}) state(*number);
+    state(most_first_);
+    state(since_);
+  }
+
+ private:
+  uint64_t known_ = 0, in_row_ = 0;  // losses so far; the last of them that are high
+  double most_first_ = 0;            // largest of the first losses
+  int64_t since_ = 0;                // step of the first of in_row_
+};
+
+// Finds causal attention that hides the last keys from all queries.
+class UnseenKeysRule {
+ public:
+  void observe(const AttentionFacts& facts, int64_t rank, ConditionBoard* board);
+
+  template <class State>
+  void fields(State& state) {
+    state(slices_);
+    state(since_);
+  }
+
+ private:
+  uint64_t slices_ = 0;
   int64_t since_ = 0;
-  uint64_t in_row_ = 0;
 };
 
 // Finds gradient norms that have risen and stay high.

@@ -27,9 +27,18 @@ void RunConditions::observe_step(int64_t rank, const StepFacts& facts, std::vect
   if (facts.skipped_steps) rules->skips.observe(facts.step, *facts.skipped_steps, rank, &board_);
   if (facts.loss) rules->lone_loss.observe(facts.step, *facts.loss, rank, &board_);
   rules->zero_loss.observe(facts, rank, &board_);
+  if (facts.loss && facts.is_nll) rules->early_rise.observe(facts.step, *facts.loss, rank, &board_);
   if (facts.gradient_norm) rules->gradient_rise.observe(facts.step, *facts.gradient_norm, rank, &board_);
   tensors_.observe_step(facts);
   same_losses_.observe(facts, rank, &board_);
+  append(board_.take_begun(), begun);
+}
+
+void RunConditions::observe_attention(int64_t rank, const AttentionFacts& facts,
+                                      std::vector<Condition>* begun) {
+  Rank* rules = rank_of(rank);
+  if (rules == nullptr) return;
+  rules->unseen_keys.observe(facts, rank, &board_);
   append(board_.take_begun(), begun);
 }
 

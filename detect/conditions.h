@@ -31,6 +31,8 @@ class RunConditions {
   void observe_step(int64_t rank, const StepFacts& facts, std::vector<Condition>* begun);
   // The gradient scaler has skipped `in_row` optimizer steps since `step`, the last step of the rank.
   void observe_skipped(int64_t rank, int64_t step, uint64_t in_row, std::vector<Condition>* begun);
+  // Takes a sampled backward call of a rank that has no mask.
+  void observe_attention(int64_t rank, const AttentionFacts& facts, std::vector<Condition>* begun);
   // Looks at a tensor of the run. The optimizer's facts must follow the tensor's facts for the same step.
   void observe_tensor(const TensorFacts& facts);
   void observe_optimizer(const OptimizerFacts& facts, std::vector<Condition>* begun);
@@ -54,6 +56,8 @@ class RunConditions {
     SkipRule skips;
     LoneLossRule lone_loss;
     ZeroLossRule zero_loss;
+    EarlyRiseRule early_rise;
+    UnseenKeysRule unseen_keys;
     GradientRiseRule gradient_rise;
     RestartRule restart;
 
@@ -63,6 +67,8 @@ class RunConditions {
       skips.fields(state);
       lone_loss.fields(state);
       zero_loss.fields(state);
+      early_rise.fields(state);
+      unseen_keys.fields(state);
       gradient_rise.fields(state);
       restart.fields(state);
     }

@@ -72,7 +72,8 @@ constexpr Value kDetectorNames[] = {"bias",
 constexpr Value kConditionNames[] = {
     "no_step_taken", "nothing_trained", "weights_nonfinite",     "steps_skipped", "rate_zero",
     "rate_jump",     "rate_comes_back", "optimizer_began_again", "lone_loss",     "zero_loss",
-    "same_losses",   "gradient_rise",   "no_gradient",           "zero_gradient", "weights_stuck"};
+    "zero_norm",     "early_rise",      "same_losses",           "unseen_keys",   "gradient_rise",
+    "no_gradient",   "zero_gradient",   "weights_stuck"};
 constexpr Value kConditionKinds[] = {"fault", "look"};
 
 // Label lists, in the order in which Registry::set takes the values. `run` and `rank` come first: the

@@ -212,6 +212,86 @@ TEST(Conditions, ALossAndAGradientOfExactlyZeroAreNamed) {
   EXPECT_EQ(sentence_of(training.only()), "loss and gradient are exactly 0 since step 41");
 }
 
+TEST(Conditions, AGradientOfZeroWithoutALossOfZeroIsNamed) {
+  Training training;
+  const auto step = [&](int64_t n, double norm) {
+    training.step({.step = n, .loss = 2.3, .gradient_norm = norm, .is_local_loss = true});
+  };
+  for (int64_t n = 1; n <= 40; ++n) step(n, n % 8 == 0 ? 1e-30 : 0);
+  EXPECT_EQ(training.name(), "");
+  for (int64_t n = 41; n <= 48; ++n) step(n, 0);
+  EXPECT_EQ(training.name(), "zero_norm");
+  EXPECT_EQ(sentence_of(training.only()),
+            "the gradient norm is exactly 0 since step 41, and the loss is not");
+  step(49, 1);
+  EXPECT_TRUE(training.only().is_over);
+}
+
+TEST(Conditions, ALossThatBlowsUpInTheFirstStepsIsNamed) {
+  Training training;
+  for (int64_t n = 1; n <= 600; ++n)
+    training.step({.step = n, .loss = n < 30 ? 1.65 - 0.01 * static_cast<double>(n) : 4.6, .is_nll = true});
+  EXPECT_EQ(training.name(), "early_rise");
+  EXPECT_EQ(training.begun.size(), 1u);
+  EXPECT_EQ(sentence_of(training.only()),
+            "the loss is above its first values since step 30: up to 4.6, the first ones were at most 1.64");
+  EXPECT_EQ(training.only().last_step, 600);
+}
+
+TEST(Conditions, FirstLossesOfSoundTrainingsAreNoRise) {
+  std::mt19937_64 engine(11);
+  std::normal_distribution<double> normal;
+  std::exponential_distribution<double> exponential;
+  for (int seed = 0; seed < 200; ++seed) {
+    Training noisy, tail, spikes, late, warm_up, adversary;
+    for (int64_t n = 1; n <= 600; ++n) {
+      const auto t = static_cast<double>(n);
+      const auto nll = [&](Training* of, double loss) {
+        of->step({.step = n, .loss = loss, .is_nll = true});
+      };
+      nll(&noisy, 2 + 0.4 * normal(engine));
+      nll(&tail, exponential(engine));
+      nll(&spikes, n % 40 < 10 && n > 20 ? 9 : 2);
+      nll(&late, n > 260 ? 4 : 2);  // found by the rules for loss events
+      nll(&warm_up, 2 + (n < 40 ? 0.01 * t : 0) - 1e-3 * t);
+      adversary.step({.step = n, .loss = 0.7 + 0.05 * t, .is_local_loss = true});
+    }
+    for (const Training* sound : {&noisy, &tail, &spikes, &late, &warm_up, &adversary})
+      ASSERT_NE(sound->name(), "early_rise");
+  }
+}
+
+// Backward calls of 64 queries and `keys` keys, in which a query sees so many more keys than its position.
+std::string name_of_causal(int64_t keys, int64_t more, int64_t calls = 8, std::string* sentence = nullptr) {
+  Training training;
+  for (int64_t n = 1; n <= calls; ++n) {
+    const int64_t last = 20 + n * 5 % 44;
+    training.conditions.observe_attention(0,
+                                          {.step = n,
+                                           .layer = "003",
+                                           .last_position = last,
+                                           .seen_keys = std::min(keys, last + more),
+                                           .queries = 64,
+                                           .keys = keys},
+                                          &training.begun);
+  }
+  if (sentence != nullptr) *sentence = sentence_of(training.only());
+  return training.name();
+}
+
+TEST(Conditions, KeysThatACausalMaskHidesFromAllQueriesAreNamed) {
+  std::string sentence;
+  EXPECT_EQ(name_of_causal(80, 1, 8, &sentence), "unseen_keys");
+  EXPECT_EQ(
+      sentence,
+      "causal attention hides the last 16 of 80 keys from all queries since step 1, first seen in layer 003");
+  EXPECT_EQ(name_of_causal(80, 1, 2), "");  // two odd batches
+  EXPECT_EQ(name_of_causal(64, 1), "");     // as many keys as queries
+  EXPECT_EQ(name_of_causal(48, 1), "");     // fewer
+  EXPECT_EQ(name_of_causal(80, 17), "");    // aligned to the last key
+  EXPECT_EQ(name_of_causal(80, 80), "");    // no causal mask
+}
+
 TEST(Conditions, AGradientNormThatRisesAndStaysIsNamed) {
   Training training;
   const auto norm = [](int64_t n) { return n < 600 ? 1.5 : 1.5 * std::exp((n - 600) / 60.0); };
