@@ -22,10 +22,11 @@ function fillHead() {
   byId('whole-note').textContent = report.events_note;
 }
 
+// The first columns are visible on a narrow page without scrolling: what each detector has said.
 function detectorTable() {
-  return table(['detector', 'what it finds', 'values', 'layers', 'moved', 'warned', 'last warning', 'how far it can be believed'], report.detectors.map((d) => [
-    d.detector, sentence(d.plain), d.values ? grouped(d.values) : element('span', { className: 'sure', textContent: 'none. ' + d.why_not }),
-    d.layers ? grouped(d.layers) : '–', grouped(d.watches), d.warnings ? element('span', {}, level('warn'), ' ' + grouped(d.warnings)) : '0',
+  return table(['detector', 'warned', 'moved', 'what it finds', 'values', 'layers', 'last warning', 'how far it can be believed'], report.detectors.map((d) => [
+    d.detector, d.warnings ? element('span', {}, level('warn'), ' ' + grouped(d.warnings)) : '0', grouped(d.watches), sentence(d.plain),
+    d.values ? grouped(d.values) : element('span', { className: 'sure', textContent: 'none. ' + d.why_not }), d.layers ? grouped(d.layers) : '–',
     known(d.last_warn_step) ? 'step ' + grouped(d.last_warn_step) : '–', element('span', { className: 'sure', textContent: d.sure })]));
 }
 

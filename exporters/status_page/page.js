@@ -242,7 +242,9 @@ async function poll() {
     if (await update()) setText(fresh, "live");
     fresh.className = "quiet";
   } catch (error) {
+    // The agent ends with its last run. What the page has is then the past, the state of the run included.
     setText(fresh, "agent not reachable; these are the last values");
+    if (ui.state?.state === "running") setText(byId("state"), "running when last seen");
     fresh.className = "quiet alarm";
     console.warn(error);
   }

@@ -145,6 +145,9 @@ def test_a_quiet_run_and_a_narrow_screen(page):
     assert tab.value("document.getElementById('verdict').className") == "good"
     assert "No loss event in 300 steps, and no detector warned." in tab.value("document.body.innerText")
     assert tab.value("document.documentElement.scrollWidth") <= 390, "nothing makes a phone scroll sideways"
+    seen = "document.querySelector('#detectors th:nth-child({})').getBoundingClientRect()"
+    assert tab.value("document.querySelector('#detectors th:nth-child(2)').textContent") == "warned"
+    assert tab.value(seen.format(3) + ".right") < 390, "what a detector has said is seen without scrolling"
 
 
 @NEEDS_BROWSER

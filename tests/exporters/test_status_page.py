@@ -494,5 +494,6 @@ def test_an_agent_that_has_gone_is_said_to_be(serve, tab):
     tab.wait_for("byId('fresh').textContent === 'live'")
     tab.value("window.fetch = () => Promise.reject(new Error('gone'))")
     tab.wait_for("byId('fresh').textContent === 'agent not reachable; these are the last values'")
+    assert tab.value("byId('state').textContent") == "running when last seen", "whether it still runs is not known"
     assert len(rows(tab, "Layers")) == 3
     tab.leave()
