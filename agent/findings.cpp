@@ -11,6 +11,7 @@
 #include "agent/text.h"
 #include "detect/detector.h"
 #include "segment/layout.h"
+#include "shadow/written_out.h"
 
 namespace foreshock {
 namespace {
@@ -51,7 +52,7 @@ std::string percent_text(double ratio) {
 // Describes what is wrong with a tensor: "dQ is wrong by up to 5 % (up to 20 times the error of fused
 // attention, 12 times in the last samples)". `alarm`: LayerAlarm::kind. The largest size and that of the last
 // samples are both named where they differ.
-std::string fault_text(const Finding& finding, const std::string& alarm) {
+std::string fault_text(const Finding& finding, const std::string& alarm, const PassStatistics& statistics) {
   const std::string tensor = name_of_tensor(static_cast<uint32_t>(finding.tensor));
   if (alarm == "nonfinite") return tensor + " has NaN or Inf where the fp64 reference has none";
   if (alarm == "bias")
@@ -66,7 +67,7 @@ std::string fault_text(const Finding& finding, const std::string& alarm) {
   if (alarm == "conservation")
     return "the sum of " + tensor + " over all keys is wrong by " + size + " its rounding error" + now;
   if (alarm == "log_sum_exp") return "the log-sum-exp is wrong by " + size + " its rounding error" + now;
-  size += " the error of fused attention" + now;
+  size += std::string(" the error of ") + yardstick_of(statistics.judged, statistics.written_out) + now;
   if (!finding.relative_error) return tensor + " is wrong by " + size;
   return tensor + " is wrong by " + percent_text(*finding.relative_error) + " (" + size + ")";
 }
@@ -109,7 +110,7 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
                                           is_stored ? &past->second : nullptr, Severity::kAlarm);
       finding.now = alarm.value;
       finding.text = place_of(alarm.layer->label, on_rank(ranks, *rank)) + ": " +
-                     fault_text(finding, alarm.kind) +
+                     fault_text(finding, alarm.kind, statistics) +
                      (is_stored ? " since step " + std::to_string(finding.since_step) : "") +
                      last_seen_text(alarm, *rank);
       findings->push_back(std::move(finding));
@@ -122,9 +123,10 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
         if (kind == "bias" && past.slices < BiasPool::kSlices) continue;
         if (!seen.insert({&layer, tensor, kind}).second) continue;
         Finding finding = attention_finding(*rank, layer, tensor, kind, &past, Severity::kPastAlarm);
-        finding.text = place_of(layer.label, on_rank(ranks, *rank)) + ": " + fault_text(finding, kind) +
-                       " in steps " + std::to_string(past.first_step) + " to " +
-                       std::to_string(past.last_step) + ", not since";
+        finding.text = place_of(layer.label, on_rank(ranks, *rank)) + ": " +
+                       fault_text(finding, kind, statistics) + " in steps " +
+                       std::to_string(past.first_step) + " to " + std::to_string(past.last_step) +
+                       ", not since";
         findings->push_back(std::move(finding));
       }
     });
@@ -165,13 +167,15 @@ void add_overall(const Ranks& ranks, const PassTotals (&passes)[2], std::vector<
       finding->now = max_of((*wrong)->pass[pass].fused_ratio);
       finding->unit = "times";
       finding->rank = (*wrong)->identity.rank;
-      finding->text = "all layers" + on_rank(ranks, **wrong) + ": " + fault_text(*finding, "fused_ratio");
+      finding->text = "all layers" + on_rank(ranks, **wrong) + ": " +
+                      fault_text(*finding, "fused_ratio", (*wrong)->pass[pass]);
     } else if (const RankStatistics* biased = biased_rank(ranks, pass)) {
       Finding* finding = add(FindingKind::kAttentionBias, Severity::kWholePass);
       finding->now = biased->pass[pass].bias.bias()->ulp;
       finding->unit = "ulp";
       finding->rank = biased->identity.rank;
-      finding->text = "all layers" + on_rank(ranks, *biased) + ": " + fault_text(*finding, "bias");
+      finding->text =
+          "all layers" + on_rank(ranks, *biased) + ": " + fault_text(*finding, "bias", biased->pass[pass]);
     }
   }
 }
@@ -303,6 +307,43 @@ void add_loss(const Ranks& ranks, std::vector<Finding>* findings) {
   }
 }
 
+// Scores from which one rounding to the format of the scores changes a weight by a factor of e or more, so
+// that a kernel that rounds its scores may overflow. Kernels that do not round them are judged up to
+// kScoresAreNoise.
+double large_scores(DType dtype) {
+  return dtype == DType::kBf16 ? 0x1p8 : dtype == DType::kFp16 ? 0x1p11 : 0x1p22;
+}
+
+// NaN or Inf in attention within these steps after the onset of a loss event may follow from it. The loss and
+// attention are seen at different steps: the latter in sampled ones only.
+constexpr int64_t kConsequenceSteps = 64;
+
+// A training that diverges raises its scores until they overflow. Where a loss event began before attention
+// had NaN or Inf, and the scores of the layer are large, the loss event is the headline, and the NaN its
+// consequence.
+void note_consequences(const Ranks& ranks, std::vector<Finding>* findings) {
+  std::vector<int64_t> onsets;
+  for (const Finding& each : *findings)
+    if (each.kind == FindingKind::kLossDiverged || each.kind == FindingKind::kLossSpike)
+      onsets.push_back(each.since_step);
+  for (Finding& finding : *findings) {
+    if (finding.kind != FindingKind::kNonfiniteAttention || finding.since_step < 0) continue;
+    const auto precedes = [&](int64_t onset) {
+      return onset < finding.since_step && finding.since_step - onset <= kConsequenceSteps;
+    };
+    const auto onset = std::find_if(onsets.begin(), onsets.end(), precedes);
+    const bool has_large_scores = std::any_of(ranks.begin(), ranks.end(), [&](const RankStatistics* rank) {
+      if (rank->identity.rank != finding.rank) return false;
+      const auto found = rank->layers.find(finding.layer);
+      const LayerStatistics& layer = found != rank->layers.end() ? found->second : rank->unnamed;
+      return max_of(layer.scores.logit).value_or(0) >= large_scores(layer.pass[0].dtype);
+    });
+    if (onset == onsets.end() || !has_large_scores) continue;
+    finding.severity = Severity::kConsequence;
+    finding.text += ", after the loss event at step " + std::to_string(*onset) + ": its scores are too large";
+  }
+}
+
 // Adds the conditions that are certainly faults.
 void add_conditions(const Ranks& ranks, std::vector<Finding>* findings) {
   const auto kind_of_condition = [](ConditionId id) {
@@ -328,6 +369,7 @@ std::vector<Finding> findings_of(const Ranks& ranks, const Weights* weights, con
   add_replicas(ranks, weights, &findings);
   add_loss(ranks, &findings);
   add_conditions(ranks, &findings);
+  note_consequences(ranks, &findings);
   // An unknown onset (-1) comes last among equals.
   const auto order = [](const Finding& finding) {
     return std::pair(finding.severity, static_cast<uint64_t>(finding.since_step));

@@ -98,7 +98,8 @@ enum class Severity : int {
   kWholePass,
   kPastAlarm,
   kSpike,
-  kRise
+  kRise,
+  kConsequence  // NaN or Inf in attention that follows from large scores after a loss event
 };
 
 struct Finding {

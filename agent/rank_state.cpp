@@ -12,6 +12,7 @@
 #include "detect/detector.h"
 #include "exporters/http_routes.h"
 #include "segment/layout.h"
+#include "shadow/written_out.h"
 
 namespace foreshock {
 
@@ -318,8 +319,10 @@ bool has_no_comparable_column(const SliceDeviation& deviation) {
          deviation.rows_not_comparable > 0;
 }
 
-void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, PassStatistics* pass) {
+void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, bool is_written_out,
+              PassStatistics* pass) {
   pass->judged += !has_no_comparable_column(deviation);
+  pass->written_out += is_written_out && !has_no_comparable_column(deviation);
   pass->last_step = cluster.step;
   pass->partial += deviation.partial;
   pass->with_partial_rows += deviation.partial_rows > 0;
@@ -586,7 +589,8 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   // The bias pools treat slices with equal clusters as dependent, since these may share keys and values.
   const BiasCluster cluster = {slot.batch, slot.kv_head, slot.step, rank->identity.rank};
   const uint32_t tensor = slot.columns == 1 ? static_cast<uint32_t>(deviation.tensor) : slot.pass;
-  add_pass(deviation, cluster, &statistics_of(tensor, rank));
+  const bool is_plain = is_written_out(rank->operation_of(slot));
+  add_pass(deviation, cluster, is_plain, &statistics_of(tensor, rank));
   statistics_of(tensor, rank).dtype = static_cast<DType>(slot.dtype);
   if (slot.pass == 0) add_scores(deviation, &rank->scores);
   if (!is_key_gradient(tensor)) add_to_history(slot, deviation, rank);  // histories show slices of rows only
@@ -599,7 +603,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   // A layer is counted at its first slice, hence before add_pass(), which makes `judged` positive.
   if (!is_key_gradient(tensor))
     rank->layers_judged[slot.pass] += named_layer != nullptr && named_layer->pass[slot.pass].judged == 0;
-  add_pass(deviation, cluster, &statistics_of(tensor, &statistics));
+  add_pass(deviation, cluster, is_plain, &statistics_of(tensor, &statistics));
   statistics_of(tensor, &statistics).dtype = static_cast<DType>(slot.dtype);
   // In a slice of key positions, slot.keys is the number of query rows.
   if (slot.columns == 1) statistics_of(tensor, &statistics).query_rows = slot.keys;

@@ -101,6 +101,7 @@ struct PastAlarm {
 // backward pass. Windows and pools (of signed errors) have the last 64 values; the rest covers all slices.
 struct PassStatistics {
   uint64_t judged = 0;         // checked slices
+  uint64_t written_out = 0;    // those of attention that is written out (shadow/written_out.h)
   DType dtype = DType::kNone;  // format of the last slice; kNone: none yet
   // Slices with NaN or Inf; for a layer's dQ, also slices of key positions whose call has NaN or Inf in dQ.
   uint64_t nonfinite = 0;

@@ -19,6 +19,7 @@
 #include "agent/totals.h"
 #include "detect/detector.h"
 #include "segment/layout.h"
+#include "shadow/written_out.h"
 
 namespace foreshock {
 namespace {
@@ -92,10 +93,20 @@ std::string duration_text(const Ranks& ranks) {
 uint64_t steps_of(const RankStatistics& rank) { return rank.steps + rank.steps_lost; }
 uint64_t step_restarts_of(const RankStatistics& rank) { return rank.step_restarts; }
 
+// Returns the most steps of a rank. A process that was started again continues the steps of the one before
+// it, or counts from 1; either way both have trained.
+uint64_t steps_trained(const Ranks& ranks) {
+  std::map<int32_t, uint64_t> steps;
+  uint64_t most = 0;
+  for (const RankStatistics* rank : ranks)
+    most = std::max(most, steps[rank->identity.rank] += steps_of(*rank));
+  return most;
+}
+
 // Returns the first line, with the verdict at the right edge. If the verdict does not fit two spaces after
 // the rest, it gets a second line.
 std::string headline(const SummaryInput& input, const std::string& verdict) {
-  const uint64_t steps = max_over(input.ranks, steps_of);
+  const uint64_t steps = steps_trained(input.ranks);
   std::string left = "foreshock  " + printable(input.run) + " " + name_of(input.state) + ", " +
                      processes_text(input.ranks) + counted(steps, "step", "steps") +
                      duration_text(input.ranks);
@@ -103,6 +114,13 @@ std::string headline(const SummaryInput& input, const std::string& verdict) {
   if (left.size() > left_columns) return left + "\n" + std::string(left_columns + 2, ' ') + verdict + "\n";
   left.resize(left_columns + 2, ' ');
   return left + verdict + "\n";
+}
+
+// A training that failed was healthy as far as it was seen: why it failed is not known here.
+std::string verdict_text(const SummaryInput& input, const Verdict& verdict, size_t looks) {
+  const bool is_cut = verdict.is_healthy && input.state == RunState::kFailed;
+  return headline_with_looks(is_cut ? "healthy until it failed" : verdict.headline, verdict.is_healthy,
+                             looks);
 }
 
 std::string ratio_text(const std::optional<double>& ratio) { return formatted("%.2fx", ratio); }
@@ -139,7 +157,7 @@ std::string evidence_text(const Ranks& ranks, const AttentionInventory& layers,
   return text;
 }
 
-// Returns the mean error of dK or dV, divided by that of fused attention. Ranks are weighted by their slices.
+// Returns the mean error of dK or dV, divided by that of the yardstick. Ranks are weighted by their slices.
 std::optional<double> key_ratio(const Ranks& ranks, JudgedTensor tensor) {
   WeightedMean ratio;
   for (const RankStatistics* rank : ranks)
@@ -157,8 +175,14 @@ std::string keys_entry(const Ranks& ranks) {
   const auto key = key_ratio(ranks, JudgedTensor::kGradKey),
              value = key_ratio(ranks, JudgedTensor::kGradValue);
   if (!key && !value) return "";
-  return entry("", "mean error " + ratio_text(key) + " dK, " + ratio_text(value) +
-                       " dV of fused attention (alarm above " +
+  uint64_t slices = 0, written_out = 0;
+  for (const RankStatistics* rank : ranks)
+    if (const PassStatistics* keys = statistics_of(*rank, static_cast<uint32_t>(JudgedTensor::kGradKey))) {
+      slices += keys->judged;
+      written_out += keys->written_out;
+    }
+  return entry("", "mean error " + ratio_text(key) + " dK, " + ratio_text(value) + " dV of " +
+                       yardstick_of(slices, written_out) + " (alarm above " +
                        formatted("%g", ratio_limit(2, dtype_of(ranks, 1), 0)) + ")");
 }
 
@@ -181,12 +205,15 @@ std::string attention_entries(const Ranks& ranks, const AttentionInventory& laye
   if (passes[0].calls + passes[1].calls == 0)
     return entry("attention", passes[0].is_damaged ? "unknown" : "no call seen");
   std::string out;
+  const char* yardstick = passes[passes[0].ratio ? 0 : 1].yardstick;
+  if (passes[0].ratio && passes[1].ratio && std::string_view(yardstick) != passes[1].yardstick)
+    yardstick = yardstick_of(0, 0);
   if (passes[0].ratio || passes[1].ratio)
     out = entry("attention", "mean error " + ratio_text(passes[0].ratio) + " forward, " +
-                                 ratio_text(passes[1].ratio) +
-                                 " backward (dQ) of fused attention (alarm above " +
-                                 formatted("%g", ratio_limit(0, dtype_of(ranks, 0), 0)) + " forward, " +
-                                 formatted("%g", ratio_limit(1, dtype_of(ranks, 1), 0)) + " backward)") +
+                                 ratio_text(passes[1].ratio) + " backward (dQ) of " + yardstick +
+                                 " (alarm above " + formatted("%g", ratio_limit(0, dtype_of(ranks, 0), 0)) +
+                                 " forward, " + formatted("%g", ratio_limit(1, dtype_of(ranks, 1), 0)) +
+                                 " backward)") +
           keys_entry(ranks);
   out += entry(out.empty() ? "attention" : "", evidence_text(ranks, layers, passes));
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
@@ -298,7 +325,8 @@ std::string gradient_text(const Ranks& ranks) {
   if (!norm && layers.empty()) return "";
   std::string text = norm ? "norm " + formatted("%.4g", *norm) + " before clipping at the last step" : "";
   if (!layers.empty()) return text + (text.empty() ? "" : "; ") + "not finite at times in layer " + layers;
-  return text + (ranks[0]->nonfinite_gradient == 0 ? ", all finite" : "");
+  const uint64_t steps = max_over(ranks, [](auto& rank) { return rank.nonfinite_gradient; });
+  return text + (steps == 0 ? ", all finite" : ", not finite in " + counted(steps, "step", "steps"));
 }
 
 // Names the detectors that have warned, with the number of their warnings.
@@ -791,7 +819,7 @@ std::string summary_text(const SummaryInput& input) {
   const AttentionInventory layers = inventory_of(input.ranks);
   const Verdict verdict = verdict_of(findings, layers, passes);
   const std::vector<Condition> looks = looks_of(input.ranks);
-  std::string out = headline(input, headline_with_looks(verdict.headline, verdict.is_healthy, looks.size()));
+  std::string out = headline(input, verdict_text(input, verdict, looks.size()));
   for (size_t n = 0; n < std::min(findings.size(), kMostFindings); ++n) {
     // The action of a kind is printed once.
     const bool is_known = n > 0 && findings[n].kind == findings[n - 1].kind;
@@ -835,8 +863,8 @@ std::string summary_line(const SummaryInput& input) {
     if (rank->last_step.sequence != 0) step = std::max(step, rank->last_step.step);
   return line + "  step " + (step < 0 ? "unknown" : grouped(static_cast<uint64_t>(step))) + "  loss " +
          formatted("%.4g", input.ranks[0]->last_loss) + "  error " + ratio_text(passes[0].ratio) + ", " +
-         ratio_text(passes[1].ratio) + "  " +
-         headline_with_looks(verdict.headline, verdict.is_healthy, looks_of(input.ranks).size()) + "\n";
+         ratio_text(passes[1].ratio) + "  " + verdict_text(input, verdict, looks_of(input.ranks).size()) +
+         "\n";
 }
 
 }  // namespace foreshock

@@ -1,12 +1,14 @@
 #include "agent/totals.h"
 
 #include "segment/layout.h"
+#include "shadow/written_out.h"
 
 namespace foreshock {
 
 PassTotals totals_of(const Ranks& ranks, uint32_t pass) {
   PassTotals totals;
   WeightedMean ratio;
+  uint64_t slices = 0, written_out = 0;
   for (const RankStatistics* rank : ranks) {
     const PassStatistics& statistics = rank->pass[pass];
     totals.calls += rank->calls(pass);
@@ -22,7 +24,10 @@ PassTotals totals_of(const Ranks& ranks, uint32_t pass) {
     totals.is_damaged = totals.is_damaged || rank->is_damaged || rank->steps_damaged > 0 ||
                         rank->lost[pass][static_cast<uint32_t>(segment::Lost::kDamaged)] > 0;
     ratio.add(mean_of(statistics.fused_ratio), rank->judged[pass]);
+    slices += statistics.judged;
+    written_out += statistics.written_out;
   }
+  totals.yardstick = yardstick_of(slices, written_out);
   totals.ratio = ratio.value();
   return totals;
 }

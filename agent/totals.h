@@ -20,9 +20,11 @@ using Ranks = std::vector<const RankStatistics*>;
 struct PassTotals {
   uint64_t calls = 0, unsampled = 0, sampled = 0, judged = 0, nonfinite = 0;
   std::map<std::string, uint64_t> skipped, lost;  // by reason
-  std::optional<double> ratio;  // mean error / error of fused attention, in each rank's last 64 values
-  bool is_compared = false;     // an output was compared (of calls with dropout only the scores are compared)
-  bool is_damaged = false;      // slices, steps or the file of a rank are damaged
+  // Mean error of the kernel divided by that of `yardstick`, in each rank's last 64 values.
+  std::optional<double> ratio;
+  const char* yardstick = "";  // yardstick_of() the slices of all ranks
+  bool is_compared = false;    // an output was compared (of calls with dropout only the scores are compared)
+  bool is_damaged = false;     // slices, steps or the file of a rank are damaged
 };
 
 class WeightedMean {

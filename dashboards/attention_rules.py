@@ -65,7 +65,7 @@ def deviation(limits: dict, verdict: dict) -> Alert:
         # The detector is deviation_forward or deviation_backward.
         "The error of {{ $labels.pass }} attention is above its limit" + where('(printf "deviation_%s" $labels.pass)')
         + AT_STEP + '. The limit is {{ if eq $labels.pass "forward" }}'
-        f'{verdict["forward"]}{{{{ else }}}}{verdict["backward"]}{{{{ end }}}} times the error of fused attention in'
+        f'{verdict["forward"]}{{{{ else }}}}{verdict["backward"]}{{{{ end }}}} times the error of sound attention in'
         " the same precision, and twice that in fp32 and fp64. dK, dV and the log-sum-exp have limits of their own; the"
         " run's page names the tensor. The kernel computes less exactly than its precision explains. First look at the"
         " panel 'Worst error ratio' of the fleet dashboard. If one process rank alone is high, test its device"

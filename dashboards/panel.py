@@ -37,7 +37,7 @@ PER_SECOND = "cps"
 NO_UNIT = "none"  # norms, weights, learning rates, step numbers and states
 
 # The definition of the error ratio in the descriptions of panels.
-DEVIATION = "error of the kernel divided by the error of fused attention in the same precision"
+DEVIATION = "error of the kernel divided by the error of sound attention in the same precision"
 
 
 class Query(typing.NamedTuple):

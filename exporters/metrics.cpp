@@ -189,8 +189,10 @@ constexpr MetricInfo kTable[] = {
      "L2 norm of (kernel - fp64 reference) divided by the L2 norm of the reference, per row of the output "
      "(forward) or of dQ (backward): mean and largest of the last 64 samples."},
     {kAttentionDeviationRatio, "foreshock_attention_fused_ratio", kGauge, "ratio", kRankPassMeanMax,
-     "Error of the kernel divided by the error of fused attention in the same precision on the same "
-     "inputs: mean and largest of the last 64 samples. Usual is near 1."},
+     "Error of the kernel divided by the error of sound attention in the same precision on the same inputs "
+     "(fused; of attention that is written out in PyTorch operations: plain): mean and largest of the last "
+     "64 "
+     "samples. Usual is near 1."},
     {kAttentionBiasUlp, "foreshock_attention_bias_ulp", kGauge, "ulp", kRankPassOf,
      "Mean signed error of the output (forward) or of dQ (backward), positive away from zero, over the last "
      "64 samples. The rounded reference is the control."},

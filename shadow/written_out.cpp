@@ -33,4 +33,9 @@ void allow_for_operation(std::string_view op, SliceDeviation* deviation) {
     ratio.reset();
 }
 
+const char* yardstick_of(uint64_t slices, uint64_t written_out) {
+  if (slices == 0 || (written_out > 0 && written_out < slices)) return "sound attention";  // unknown, or both
+  return written_out == 0 ? "fused attention" : "plain attention rounded as this one";
+}
+
 }  // namespace foreshock

@@ -2,6 +2,7 @@
 #ifndef FORESHOCK_SHADOW_WRITTEN_OUT_H_
 #define FORESHOCK_SHADOW_WRITTEN_OUT_H_
 
+#include <cstdint>
 #include <string_view>
 
 namespace foreshock {
@@ -18,6 +19,10 @@ bool is_written_out(std::string_view op);
 // of that to plain attention divided by the root of this number; absent if either is. Removes floor_bias,
 // without which a bias gives no alarm: rounded scores are biased towards equal weights.
 void allow_for_operation(std::string_view op, SliceDeviation* deviation);
+
+// Returns what the errors of `slices` slices are compared with, `written_out` of them of written-out
+// attention, as the end of "the error of ...". Every text about such an error takes the words from here.
+const char* yardstick_of(uint64_t slices, uint64_t written_out);
 
 }  // namespace foreshock
 

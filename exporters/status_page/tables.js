@@ -59,7 +59,7 @@ const slowdownCell = (rank) => ({ text: percent(rank.slowdown_ratio), alarm: isA
 
 const passOf = (rank, pass) => rank.attention?.[pass] ?? {};
 // `layer` null: any layer. `of`: what exceeds its limit, fused_ratio or bias. The error ratio is
-// fused_ratio, the error over that of fused attention.
+// fused_ratio, the error over that of sound attention.
 const hasAlarm = (rank, layer, pass, of) =>
   (rank.alarms || []).some((a) => (layer === null || a.layer === layer) && a.pass === pass && a.of === of);
 const ratioCell = (rank, layer, pass, value) => ({ text: fixed(value, 2), alarm: hasAlarm(rank, layer, pass, "fused_ratio") });

@@ -71,6 +71,21 @@ TEST(Findings, SizesBeyondAMeaningAreNotPrinted) {
   EXPECT_THAT(found[0].text, HasSubstr("wrong by more than 100 % (more than 1000 times the error"));
 }
 
+TEST(Findings, AnErrorIsComparedWithWhatTheOperationMayHave) {
+  RankStatistics rank = rank_at(40);
+  for (int64_t step = 1; step <= 40; ++step) add_slice(step, 20, 0.05, &rank);
+  PassStatistics& backward = rank.layer_of("001")->pass[1];
+  const auto text = [&](uint64_t judged, uint64_t written_out) {
+    backward.judged = judged;
+    backward.written_out = written_out;
+    return findings({&rank}).at(0).text;
+  };
+  EXPECT_THAT(text(40, 0), HasSubstr("20 times the error of fused attention) since"));
+  EXPECT_THAT(text(40, 40), HasSubstr("20 times the error of plain attention rounded as this one) since"));
+  EXPECT_THAT(text(40, 7), HasSubstr("20 times the error of sound attention) since"));
+  EXPECT_THAT(text(0, 0), HasSubstr("20 times the error of sound attention) since")) << "of an earlier agent";
+}
+
 TEST(Findings, AmongEqualsTheFirstOnsetComesFirst) {
   RankStatistics rank = rank_at(100);
   for (const auto& [label, first] : {std::pair("000", 72), std::pair("001", 3), std::pair("002", 40)}) {
@@ -118,6 +133,36 @@ TEST(Findings, TheCauseOfALossEventIsWhatChangedBefore) {
   found = findings({&rank});
   ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(found[0].text, "loss diverged at step 301");
+}
+
+// Scores that overflow follow from a divergence. Without large scores, or before it, NaN is a fault of its
+// own.
+TEST(Findings, NanAfterADivergenceIsAConsequenceWhereScoresAreLarge) {
+  RankWatch watch;
+  watch_divergence(0.3, &watch);
+  const auto headline = [&](double score, int64_t nan_since, std::string* last = nullptr) {
+    RankStatistics rank = rank_at(500);
+    rank.watch = &watch;
+    LayerStatistics* layer = rank.layer_of("001");
+    layer->label = "001";
+    layer->pass[0].dtype = DType::kBf16;
+    layer->scores.logit.add(score);
+    layer->pass[0].past["nonfinite"] = {nan_since, nan_since + 9, std::nullopt};
+    const std::vector<Finding> found = findings({&rank});
+    EXPECT_EQ(found.size(), 2u);
+    if (last != nullptr) *last = found.back().text;
+    const PassTotals passes[2] = {};
+    return verdict_of(found, inventory_of({&rank}), passes).headline;
+  };
+  std::string last;
+  EXPECT_EQ(headline(4e4, 307, &last), "LOSS DIVERGED");
+  EXPECT_THAT(last,
+              HasSubstr("NaN or Inf where the fp64 reference has none in steps 307 to 316, not since, after "
+                        "the loss event at step 301: its scores are too large"));
+  EXPECT_EQ(headline(20, 307), "ATTENTION FAULT");
+  EXPECT_EQ(headline(4e4, 300), "ATTENTION FAULT");
+  EXPECT_EQ(headline(4e4, 301), "ATTENTION FAULT");
+  EXPECT_EQ(headline(4e4, 400), "ATTENTION FAULT");
 }
 
 TEST(Findings, AnExperimentalDetectorIsNeverACause) {

@@ -173,6 +173,42 @@ TEST(Summary, SaysHowMuchWasJudgedByTheGradientsOfKeys) {
   EXPECT_THAT(text, Not(HasSubstr("not checked")));
 }
 
+TEST(Summary, ErrorsAreComparedWithWhatTheOperationsMayHave) {
+  RankStatistics rank = rank_with_keys(1.25, 1.5);
+  for (PassStatistics* each :
+       {&rank.pass[0], &rank.pass[1], &statistics_of(2, &rank), &statistics_of(3, &rank)})
+    each->written_out = each->judged;
+  const std::string text = unwrapped(text_of(rank));
+  EXPECT_THAT(text, HasSubstr("0.56x backward (dQ) of plain attention rounded as this one (alarm"));
+  EXPECT_THAT(text, HasSubstr("1.50x dV of plain attention rounded as this one (alarm"));
+  EXPECT_THAT(text, Not(HasSubstr("fused attention")));
+  rank.pass[0].written_out = 7;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("0.56x backward (dQ) of sound attention (alarm"));
+}
+
+TEST(Summary, StepsOfARankAreThoseOfAllItsProcesses) {
+  const RankStatistics first = healthy_rank(), again = healthy_rank(), other = healthy_rank(1);
+  EXPECT_THAT(summary_text(input_of({&first, &again, &other})),
+              HasSubstr("2 ranks in 3 processes, 344 steps"));
+}
+
+TEST(Summary, ATrainingThatFailedIsHealthyOnlyUntilThen) {
+  const RankStatistics rank = healthy_rank();
+  SummaryInput input = input_of({&rank});
+  input.state = RunState::kFailed;
+  EXPECT_THAT(summary_text(input), HasSubstr("demo failed, 172 steps in 70 s"));
+  EXPECT_THAT(summary_text(input), HasSubstr("  healthy until it failed\n"));
+  EXPECT_THAT(summary_line(input), testing::EndsWith("  healthy until it failed\n"));
+}
+
+TEST(Summary, GradientsThatWereNotFiniteOnAnyRankAreCounted) {
+  RankStatistics first = healthy_rank(), second = healthy_rank(1);
+  EXPECT_THAT(summary_text(input_of({&first, &second})), HasSubstr("at the last step, all finite"));
+  second.nonfinite_gradient = 2;
+  EXPECT_THAT(unwrapped(summary_text(input_of({&first, &second}))),
+              HasSubstr("at the last step, not finite in 2 steps"));
+}
+
 TEST(Summary, NamesTheGradientThatIsWrong) {
   RankStatistics rank = rank_with_keys(1.25, 1.5);
   PassStatistics& keys = statistics_of(2, rank.layer_of("001"));
@@ -336,7 +372,7 @@ TEST(Summary, SeveralRanksAreListedAndCounted) {
   const RankStatistics before = healthy_rank();
   ranks.insert(ranks.begin(), &before);
   const std::string text = summary_text(input_of(ranks));
-  EXPECT_THAT(text, HasSubstr("6 ranks in 7 processes (2 attempts), 172 steps"));
+  EXPECT_THAT(text, HasSubstr("6 ranks in 7 processes (2 attempts), 344 steps"));
   EXPECT_THAT(unwrapped(text), HasSubstr("ended early rank 3 at step 120, of 172"));
   EXPECT_THAT(text, HasSubstr("and 3 processes more"));
   EXPECT_LE(longest_line(text), kSummaryColumns) << text;
