@@ -24,6 +24,8 @@ constexpr size_t kMostLayersNamed = 3;  // in one text
 constexpr uint32_t kPassingReasons =
     1u << 0 /* budget */ | 1u << 1 /* ring_full */ | 1u << 4 /* nested */ | 1u << 13 /* set_up */;
 
+constexpr uint32_t kOff = 1u << 9;  // samples are switched off: of all calls, or of the math path
+
 // The same for slices of key positions (dK and dV).
 constexpr uint32_t kPassingColumns =
     1u << segment::kColumnsTaken | 1u << segment::kColumnsNotChosen | 1u << segment::kColumnsRingFull;
@@ -242,7 +244,7 @@ class Table {
             segment::text_of(rank->ops[op].name) == "_scaled_dot_product_attention_math")
           math_path += rank->totals.calls[op];
     }
-    if (pass == 0 && math_path > 0) return {GapCause::kMathPath, ""};
+    if (pass == 0 && math_path > 0 && (skipped & kOff) != 0) return {GapCause::kMathPath, ""};
     const GapCause unseen = pass == 0 ? GapCause::kNotHooked : GapCause::kNoBackwardSeen;
     if (layer.is_excluded[pass]) return {unseen, ""};
     if (unattributed > 0) return {GapCause::kUnattributed, ""};
@@ -343,7 +345,7 @@ std::string text_of(const CoverageGap& gap) {
     case GapCause::kNotHooked:
       return text + "no call reached a hook. Add foreshock.tap to this attention: docs/coverage.md";
     case GapCause::kMathPath:
-      return text + "calls take PyTorch's unfused path. Give --math-path on";
+      return text + "calls take PyTorch's unfused path, and --math-path is off";
     case GapCause::kNoBackwardSeen:
       return text + "its backward pass reached no hook. Add foreshock.tap in its backward: docs/coverage.md";
     case GapCause::kUnattributed:

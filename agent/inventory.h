@@ -18,7 +18,7 @@ namespace foreshock {
 // Why a tensor of an attention layer was never compared with the reference. The first that applies is given.
 enum class GapCause {
   kNotHooked,       // no call of the layer reached a hook
-  kMathPath,        // calls took torch's unfused path, which is only counted without --math-path
+  kMathPath,        // calls took torch's unfused path, which is only counted with --math-path off
   kNoBackwardSeen,  // the forward pass was seen, but the backward pass of the layer reached no hook
   kUnattributed,    // calls were checked whose layer is unknown; some of them may belong to this layer
   kSkipped,         // the layer's calls, or calls without a known layer, are skipped for a reason

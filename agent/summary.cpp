@@ -577,8 +577,7 @@ void add_attention_notes(const Ranks& ranks, const AttentionInventory& layers, c
     notes->emplace_back("math path",
                         grouped(math_path) +
                             " forward calls that no fused kernel takes (dropout, some masks, values "
-                            "of another head size); their backward is not counted; --math-path "
-                            "on samples them");
+                            "of another head size); their backward is counted in sampled steps only");
 }
 
 void add_graph_notes(const Ranks& ranks, Notes* notes) {

@@ -42,7 +42,7 @@ constexpr Coverage kCoverage[] = {
     {"measured", "weights in fp32, bf16, fp16; replicas under DDP and HSDP are compared bit for bit"},
     {"untried",
      "on a real device: flash-attn 2.7 and 3, xformers, Transformer Engine 2.0 to 2.20 (docs/coverage.md)"},
-    {"optional", "the unfused path (dropout > 0 on the CPU, some masks): sampled with --math-path on"},
+    {"optional", "the unfused path (dropout > 0 on the CPU, some masks), unless --math-path is off"},
     {"counted", "fused attention on other devices, and skipped calls, with the reason"},
     {"unseen", "FlexAttention and attention written by hand, unless tapped"},
     {"", "attention inside AOTInductor packages and Inductor's cpp_wrapper"},

@@ -39,7 +39,8 @@ struct ValidatedCall {
   int32_t device_type, device_index;  // the device of all tensors
   void* stream;                       // on a device: the stream of the operation, or null if unknown
   TensorView query, key, value, out, log_sum_exp, mask, grad_out, grad_query;
-  TensorView kept;                  // what dropout has kept
+  TensorView kept;     // what dropout has kept
+  TensorView weights;  // attention weights after dropout, in place of log_sum_exp; only without a soft cap
   TensorView grad_key, grad_value;  // both or neither; required for sampling key positions
   // Packed batches only. The tensors hold the positions of all sequences, and `shape` is that of the longest
   // possible sequence, until take_sequence() reduces both to one sequence. log_sum_exp is (1, head, position
@@ -169,7 +170,7 @@ bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slot
 // Returns why key positions (columns) of a backward call cannot be sampled; kColumnsTaken if they can.
 inline segment::ColumnsSkip why_no_columns(const ValidatedCall& call) {
   if (!call.grad_key.data || !call.grad_value.data) return segment::kColumnsGradients;
-  if (!call.log_sum_exp.data) return segment::kColumnsLogSumExp;
+  if (!call.log_sum_exp.data && !call.weights.data) return segment::kColumnsLogSumExp;
   if (call.packed.count > 0) return segment::kColumnsPacked;
   return segment::kColumnsTaken;
 }
@@ -189,6 +190,11 @@ segment::Slot slot_of(const SlicePlan& plan, uint32_t part);
 // Copies the payloads (parts of the tensors) of a call on the host into the slot at address `base`, to the
 // offsets that slot_of() has stored in `slot`.
 void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base);
+
+// Writes the log-sum-exp of query rows [first, first + count) of a slice of key positions, computed from the
+// weights of the call. Rows are numbered head by head.
+void log_sum_exp_of_weights(const ValidatedCall& call, const Slice& slice, int64_t first, int64_t count,
+                            double* to);
 
 // Whether the payloads of a slot lie between its header and its end at `slot_bytes`. plan_slice() and
 // plan_columns() make only such slots; write_slice() checks it before host or device store into one.

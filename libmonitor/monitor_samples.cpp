@@ -104,6 +104,20 @@ void drop_mismatched_key_gradients(const foreshock_attention_call& call, Validat
   c.grad_key = c.grad_value = {};
 }
 
+// Takes the weights if they stand for a log-sum-exp that is absent, and match the call.
+void take_weights(const foreshock_attention_call& call, ValidatedCall* checked) {
+  ValidatedCall& c = *checked;
+  const auto [batch, heads, kv_heads, queries, keys] = c.shape;
+  const foreshock_tensor weights =
+      given(call, offsetof(foreshock_attention_call, weights) + sizeof call.weights, call.weights);
+  c.weights = unaligned_view_of(weights);
+  const bool is_usable = c.pass == FORESHOCK_BACKWARD && c.log_sum_exp.data == nullptr && c.soft_cap == 0 &&
+                         c.device_type == FORESHOCK_DEVICE_CPU &&
+                         weights.device_type == FORESHOCK_DEVICE_CPU && call.query_offsets == nullptr &&
+                         has_shape(c.weights, batch, heads, queries, keys) && is_floating(c.weights.dtype);
+  if (!is_usable) c.weights = {};
+}
+
 constexpr int64_t kMaxHeadDim = 4096;  // the agent accepts no larger head dimension
 
 // The functions from here to validate_call() are for packed batches. Tensors of a packed batch have no batch
@@ -247,6 +261,7 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
                                      c.grad_out.dtype != c.dtype || c.grad_query.dtype != c.dtype))
     return FORESHOCK_SKIP_LAYOUT;
   drop_mismatched_key_gradients(call, checked);
+  take_weights(call, checked);
   if (is_packed) return check_packed(call, checked);
   if (c.log_sum_exp.data != nullptr &&
       (!has_shape(c.log_sum_exp, batch, heads, queries, 1) || !is_floating(c.log_sum_exp.dtype)))

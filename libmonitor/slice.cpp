@@ -103,7 +103,8 @@ bool takes_columns(const ValidatedCall& call, bool is_affordable, uint64_t seed,
     scattered += lines * sampled * 64 / element;
   }
   const double rows = kFixed + keys * (head_dim + value_dim + kRowsPerSample * mask);
-  const double copied = kFixed + group * queries * (head_dim + 2 * value_dim + sampled * mask);
+  const double weights = call.weights.data ? keys : 0;  // log_sum_exp_of_weights() reads all of them
+  const double copied = kFixed + group * queries * (head_dim + 2 * value_dim + sampled * mask + weights);
   const double summed = keys * (head_dim + value_dim) + group * queries * head_dim;
   const double share =
       std::min(0.5, is_affordable ? rows / copied : kExtraCost * rows / (copied + summed + scattered));
@@ -279,6 +280,7 @@ bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_sl
   segment::Slot& slot = plan->header;
   set_fields_of_call(call, slice, &slot);
   const uint64_t rows = static_cast<uint64_t>(slice.heads) * static_cast<uint64_t>(call.shape.queries);
+  if (!call.log_sum_exp.data) slot.lse_dtype = FORESHOCK_FP64;
   slot.columns = 1;  // exchanges the meanings of rows and keys (see the top of this file)
   slot.rows = static_cast<uint32_t>(slice.positions);
   if (rows > segment::kMostSliceKeys || rows * bytes_per_key(slot) > segment::kMostSliceBytes) return false;
@@ -371,7 +373,10 @@ void copy_columns(const ValidatedCall& call, const Slice& slice, const segment::
   };
   put_rows(call.query, segment::kQuery);
   put_rows(call.out, segment::kOut);
-  put_rows(call.log_sum_exp, segment::kLogSumExp);
+  if (call.log_sum_exp.data)
+    put_rows(call.log_sum_exp, segment::kLogSumExp);
+  else
+    log_sum_exp_of_weights(call, slice, first, rows, reinterpret_cast<double*>(at(segment::kLogSumExp)));
   put_rows(call.grad_out, segment::kGradOut);
   if (call.mask.data)
     copy_mask_columns(call.mask, slice, call.shape.queries, first, rows, at(segment::kMask));

@@ -1,7 +1,7 @@
-// Elementary functions of the reference (attention in fp64): exponential, soft cap and shift of scores,
-// logarithm. They are fixed sequences of IEEE operations, so they give the same bits on every machine, while
-// C libraries differ in the last bits. rows_in_lanes-inl.h has the same exponential and soft cap for vectors,
-// with the constants of this file.
+// Elementary functions of the reference (attention in fp64): exponential, soft cap and shift of scores. With
+// the logarithm of kernels/logarithm.h they are fixed sequences of IEEE operations, so they give the same
+// bits on every machine, while C libraries differ in the last bits. rows_in_lanes-inl.h has the same
+// exponential and soft cap for vectors, with the constants of this file.
 #ifndef FORESHOCK_SHADOW_ELEMENTARY_H_
 #define FORESHOCK_SHADOW_ELEMENTARY_H_
 
@@ -10,13 +10,13 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/logarithm.h"
+
 namespace foreshock {
 
 // exp(x) = 2^n exp(r) with x = n ln 2 + r and |r| <= ln 2 / 2. ln 2 is the sum of a high and a low part. The
 // high part has 21 trailing zero bits, so n times it is exact.
 inline constexpr double kLog2E = 1.4426950408889634;
-inline constexpr double kLn2High = 6.93147180369123816490e-01;
-inline constexpr double kLn2Low = 1.90821492927058770002e-10;
 // Taylor series of exp(r). The first omitted term, r^13 / 13!, is at most 0.76 * 2^-52 (if |r| = ln 2 / 2).
 inline constexpr double kExpCoefficient[13] = {
     1,          1,           1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,      1.0 / 720,
@@ -94,27 +94,6 @@ inline CappedScore soft_capped(double product, double cap) {
 // Returns the number to subtract from the scores before exp: the maximum, or 0 for a row without keys, so
 // that its weights are exp(-Inf) = 0 and not NaN.
 inline double shift_of(double max) { return max == -std::numeric_limits<double>::infinity() ? 0.0 : max; }
-
-// Returns log(x); -Inf for 0; NaN for NaN and x < 0. Computes it as exponent * ln 2 + log f, where x = f *
-// 2^exponent with f in [sqrt 1/2, sqrt 2), and log f = 2 (s + s^3 / 3 + ... + s^25 / 25), where
-// s = (f - 1) / (f + 1), |s| <= 0.1716. The first omitted term, s^27 / 27, is < 2^-70 |s|.
-inline double log_nonnegative(double x) {
-  if (x == 0) return -std::numeric_limits<double>::infinity();
-  if (!(x > 0)) return std::numeric_limits<double>::quiet_NaN();
-  if (x == std::numeric_limits<double>::infinity()) return x;
-  int exponent;
-  double f = std::frexp(x, &exponent);
-  if (f < 0.70710678118654752) {
-    f *= 2;
-    --exponent;
-  }
-  const double s = (f - 1) / (f + 1);
-  const double s2 = s * s;
-  double series = 0;
-  for (int k = 25; k >= 3; k -= 2) series = std::fma(series, s2, 1.0 / k);
-  const double log_f = std::fma(2 * s * s2, series, 2 * s);
-  return std::fma(exponent, kLn2High, std::fma(exponent, kLn2Low, log_f));
-}
 
 }  // namespace foreshock
 

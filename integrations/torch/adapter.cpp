@@ -239,9 +239,11 @@ at::Tensor detach_and_hook_arrived(c10::DispatchKeySet keys, const at::Tensor& s
 
 // Hooks the unfused implementation of attention (the math path) at its softmax.
 void hook_math_path(torch::Library& aten) {
-  const int32_t number = foreshock_register_op(kMathPath, FORESHOCK_FORWARD);
-  if (number < 0 || !hook_op<SafeSoftmaxHook>(aten, "_safe_softmax", "", number)) return;
-  MathPathSampler::prepare(number);
+  const int32_t forward = foreshock_register_op(kMathPath, FORESHOCK_FORWARD);
+  if (forward < 0 || !hook_op<SafeSoftmaxHook>(aten, "_safe_softmax", "", forward)) return;
+  const std::string name = std::string(kMathPath) + "_backward";
+  const int32_t backward = foreshock_register_op(name.c_str(), FORESHOCK_BACKWARD);
+  if (backward >= 0) MathPathSampler::prepare(forward, backward);
 }
 
 // Sets up the hooks of attention, and of operations that show losses, backward roots (the tensors on which
@@ -349,7 +351,7 @@ FORESHOCK_EXPORT void foreshock_adapter_end_step(int64_t number, uint32_t source
   step.learning_rate = learning_rate;
   step.batch_id = batch_id;
   step.given = given;
-  step.prepare_ns = prepare_ns;
+  step.prepare_ns = prepare_ns + foreshock::adapter::MathPathSampler::take_ns();
   foreshock_step_end(&step);
 }
 

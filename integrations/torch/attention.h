@@ -65,6 +65,7 @@ inline constexpr Semantics kHeadsFirstTopLeft{Order::kHeadsFirst, FORESHOCK_CAUS
 // operation removes its arguments from the stack. Absent tensors are undefined.
 struct AttentionInputs {
   at::Tensor query, key, value, out, log_sum_exp, mask, kept, grad_out, grad_query, grad_key, grad_value;
+  at::Tensor weights;                    // after dropout; only of operations that return them
   at::Tensor offsets_q, offsets_k;       // of packed sequences
   int64_t longest_q = 0, longest_k = 0;  // maximum lengths of packed sequences; 0: not given
   c10::IValue layer;                     // name of the layer, only from foreshock::tap
@@ -396,6 +397,7 @@ inline bool describe_tensors(const AttentionInputs& in, bool backward, foreshock
   call->key = view(in.key);
   call->value = view(in.value);
   call->out = view(in.out);
+  call->weights = view_of(in.weights);
   call->log_sum_exp = without_padding(view_of(in.log_sum_exp), call->query.shape[2]);
   if (backward) {
     call->grad_out = view(in.grad_out);

@@ -414,7 +414,7 @@ class QuietSteps {
     step.step_source = allowance_.is_counted ? FORESHOCK_STEP_COUNTED : FORESHOCK_STEP_OPTIMIZER_STATE;
     step.learning_rate = ending.rate;
     step.given = FORESHOCK_GIVEN_LEARNING_RATE;
-    step.prepare_ns = std::exchange(unreported_ns_, 0);
+    step.prepare_ns = std::exchange(unreported_ns_, 0) + MathPathSampler::take_ns();
     foreshock_step_end(&step);
     const uint64_t after = now_ns();
     forget_step();

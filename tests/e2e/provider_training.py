@@ -80,10 +80,32 @@ def tap(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.
     return Own.apply(q, k, v, layer)
 
 
-def math_path(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _layer: int) -> torch.Tensor:
+def math_path(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, dropout: float = 0.0) -> torch.Tensor:
+    global wrong
+    wrong = layer == 1 and FAULT
     with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.25).transpose(1, 2)
+        out = functional.scaled_dot_product_attention(q, k, v, None, dropout, is_causal=True, scale=0.25)
+        return out.transpose(1, 2)
+
+
+def dropout(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
+    return math_path(q, k, v, layer, 0.1)
+
+
+wrong = ""  # the tensor that replaced_math() gets wrong
+
+
+def replaced_math(q, k, v, mask=None, dropout_p=0.0, is_causal=False, kept=None, *, scale=None, enable_gqa=False):  # noqa: ANN001, ANN201, PLR0913
+    """In place of torch's math path, in runs with a planted error."""
+    gradients = [WrongByFivePercent.apply(t, 1.0, 1.05 if wrong == f"grad_{name}" else 1.0)
+                 for name, t in (("query", q), ("key", k), ("value", v))]  # fmt: skip
+    q, k, v = gradients
+    hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
+    scores = (q @ k.transpose(-1, -2) * scale).masked_fill(hidden, float("-inf"))
+    weights = torch.ops.aten._safe_softmax(scores, -1)  # which only the math path calls
+    weights = functional.dropout(weights, dropout_p)
+    return WrongByFivePercent.apply(weights @ v, 1.05 if wrong == "out" else 1.0, 1.0), weights
 
 
 class WrongByFivePercent(torch.autograd.Function):
@@ -253,7 +275,8 @@ class Block(nn.Module):
 
 
 CASES = {
-    "flash_attn": flash_attn, "packed": packed, "tap": tap, "math_path": math_path, "eager": eager, "engine": engine,
+    "flash_attn": flash_attn, "packed": packed, "tap": tap, "math_path": math_path,
+    "dropout": dropout, "eager": eager, "engine": engine,
     "megatron": megatron, "attend": attend, "flex": flex,
 }  # fmt: skip
 FAULT = os.environ.get("PLANTED", "")  # a tensor of layer 001 that is wrong by 5 %
@@ -276,6 +299,9 @@ if __name__ == "__main__":
     written_attention.write(pathlib.Path(folder.name))
     sys.path.insert(0, folder.name)
     attention_packages.define("flash_attn")
+    if FAULT and sys.argv[1] in ("math_path", "dropout"):
+        replaced = torch.library.Library("aten", "IMPL")
+        replaced.impl("_scaled_dot_product_attention_math", replaced_math, "AutogradCPU")
     model = nn.Sequential(*(Block(n, CASES[sys.argv[1]]) for n in range(LAYERS)))
     optimizer, digest = torch.optim.AdamW(model.parameters(), lr=1e-3), hashlib.sha256()
     for _ in range(STEPS):

@@ -142,7 +142,8 @@ void foreshock_attention_leave(const foreshock_attention_call* call) {
                                                                      {"grad_out", &call->grad_out},
                                                                      {"grad_query", &call->grad_query},
                                                                      {"grad_key", &call->grad_key},
-                                                                     {"grad_value", &call->grad_value}};
+                                                                     {"grad_value", &call->grad_value},
+                                                                     {"weights", &call->weights}};
   for (const auto& [name, tensor] : tensors) line += std::string(", \"") + name + "\": " + Describe(*tensor);
   if (call->query_offsets) {
     line += Format(", \"longest\": [%" PRId64 ", %" PRId64 "], \"offsets\": [", call->longest_query,

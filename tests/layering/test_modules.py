@@ -48,6 +48,7 @@ SMALL = {
     "lab/page/report": OF_A_PROGRAM,
     "lab/tensor": "the type that all of the lab computes with",
     "cmake/glibc_compat": OF_A_BUILD,
+    "kernels/logarithm": "trainer and reference share it",
     "libmonitor/library_path": "tests replace it at link time",
     "packaging/adapters": OF_A_PROGRAM,
     "packaging/elf": OF_A_PROGRAM,

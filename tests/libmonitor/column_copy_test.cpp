@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <tuple>
 #include <utility>
@@ -277,6 +278,75 @@ TEST(ColumnCopy, SliceThatFitsNowhereIsNotPlanned) {
   SlicePlan plan;
   EXPECT_FALSE(plan_columns(all, 8192, 2, choose_columns(all.shape, 3, 5, 7, 0), &plan));
   EXPECT_FALSE(plan_columns(all, sizeof(segment::Slot), 60, choose_columns(all.shape, 3, 5, 7, 0), &plan));
+}
+
+// The weights that the log-sum-exp of a row gives: those of its scores, with some dropped.
+TEST(ColumnCopy, WeightsStandForTheLogSumExp) {
+  for (const bool has_mask : {false, true}) {
+    Call call;
+    call.build_with_key_gradients();
+    for (float& x : call.query) x = std::sin(x);
+    for (float& x : call.key) x = std::cos(x);
+    if (has_mask) add_mask(&call);
+    for (float& x : call.mask) x = std::sin(x);
+    call.call.dropout = 0;
+    ValidatedCall all = checked(call);
+    const double keep = 0.75;
+    std::vector<double> weights, expected;
+    for (int64_t b = 0; b < call.batch; ++b)
+      for (int64_t head = 0; head < call.heads; ++head)
+        for (int64_t row = 0; row < call.queries; ++row) {
+          std::vector<double> scores;
+          double sum = 0;
+          for (int64_t key = 0; key < call.keys; ++key) {
+            double score = 0;
+            for (int64_t d = 0; d < call.dim; ++d)
+              score += double(call.at(call.query, call.heads, call.queries, b, head, row, d)) *
+                       double(call.at(call.key, call.kv_heads, call.keys, b, head / 2, key, d));
+            score = score * 0.5 + (has_mask ? double(call.mask[row * call.keys + key]) : 0);
+            scores.push_back(score);
+            if (has_mask || key <= row) sum += std::exp(score);
+          }
+          expected.push_back(std::log(sum));
+          for (int64_t key = 0; key < call.keys; ++key) {
+            const bool is_kept = (has_mask || key <= row) && (key + row) % 3 != 0 && row != 5;
+            weights.push_back(is_kept ? std::exp(scores[key]) / sum / keep : 0);
+          }
+        }
+    call.call.log_sum_exp = {};
+    call.call.dropout = 1 - keep;
+    call.call.weights = {weights.data(),
+                         {call.batch, call.heads, call.queries, call.keys},
+                         {call.heads * call.queries * call.keys, call.queries * call.keys, call.keys, 1},
+                         FORESHOCK_FP64,
+                         4,
+                         FORESHOCK_DEVICE_CPU,
+                         0};
+    call.call.kept = call.call.weights;
+    all = checked(call);
+    ASSERT_EQ(why_no_columns(all), segment::kColumnsTaken);
+    for (uint64_t number = 0; number < 8; ++number) {
+      const Slice slice = choose_columns(all.shape, 3, 5, number, 0);
+      SlicePlan plan;
+      ASSERT_TRUE(plan_columns(all, kRoom, 1, slice, &plan));
+      const std::vector<char> bytes = written(all, slice, plan, 0, kRoom);
+      const segment::SlotView view = parsed(bytes);
+      ASSERT_EQ(view.header.lse_dtype, uint32_t{FORESHOCK_FP64});
+      const auto* found = reinterpret_cast<const double*>(view.payload[segment::kLogSumExp].data());
+      for (uint32_t n = 0; n < view.header.keys; ++n) {
+        const int64_t row = n % call.queries;
+        const size_t at = (slice.batch * call.heads + slice.first_head) * call.queries + n;
+        // A row without a weight; causal rows of which dropout has taken all also have none.
+        const bool is_empty = std::all_of(&weights[at * call.keys], &weights[(at + 1) * call.keys],
+                                          [](double weight) { return weight == 0; });
+        ASSERT_EQ(is_empty, row == 5 || (!has_mask && row == 0));
+        if (is_empty)
+          EXPECT_EQ(found[n], std::numeric_limits<double>::infinity());
+        else
+          EXPECT_NEAR(found[n], expected[at], 1e-12);  // of numbers below 10, some dozen roundings
+      }
+    }
+  }
 }
 
 TEST(ColumnCopy, CallsWithoutAllThatIsNeededHaveNoColumns) {

@@ -132,6 +132,8 @@ typedef struct foreshock_attention_call {
   foreshock_tensor kept;
   double soft_cap; /* above 0: the score is soft_cap * tanh(scale * product / soft_cap), to which the mask
                       is added, and log_sum_exp is that of these scores; 0: the score is scale * product */
+  foreshock_tensor weights; /* (B, H, N, M), the attention weights after dropout, if the operation returns
+                               them. Read where log_sum_exp is absent and the tensors are on the host */
 } foreshock_attention_call;
 
 /* One optimizer step that has ended. */
