@@ -404,7 +404,7 @@ bool read_at(int fd, void* to, uint64_t bytes, uint64_t offset) {
 
 // Copies words, each whole, as other threads may change them at the same time. Not checked for data races: a
 // value that is copied before it is complete is copied again later. Returns whether any word differed.
-[[gnu::no_sanitize("thread")]] bool copy_changed(const char* from, uint64_t bytes, char* to) {
+__attribute__((no_sanitize("thread"))) bool copy_changed(const char* from, uint64_t bytes, char* to) {
   using Word [[gnu::may_alias]] = uint64_t;
   bool has_changed = false;
   for (uint64_t at = 0; at < bytes; at += sizeof(Word)) {

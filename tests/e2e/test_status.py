@@ -59,7 +59,8 @@ def test_pause_and_resume_show(start_hand, foreshock):
     trainer.do("hand.step(10)")
 
     def switches() -> list[bool]:
-        return [rank["on"] for rank in json.loads(foreshock("status", "--json").stdout)[0]["ranks"]]
+        ranks = json.loads(foreshock("status", "--json").stdout)[0]["ranks"]  # null: the agent does not answer yet
+        return [rank["on"] for rank in ranks or ()]
 
     wait_until(lambda: switches() == [True])
     assert "paused" not in foreshock("status").stdout
