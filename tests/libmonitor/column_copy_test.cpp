@@ -337,8 +337,9 @@ TEST(ColumnCopy, WeightsStandForTheLogSumExp) {
         const int64_t row = n % call.queries;
         const size_t at = (slice.batch * call.heads + slice.first_head) * call.queries + n;
         // A row without a weight; causal rows of which dropout has taken all also have none.
-        const bool is_empty = std::all_of(&weights[at * call.keys], &weights[(at + 1) * call.keys],
-                                          [](double weight) { return weight == 0; });
+        const bool is_empty =
+            std::all_of(weights.data() + at * call.keys, weights.data() + (at + 1) * call.keys,
+                        [](double weight) { return weight == 0; });
         ASSERT_EQ(is_empty, row == 5 || (!has_mask && row == 0));
         if (is_empty)
           EXPECT_EQ(found[n], std::numeric_limits<double>::infinity());
