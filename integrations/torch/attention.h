@@ -469,6 +469,24 @@ inline bool enter_attention(int32_t operation, bool backward, const at::Tensor& 
   return foreshock_attention_enter(operation, flags) != 0;
 }
 
+// Ends a call that enter_attention() has sampled: describes it, or skips it with the reason. complete() adds
+// the results of the call to *inputs, and returns false if the call cannot be described; it may throw.
+template <class Complete>
+inline void end_attention(int32_t operation, bool backward, const Semantics& semantics,
+                          AttentionInputs* inputs, const Complete& complete) noexcept {
+  const uint64_t begin = now_ns();
+  foreshock_attention_call call{};
+  call.op = operation;
+  uint32_t reason = FORESHOCK_SKIP_UNKNOWN;
+  try {
+    if (complete()) reason = describe_call(*inputs, semantics, backward, &call);
+  } catch (...) {  // `reason` stays FORESHOCK_SKIP_UNKNOWN
+  }
+  call.prepare_ns = inputs->keeping_ns + now_ns() - begin;
+  if (reason == kDescribed) return foreshock_attention_leave(&call);
+  foreshock_attention_skip(operation, reason);
+}
+
 // The hook of one operation. `number`: the operation's number from foreshock_register_op.
 class AttentionHook final : public c10::OperatorKernel {
  public:
@@ -523,18 +541,10 @@ class AttentionHook final : public c10::OperatorKernel {
   // Ends a sampled call. `stack` has the results of the operation.
   void report(AttentionInputs* inputs, const AttentionArguments& arguments,
               const Stack& stack) const noexcept {
-    const uint64_t begin = now_ns();
-    foreshock_attention_call call{};
-    call.op = number_;
-    uint32_t reason = FORESHOCK_SKIP_UNKNOWN;
-    try {
+    end_attention(number_, backward_, arguments.semantics(), inputs, [&] {
       if (!is_tap_) take_results(inputs, arguments, stack);
-      reason = describe_call(*inputs, arguments.semantics(), backward_, &call);
-    } catch (...) {  // `reason` stays FORESHOCK_SKIP_UNKNOWN
-    }
-    call.prepare_ns = inputs->keeping_ns + now_ns() - begin;
-    if (reason == kDescribed) return foreshock_attention_leave(&call);
-    foreshock_attention_skip(number_, reason);
+      return true;
+    });
   }
 
   void take_results(AttentionInputs* inputs, const AttentionArguments& arguments, const Stack& stack) const {

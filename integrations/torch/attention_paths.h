@@ -46,7 +46,7 @@ class MathPathBackward {
   // Follows the call with these inputs, whose output must have its history. Does nothing if no gradient is
   // needed, if two of query, key and value are one tensor (whose gradient is a sum), or if the nodes are not
   // found. `number`: of the backward pass, from foreshock_register_op.
-  static void follow(const AttentionInputs& inputs, int32_t number) {
+  static void follow(const AttentionInputs& inputs, int32_t number) noexcept try {
     if (!c10::GradMode::is_enabled() || !inputs.out.requires_grad() || !inputs.query.requires_grad()) return;
     std::array<Place, kParts> places = {};
     if (!find(inputs, &places)) return;
@@ -57,6 +57,7 @@ class MathPathBackward {
       places[part].node->add_post_hook(
           std::make_unique<Hook>(call, static_cast<Part>(part), places[part].index));
     }
+  } catch (...) {  // out of memory, or a tensor without versions: the backward pass is not followed
   }
 
   MathPathBackward(const AttentionInputs& inputs, int32_t number) : number_(number), inputs_(inputs) {
@@ -158,21 +159,13 @@ class MathPathBackward {
 
   void report() noexcept {
     if (!enter_attention(number_, /*backward=*/true, inputs_.query)) return;
-    const uint64_t begin = now_ns();
-    foreshock_attention_call call{};
-    call.op = number_;
-    uint32_t reason = FORESHOCK_SKIP_UNKNOWN;
-    try {
+    end_attention(number_, /*backward=*/true, kHeadsFirstTopLeft, &inputs_, [this] {
       inputs_.grad_out = gradients_[kOut];
       inputs_.grad_query = gradients_[kQuery];
       inputs_.grad_key = gradients_[kKey];
       inputs_.grad_value = gradients_[kValue];
-      if (!is_changed()) reason = describe_call(inputs_, kHeadsFirstTopLeft, /*backward=*/true, &call);
-    } catch (...) {  // reason stays FORESHOCK_SKIP_UNKNOWN
-    }
-    call.prepare_ns = inputs_.keeping_ns + now_ns() - begin;
-    if (reason == kDescribed) return foreshock_attention_leave(&call);
-    foreshock_attention_skip(number_, reason);
+      return !is_changed();
+    });
   }
 
   const int32_t number_;
@@ -265,25 +258,18 @@ class MathPathSampler {
   static void on_end(const at::RecordFunction& function, at::ObserverContext* context) noexcept {
     auto* call = static_cast<Call*>(context);
     if (!call) return;
-    const uint64_t begin = now_ns();
-    foreshock_attention_call description{};
-    description.op = forward_;
-    uint32_t reason = FORESHOCK_SKIP_UNKNOWN;  // why the call is skipped; kDescribed: it is not skipped
-    try {
-      if (!function.outputs().empty()) {
-        call->inputs.out = tensor_or_undefined(function.outputs()[0]);
-        if (function.outputs().size() > 1)
-          call->inputs.weights = call->inputs.kept = tensor_or_undefined(function.outputs()[1]);
-        if (call->sampled)
-          reason = describe_call(call->inputs, kHeadsFirstTopLeft, /*backward=*/false, &description);
-        MathPathBackward::follow(call->inputs, backward_);
-      }
-    } catch (...) {  // reason stays FORESHOCK_SKIP_UNKNOWN
-    }
-    if (!call->sampled) return;
-    description.prepare_ns = call->inputs.keeping_ns + now_ns() - begin;
-    if (reason == kDescribed) return foreshock_attention_leave(&description);
-    foreshock_attention_skip(forward_, reason);
+    AttentionInputs& inputs = call->inputs;
+    const auto& results = function.outputs();
+    if (!results.empty()) inputs.out = tensor_or_undefined(results[0]);
+    if (results.size() > 1) inputs.weights = inputs.kept = tensor_or_undefined(results[1]);
+    const auto follow = [&] {
+      if (inputs.out.defined()) MathPathBackward::follow(inputs, backward_);
+      return inputs.out.defined();
+    };
+    if (call->sampled)
+      end_attention(forward_, /*backward=*/false, kHeadsFirstTopLeft, &inputs, follow);
+    else
+      follow();
   }
 
   static inline int32_t forward_ = -1, backward_ = -1;
