@@ -18,6 +18,7 @@
 #include "kernels/packed.h"
 #include "libmonitor/call.h"
 #include "libmonitor/sampling.h"
+#include "segment/checksum.h"
 
 namespace foreshock {
 namespace {
@@ -440,10 +441,8 @@ uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice) {
 
 bool fits(const segment::Slot& header, uint64_t slot_bytes) {
   for (const segment::Payload& payload : header.payload) {
-    if (payload.offset == 0 && payload.bytes == 0) continue;  // absent
-    if (payload.offset < sizeof header || payload.offset > slot_bytes ||
-        payload.bytes > slot_bytes - payload.offset)
-      return false;
+    const bool is_absent = payload.offset == 0 && payload.bytes == 0;
+    if (!is_absent && !segment::lies_inside(payload, slot_bytes)) return false;
   }
   return true;
 }

@@ -296,9 +296,7 @@ const char* parse_slot(Bytes bytes, SlotView* view) {
       view->payload[id] = {};
       continue;
     }
-    if (payload.offset < sizeof(Slot) || payload.offset % 8 != 0 || payload.offset > bytes.size() ||
-        payload.bytes > bytes.size() - payload.offset)
-      return "payload outside the slot";
+    if (!lies_inside(payload, bytes.size()) || payload.offset % 8 != 0) return "payload outside the slot";
     view->payload[id] = bytes.subspan(payload.offset, payload.bytes);
   }
   return nullptr;
