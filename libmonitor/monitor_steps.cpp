@@ -291,13 +291,6 @@ int Monitor::name_weights(const foreshock_weight* weights, size_t count) {
   return named;
 }
 
-// Writes the counters of tensors into the segment, as the publication of a record does.
-static void publish_tensor_counts() {
-  const segment::SegmentWriter& writer = g_process.writer();
-  if (const segment::TensorRing* ring = writer.tensors(); ring != nullptr)
-    writer.write({{ring, sizeof *ring}});
-}
-
 size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
   const int64_t now = ending_step();
   if (now < no_weights_before_.load(std::memory_order_relaxed)) return 0;
@@ -315,7 +308,7 @@ size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
   // Calls before the step no_weights_before_ return at once. It is 0 if the next call must run in full: after
   // tensors were due, to count those that were not passed to observe_weights(); or if another thread has
   // ended the step, since next_due() may be old.
-  if (found > 0) publish_tensor_counts();
+  if (found > 0) g_process.writer().publish_tensor_counts();
   const bool has_ended = ending_step() != now;
   no_weights_before_.store(found > 0 || has_ended ? 0 : weights_.next_due(), std::memory_order_relaxed);
   return found;
@@ -334,7 +327,7 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
     weights_.set_heads(observed_heads_.get(), observed_heads_.has_seen());
     weights_.after_step(states, count, step);
   }
-  publish_tensor_counts();
+  g_process.writer().publish_tensor_counts();
   const uint64_t own_ns = monotonic_ns() - begin;
   // The time for launching kernels is added to weights_ns_ later, with their results (collect_weights()).
   const uint64_t launches = std::min(own_ns, weights_.take_deferred());

@@ -440,10 +440,8 @@ uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice) {
 }
 
 bool fits(const segment::Slot& header, uint64_t slot_bytes) {
-  for (const segment::Payload& payload : header.payload) {
-    const bool is_absent = payload.offset == 0 && payload.bytes == 0;
-    if (!is_absent && !segment::lies_inside(payload, slot_bytes)) return false;
-  }
+  for (const segment::Payload& payload : header.payload)
+    if (payload.bytes > 0 && !segment::lies_inside(payload, slot_bytes)) return false;
   return true;
 }
 

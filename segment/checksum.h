@@ -57,10 +57,21 @@ inline uint32_t checksum_of(const StepRecord& record) {
   return sum.value();
 }
 
-// Whether the payload lies inside a slot of `slot_bytes` bytes, after the header.
-constexpr bool lies_inside(const Payload& payload, uint64_t slot_bytes) {
-  return payload.offset >= sizeof(Slot) && payload.offset <= slot_bytes &&
-         payload.bytes <= slot_bytes - payload.offset;
+// Whether the payload lies inside a slot or tensor record of `bytes` bytes, after its header. A payload of 0
+// bytes is absent, and its offset means nothing.
+template <class Header = Slot>
+constexpr bool lies_inside(const Payload& payload, uint64_t bytes) {
+  return payload.offset >= sizeof(Header) && payload.offset <= bytes &&
+         payload.bytes <= bytes - payload.offset;
+}
+
+// The end of the last payload that lies inside a slot of `slot_bytes` bytes.
+constexpr uint64_t end_of_payloads(const Slot& header, uint64_t slot_bytes) {
+  uint64_t end = sizeof(Slot);
+  for (const Payload& payload : header.payload)
+    if (payload.bytes > 0 && lies_inside(payload, slot_bytes))
+      end = std::max(end, payload.offset + payload.bytes);
+  return end;
 }
 
 // The checksum of a slot of `slot_bytes` bytes: of its header without the sequence, which says when the slot

@@ -326,8 +326,7 @@ const char* parse_tensor(Bytes bytes, TensorView* view) {
   for (uint32_t id = 0; id < kTensorPayloads; ++id) {
     const Payload& payload = record.payload[id];
     if (payload.bytes == 0) continue;
-    if (payload.offset < sizeof record || payload.offset % 8 != 0 || payload.offset > bytes.size() ||
-        payload.bytes > bytes.size() - payload.offset)
+    if (!lies_inside<TensorRecord>(payload, bytes.size()) || payload.offset % 8 != 0)
       return "payload outside the tensor record";
     view->payload[id] = bytes.subspan(payload.offset, payload.bytes);
   }

@@ -375,10 +375,7 @@ Slot SegmentReader::header_of(uint32_t slot) const {
 // device that has stored a slice has stored its times too, and has computed no checksum.
 bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, Ready* ready) {
   const Slot header = header_of(slot);
-  const uint64_t size = header_.regions[kSlots].record_size;
-  uint64_t end = sizeof(Slot);
-  for (const Payload& payload : header.payload)
-    if (lies_inside(payload, size)) end = std::max(end, payload.offset + payload.bytes);
+  const uint64_t end = end_of_payloads(header, header_.regions[kSlots].record_size);
   if (end > kMostSliceBytes + kMostBytesBesideKeys) {
     view->header = header;
     ready->why = "a slot larger than a slice may be";

@@ -604,19 +604,6 @@ void SegmentWriter::give_back(uint64_t ticket, uint32_t count) const {
   for (uint32_t part = count; part-- > 0;) release(ticket + part);
 }
 
-namespace {
-
-// The end of the last payload that lies inside the slot.
-uint64_t end_of(const Slot& slot, uint64_t slot_bytes) {
-  uint64_t end = sizeof(Slot);
-  for (const Payload& payload : slot.payload)
-    if (payload.bytes > 0 && lies_inside(payload, slot_bytes))
-      end = std::max(end, payload.offset + payload.bytes);
-  return end;
-}
-
-}  // namespace
-
 // Each slot is written with its odd sequence first: a trainer that dies in the middle leaves it torn.
 void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count) const {
   // First, since the agent may consume the slots at once.
@@ -628,7 +615,7 @@ void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count)
   for (uint32_t part = 0; part < count; ++part) {
     Slot* slot = slots[part];
     slot->checksum = checksum_of(*slot, reinterpret_cast<const char*>(slot), slot_bytes());
-    if (is_writable) put(slot, end_of(*slot, slot_bytes()));
+    if (is_writable) put(slot, end_of_payloads(*slot, slot_bytes()));
   }
   // The first part is published last: if its sequence is even, all other parts are complete too.
   for (uint32_t part = count; part-- > 0;) {

@@ -72,6 +72,10 @@ class SegmentWriter {
   // Writes the counters of one thread, or of all threads that have counted.
   void publish_block(const ThreadBlock* block) const { write({{block, sizeof *block}}); }
   void publish_threads() const { write({claimed_threads(), shared_threads()}); }
+  // Writes the counters of tensors, as the publication of a tensor record does.
+  void publish_tensor_counts() const {
+    if (const TensorRing* ring = tensors(); ring != nullptr) write({{ring, sizeof *ring}});
+  }
   // Writes what has changed (all, if the file was truncated: a failed write) in the regions that have neither
   // counters of threads nor steps, tensor records or slices. If another thread is in here, does nothing.
   void publish_facts() const;

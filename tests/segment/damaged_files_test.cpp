@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "segment/checksum.h"
 #include "tests/segment/segment_files.h"
 
 namespace foreshock::segment {
@@ -188,6 +189,29 @@ TEST_F(DamagedFiles, AnyChangedByteOfASliceIsDamage) {
   }
   close(fd);
   EXPECT_TRUE(train(1)) << "the slots are free again";
+}
+
+// Its offset means nothing: neither is more read than the slice has, nor is the slice invalid.
+TEST_F(DamagedFiles, APayloadOfNoBytesIsAbsentWhereverItLies) {
+  const uint64_t slot_bytes = writer_.slot_bytes(), most = ~uint64_t{0};
+  for (const uint64_t offset :
+       {uint64_t{0}, uint64_t{64}, slot_bytes - 8, slot_bytes, slot_bytes + 8, most}) {
+    Slot* slot = writer_.claim(++ticket_);
+    ASSERT_NE(slot, nullptr);
+    fill(slot, ticket_);
+    const uint64_t end = end_of_payloads(*slot, slot_bytes);
+    EXPECT_EQ(end, slot->payload[kOut].offset + slot->payload[kOut].bytes);
+    slot->payload[kMask] = {offset, 0};
+    EXPECT_EQ(end_of_payloads(*slot, slot_bytes), end) << offset;
+    writer_.publish(slot, ticket_);
+    SegmentReader::Ready ready;
+    ASSERT_TRUE(reader_->next_ready(&ready)) << offset;
+    EXPECT_EQ(ready.why, nullptr) << offset << ": " << ready.why;
+    EXPECT_TRUE(ready.view.payload[kMask].empty()) << offset;
+    EXPECT_EQ(query_of(ready), static_cast<double>(ticket_)) << offset;
+    reader_->consume_judged(ready);
+    EXPECT_FALSE(reader_->next_ready(&ready));
+  }
 }
 
 TEST_F(DamagedFiles, AScribbledRingOfStepsHasNoSteps) {

@@ -114,6 +114,21 @@ TEST_F(TensorRingTest, ASegmentWithoutARingHasNone) {
   EXPECT_EQ(reader->tensor_ring().tensors, 0u);
 }
 
+TEST_F(TensorRingTest, APayloadOfNoBytesIsAbsentWhereverItLies) {
+  auto reader = open();
+  SegmentReader::ReadyTensor ready;
+  ASSERT_TRUE(write(1, 100));
+  auto* record =
+      reinterpret_cast<TensorRecord*>(reinterpret_cast<char*>(writer_.tensors()) + sizeof(TensorRing));
+  for (const uint64_t offset : {uint64_t{0}, uint64_t{64}, record->bytes, ~uint64_t{0}}) {
+    record->payload[3] = {offset, 0};
+    writer_.write({{record, sizeof *record}});
+    ASSERT_TRUE(reader->next_tensor(&ready)) << offset;
+    EXPECT_EQ(ready.why, nullptr) << offset << ": " << ready.why;
+    EXPECT_TRUE(ready.view.payload[3].empty()) << offset;
+  }
+}
+
 TEST_F(TensorRingTest, WhatNoWriterMakesIsRefusedAndPassedOver) {
   const std::pair<const char*, std::function<void(TensorRecord&)>> changes[] = {
       {"length", [](TensorRecord& r) { r.bytes = 63; }},
@@ -144,6 +159,10 @@ TEST_F(TensorRingTest, WhatNoWriterMakesIsRefusedAndPassedOver) {
       {"payload",
        [](TensorRecord& r) {
          r.payload[3] = {512, uint64_t{1} << 60};
+       }},
+      {"payload wraps",
+       [](TensorRecord& r) {
+         r.payload[3] = {~uint64_t{7}, 64};
        }},
       {"payload place", [](TensorRecord& r) { r.payload[kTensorHistogram].offset = 0; }},
   };
