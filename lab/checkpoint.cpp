@@ -71,24 +71,39 @@ std::string read_entry(const json& entry, uint64_t data_size, StoredTensor* tens
   return "";
 }
 
-// Parses the JSON of a header. The result is an object only if the text is valid and not nested too deeply.
-// Sets *has_duplicates to whether a name has two entries: programs differ in which of the two they read.
-json parse_header(const std::string& text, bool* has_duplicates) {
-  constexpr int kDepth = 2;  // deepest level of a valid header: {name: {"shape": [...]}}
-  bool is_too_deep = false;
-  size_t names = 0;
-  json root = json::parse(
-      text,
-      [&](int depth, json::parse_event_t event, json&) {
-        const bool opens =
-            event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
-        if (opens && depth > kDepth) is_too_deep = true;
-        names += event == json::parse_event_t::key && depth == 1;
-        return !opens || depth <= kDepth;  // deeper values are skipped
-      },
-      false);
-  *has_duplicates = root.is_object() && root.size() != names;
-  return is_too_deep ? json() : root;
+// What a JSON text contains, if it is valid.
+struct Outline {
+  size_t levels = 0;  // of objects and arrays
+  size_t names = 0;   // in the outermost object, also those that occur twice
+};
+Outline outline_of(const std::string& text) {
+  Outline outline;
+  size_t level = 0;
+  bool is_in_string = false;
+  for (size_t n = 0; n < text.size(); ++n) {
+    const char c = text[n];
+    if (is_in_string) {
+      if (c == '\\') ++n;  // the next character does not end the string
+      is_in_string = c != '"';
+    } else if (c == '{' || c == '[') {
+      outline.levels = std::max(outline.levels, ++level);
+    } else if (c == '}' || c == ']') {
+      level -= level > 0;
+    } else {
+      is_in_string = c == '"';
+      outline.names += c == ':' && level == 1;
+    }
+  }
+  return outline;
+}
+
+// Parses a JSON text. Returns an object only if the text is valid and has at most `most_levels` levels, as
+// nesting costs memory. Does not use the parser's callback, which visits all earlier entries of an object at
+// the end of each entry.
+json parse_object(const std::string& text, const Outline& outline, size_t most_levels) {
+  if (outline.levels > most_levels) return json();
+  json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return root.is_object() ? root : json();
 }
 
 // Returns the name of a tensor that begins inside another one, or "".
@@ -171,10 +186,11 @@ std::string Safetensors::read_header() {
            std::to_string(length) + " bytes";
   std::string text(length, '\0');
   if (!read_all(file_, sizeof length, length, text.data())) return "cannot read " + shown;
-  bool has_duplicates = false;
-  const json root = parse_header(text, &has_duplicates);
+  const Outline outline = outline_of(text);
+  const json root = parse_object(text, outline, /*most_levels=*/3);  // {name: {"shape": [...]}}
   if (!root.is_object()) return shown + " has no readable header";
-  if (has_duplicates) return shown + " names a tensor twice";
+  // Programs differ in which of two tensors of one name they read.
+  if (root.size() != outline.names) return shown + " names a tensor twice";
   const uint64_t data_offset = sizeof length + length;
   for (const auto& [name, entry] : root.items()) {
     if (name == "__metadata__") {
@@ -236,14 +252,8 @@ std::string read_index(const std::string& path, std::map<std::string, std::set<s
   const bool read = size <= kMostIndex && read_all(file, 0, text.size(), text.data());
   close(file);
   if (!read) return printable(path) + " is not an index: it cannot be read, or is too large";
-  // Levels below {"weight_map": {...}} are skipped, so that nesting does not cost memory.
-  const json root = json::parse(
-      text,
-      [](int depth, json::parse_event_t event, json&) {
-        return depth <= 1 ||
-               (event != json::parse_event_t::object_start && event != json::parse_event_t::array_start);
-      },
-      false);
+  constexpr size_t kMostLevels = 16;  // {"weight_map": {...}} has two; other entries may have more
+  const json root = parse_object(text, outline_of(text), kMostLevels);
   if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object())
     return printable(path) + " is not an index of a checkpoint: it has no weight_map";
   for (const auto& [name, shard] : root["weight_map"].items()) {

@@ -76,6 +76,33 @@ TEST_F(SafetensorsFile, SaysWhatIsWrong) {
   }
 }
 
+// A quadratic reader takes seconds for 16,000 tensors and minutes for these.
+TEST_F(SafetensorsFile, ManyTensorsTakeNoLonger) {
+  constexpr size_t kTensors = 64000;
+  for (const bool overlap : {false, true}) {
+    std::string header = "{";
+    for (size_t n = 0; n < kTensors; ++n) {
+      const size_t begin = overlap ? 0 : 4 * n;
+      header += (n == 0 ? "\"t" : ",\"t") + std::to_string(n) +
+                R"(":{"dtype":"F32","shape":[1],"data_offsets":[)" + std::to_string(begin) + "," +
+                std::to_string(begin + 4) + "]}";
+    }
+    Safetensors file;
+    const std::string problem = file.open(write(file_of(header + "}", std::string(4 * kTensors, '\0'))));
+    EXPECT_EQ(problem.empty(), !overlap) << problem;
+    EXPECT_EQ(file.tensors().size(), kTensors);
+  }
+}
+
+TEST_F(SafetensorsFile, ANameMayHoldAnyCharacterAndOccursOnce) {
+  const std::string first = R"("a:{\"[")", entry = R"(:{"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
+  const auto problem_with = [&](const std::string& second) {
+    return Safetensors().open(write(file_of("{" + first + entry + "," + second + entry + "}", "")));
+  };
+  EXPECT_EQ(problem_with(R"("a:{\"")"), "");
+  EXPECT_NE(problem_with(first).find("names a tensor twice"), std::string::npos);
+}
+
 // Any byte may be anything: the reader and the judge must survive it.
 TEST_F(SafetensorsFile, SurvivesDamage) {
   const std::string valid = valid_file();
