@@ -16,6 +16,7 @@
 #include "detect/detector.h"
 #include "exporters/http_routes.h"
 #include "segment/layout.h"
+#include "text/printable.h"
 
 namespace foreshock {
 
@@ -521,7 +522,7 @@ void add_history(const RankStatistics& rank, std::vector<HistoryTable>* tables) 
 }
 
 std::string text_of(const json& document, int indent) {
-  return document.dump(indent, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
+  return printable_json(document.dump(indent, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace));
 }
 
 namespace {

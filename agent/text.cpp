@@ -26,12 +26,6 @@ std::string counted(uint64_t value, const char* singular, const char* plural) {
   return grouped(value) + " " + (value == 1 ? singular : plural);
 }
 
-std::string printable(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
-  return text;
-}
-
 std::string spaced(std::string text) {
   std::replace(text.begin(), text.end(), '_', ' ');
   return text;

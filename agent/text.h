@@ -7,6 +7,8 @@
 #include <optional>
 #include <string>
 
+#include "text/printable.h"  // for names from a trainer
+
 namespace foreshock {
 
 // `format`: a printf format for one double, of at most 63 characters when printed.
@@ -15,8 +17,6 @@ std::string formatted(const char* format, std::optional<double> value);  // "unk
 // 1234567 -> "1 234 567".
 std::string grouped(uint64_t value);
 std::string counted(uint64_t value, const char* singular, const char* plural);
-// Replaces control characters: names come from a trainer, and a terminal would execute escape sequences.
-std::string printable(std::string text);
 std::string spaced(std::string text);  // replaces "_" by " "
 // Formats counts as "3 budget, 1 mask"; "" if all are 0.
 std::string listed(const std::map<std::string, uint64_t>& counts);

@@ -34,7 +34,7 @@ constexpr WordsHelp kHelp = {
     "a drift and near 0 for noise."};
 
 int fail(const std::string& problem) {  // returns the exit status
-  std::fprintf(stderr, "foreshock compare: %s\n", problem.c_str());
+  say(problem, "foreshock compare");
   return 2;
 }
 
@@ -90,7 +90,7 @@ int write(const std::string& path, const std::string& content) {
   if (path.empty()) return 0;
   const std::string problem = write_whole_file(path, content);
   if (problem.empty()) return 0;
-  std::fprintf(stderr, "foreshock compare: %s\n", problem.c_str());
+  say(problem, "foreshock compare");
   return 1;
 }
 

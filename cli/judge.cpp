@@ -19,6 +19,7 @@
 
 #include "agent/flagged.h"
 #include "cli/commands.h"
+#include "cli/terminal.h"
 #include "cli/words.h"
 #include "lab/checkpoint.h"
 #include "lab/judgement.h"
@@ -33,7 +34,7 @@ namespace foreshock::cli {
 namespace {
 
 int fail(const std::string& problem) {
-  std::fprintf(stderr, "foreshock judge: %s\n", problem.c_str());
+  say(problem, "foreshock judge");
   return 2;
 }
 
@@ -212,7 +213,7 @@ BitComparison compare_reference(const StoredSlice& stored, const ColumnGradients
 void print_description(const std::string& path, const StoredSlice& stored) {
   const AttentionSlice& slice = stored.slice;
   const KeyColumns& columns = stored.columns;
-  std::printf("%s\n", path.c_str());
+  std::printf("%s\n", lab::printable(path).c_str());
   // The reason "control": an ordinary slice, kept for comparison.
   const std::string reason = stored.printable("reason");
   std::printf(
@@ -385,8 +386,8 @@ int judge_call(const Request& request, const std::string& path) {
   const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const auto verdicts = lab::judge(call, request.algorithms, request.tiling, threads);
   std::printf("%s\n%s: %s, batch %d, heads %d over %d, queries %d, keys %d, d %d, scale %g%s\n\n",
-              headline_of(verdicts).c_str(), path.c_str(), foreshock::name_of(call.dtype), call.batch,
-              call.heads, call.kv_heads, call.queries, call.keys, call.d, call.scale,
+              headline_of(verdicts).c_str(), lab::printable(path).c_str(), foreshock::name_of(call.dtype),
+              call.batch, call.heads, call.kv_heads, call.queries, call.keys, call.d, call.scale,
               call.causal == lab::Causal::kNone ? "" : ", causal");
   std::printf("  %-22s %10s %12s %12s %8s %10s %6s %14s\n", "tensor", "max", "relative L2", "noise floor",
               "ratio", "bias ulp", "z", "rounded bias");

@@ -210,7 +210,7 @@ void print_lab_help() {
 }
 
 int wrong_lab_use(const std::string& problem) {
-  std::fprintf(stderr, "foreshock lab: %s\n", problem.c_str());
+  say(problem, "foreshock lab");
   return 2;
 }
 
@@ -237,7 +237,7 @@ int write(const std::string& path, const std::string& content) {
   if (path.empty()) return 0;
   const std::string problem = write_whole_file(path, content);
   if (problem.empty()) return 0;
-  std::fprintf(stderr, "foreshock lab: %s\n", problem.c_str());
+  say(problem, "foreshock lab");
   return 1;
 }
 

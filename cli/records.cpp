@@ -269,7 +269,8 @@ int detect(const Arguments& arguments) {
   }
   if (arguments.has_flag(OptionId::kJson)) {
     // One line; invalid UTF-8 is replaced.
-    std::printf("%s\n", detect_json(detected).dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+    std::puts(
+        printable_json(detect_json(detected).dump(-1, ' ', false, Json::error_handler_t::replace)).c_str());
   } else {
     print_events(detected);
     print_loss_events(detected);

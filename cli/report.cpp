@@ -430,7 +430,7 @@ std::string report_json(const Report& report) {
                          {"coverage", facts_json(report.coverage)},
                          {"notes", notes},
                          {"limits", report.limits}};
-  return document.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return printable_json(document.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 std::string report_page(const std::string& json) {

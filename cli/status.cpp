@@ -75,7 +75,7 @@ std::string json_of(const std::vector<RunState>& states) {
                        {"reason", run.reason}});
   }
   // Invalid UTF-8 is replaced: dump() would throw an exception otherwise.
-  return array.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  return printable_json(array.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)) + "\n";
 }
 
 // Returns several lines about a run, after an empty line that separates the runs.

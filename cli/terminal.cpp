@@ -13,14 +13,8 @@
 
 namespace foreshock::cli {
 
-std::string printable(std::string text) {
-  const auto is_control = [](unsigned char c) { return c < ' ' || c == 0x7f; };
-  std::replace_if(text.begin(), text.end(), is_control, '?');
-  return text;
-}
-
-void say(const std::string& line) {
-  const std::string text = printable("foreshock: " + line) + '\n';
+void say(const std::string& line, const std::string& speaker) {
+  const std::string text = printable(speaker + ": " + line) + '\n';
   // If standard error is a pipe without a reader, write() raises SIGPIPE, which would end the command. So the
   // signal is blocked during write() and removed afterwards. An earlier SIGPIPE stays pending.
   sigset_t pipe, pending, before;

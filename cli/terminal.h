@@ -10,13 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "text/printable.h"
+
 namespace foreshock::cli {
 
-// Replaces control characters by '?'. Text from a record could otherwise send commands to the terminal.
-std::string printable(std::string text);
-
-// Writes "foreshock: <line>\n" to standard error in one call of write(), after printable(). Ignores errors.
-void say(const std::string& line);
+// Writes "<speaker>: <line>\n" to standard error in one call of write(), after printable(). Ignores errors.
+void say(const std::string& line, const std::string& speaker = "foreshock");
 
 // Returns the width of the terminal on standard output, limited to the range from 60 to 120. Returns
 // `without_terminal` if standard output is not a terminal.

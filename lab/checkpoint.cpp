@@ -15,6 +15,8 @@
 #include <system_error>
 #include <utility>
 
+#include "text/printable.h"
+
 namespace foreshock::lab {
 namespace {
 
@@ -123,10 +125,7 @@ std::string overlapping(const std::map<std::string, StoredTensor>& tensors) {
 
 std::string printable(const std::string& text) {
   constexpr size_t kMost = 200;  // bytes
-  std::string shown = text.substr(0, kMost);
-  for (char& c : shown)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return text.size() > kMost ? shown + "..." : shown;
+  return foreshock::printable(text.substr(0, kMost)) + (text.size() > kMost ? "..." : "");
 }
 
 int open_regular(const std::string& path, uint64_t* size, std::string* problem) {

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lab/study.h"
+#include "text/printable.h"
 
 namespace foreshock::lab {
 namespace {
@@ -75,7 +76,7 @@ ordered_json document(const Comparison& comparison) {
 
 // Returns the JSON as text. Replaces invalid UTF-8, which paths may contain.
 std::string dumped(const ordered_json& json, int indent) {
-  return json.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
+  return foreshock::printable_json(json.dump(indent, ' ', false, ordered_json::error_handler_t::replace));
 }
 
 }  // namespace
