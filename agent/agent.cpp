@@ -23,8 +23,10 @@
 #include "agent/node.h"
 #include "agent/publish.h"
 #include "agent/run.h"
+#include "exporters/file_place.h"
 #include "exporters/http_server.h"
 #include "shadow/reference.h"
+#include "text/printable.h"
 
 namespace foreshock {
 namespace {
@@ -48,7 +50,7 @@ volatile std::sig_atomic_t g_stop = 0;
 void request_stop(int) { g_stop = 1; }
 
 int fail(const std::string& error) {
-  std::fprintf(stderr, "foreshock agent: %s\n", error.c_str());
+  std::fprintf(stderr, "foreshock agent: %s\n", printable(error).c_str());
   return 1;
 }
 
@@ -104,7 +106,7 @@ int Agent::run() {
   } else if (!open_single_run(&error)) {
     if (!error.empty()) return fail(error);
     std::fprintf(stderr, "foreshock agent: another agent follows the run in %s; this one ends\n",
-                 options_.directory.c_str());
+                 printable(options_.directory).c_str());
     return 0;
   }
   publish();  // before the server starts, so that its first reply has a state
@@ -436,7 +438,13 @@ std::string host_and_port(const Target& target) {
 
 // The end of the name of a file of targets. It differs between hosts that share the directory.
 std::string host_suffix() { return std::string(".").append(host_name()).append(".json"); }
+
 std::string lock_name(const std::string& name) { return std::string(".").append(name).append(".lock"); }
+
+FilePlace folder_of(const std::string& path) {
+  std::error_code error;
+  return FilePlace((std::filesystem::absolute(path, error).parent_path() / ".").string());
+}
 
 // Whether `text` is a list of targets as targets_json() writes it.
 bool is_list_of_targets(const std::string& text) {
@@ -494,6 +502,7 @@ TargetFile::~TargetFile() {
 // lock is on a second file, which is never removed. If the lock file cannot be opened, every agent may write.
 bool TargetFile::claim() {
   if (lock_ >= 0) return true;
+  if (!folder_of(path_).refusal().empty()) return false;
   const size_t slash = path_.rfind('/');
   const size_t name_at = slash == std::string::npos ? 0 : slash + 1;
   const std::string name = path_.substr(0, name_at) + lock_name(path_.substr(name_at));
@@ -513,15 +522,15 @@ bool TargetFile::claim() {
 
 std::string TargetFile::write(const std::string& text) {
   namespace fs = std::filesystem;
+  const FilePlace folder = folder_of(path_);
+  if (!folder.refusal().empty()) return folder.refusal() + ": Prometheus will not find this agent there";
   if (!claim())
     return path_ +
            " is kept by another agent: Prometheus will not find this one there; name a directory, and each "
            "run has a file of its own in it";
-  std::error_code error;
   std::string why;
-  // canonical() resolves links, since Directory::open() accepts none as the last component.
-  const fs::path folder = fs::canonical(fs::absolute(path_, error).parent_path(), error);
-  const auto directory = error ? nullptr : Directory::open(folder, &why);
+  // The path has no links, since Directory::open() accepts none as the last component.
+  const auto directory = Directory::open(folder.path() + ".", &why);
   const std::string name = fs::path(path_).filename();
   if (directory != nullptr && directory->read(name, kMostTargetBytes) == text) return "";
   // Prometheus runs as another user, who must be able to read the file.

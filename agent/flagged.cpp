@@ -27,6 +27,7 @@
 
 #include "agent/directory.h"
 #include "detect/detector.h"
+#include "exporters/file_place.h"
 #include "segment/layout.h"
 #include "shadow/judgement.h"
 #include "shadow/stored_slice.h"
@@ -414,16 +415,18 @@ bool read_usage(int folder, Usage* usage) {
 }
 
 // Creates the folder if it is missing. Returns its descriptor, or -1 with errno.
-int open_folder(const std::string& path) {
-  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return -1;
-  return open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+int open_folder(const FilePlace& place) {
+  const bool is_found = place.refusal().empty() && place.folder() >= 0;
+  if (is_found && mkdirat(place.folder(), place.name().c_str(), 0700) != 0 && errno != EEXIST) return -1;
+  return place.open(O_RDONLY | O_DIRECTORY);
 }
 
 }  // namespace
 
 FlaggedFolder::Outcome FlaggedFolder::write(const std::string& name, const std::string& bytes,
                                             std::string* error) const {
-  const int folder = open_folder(path_);
+  const FilePlace place(path_);
+  const int folder = open_folder(place);
   Usage usage;
   Outcome outcome = Outcome::kFailed;
   if (folder >= 0 && read_usage(folder, &usage)) {
@@ -433,7 +436,8 @@ FlaggedFolder::Outcome FlaggedFolder::write(const std::string& name, const std::
               : replace_file(folder, name, bytes) ? Outcome::kWritten
                                                   : Outcome::kFailed;
   }
-  if (outcome == Outcome::kFailed) *error = path_ + ": " + std::strerror(errno);
+  if (outcome == Outcome::kFailed)
+    *error = place.refusal().empty() ? path_ + ": " + std::strerror(errno) : place.refusal();
   if (outcome == Outcome::kFull)
     *error = path_ + " holds " + std::to_string(usage.files) + " slices of " + std::to_string(usage.bytes) +
              " bytes; no more are kept there";

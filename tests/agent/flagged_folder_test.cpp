@@ -113,6 +113,19 @@ TEST_F(FlaggedFolderTest, OfAFileThatDoesNotFitNothingStays) {
   EXPECT_EQ(entries(), 1u);
 }
 
+TEST_F(FlaggedFolderTest, ALinkOfAnotherUserToAFolderIsNotFollowed) {
+  fs::create_directory(base_.path() + "/all");
+  fs::create_directory(base_.path() + "/target");
+  fs::create_symlink("../target", base_.path() + "/all/link");
+  const FlaggedFolder folder(base_.path() + "/all/link", 1 << 20);
+  EXPECT_EQ(write(folder, "a", 10), Outcome::kWritten) << "a link of this user";
+  if (lchown((base_.path() + "/all/link").c_str(), 12345, 12345) != 0) GTEST_SKIP() << "needs root";
+  ASSERT_EQ(chmod((base_.path() + "/all").c_str(), 01777), 0);
+  EXPECT_EQ(write(folder, "b", 10), Outcome::kFailed);
+  EXPECT_NE(error_.find("link is a link of another user"), std::string::npos) << error_;
+  EXPECT_EQ(std::distance(fs::directory_iterator(base_.path() + "/target"), {}), 1);
+}
+
 TEST_F(FlaggedFolderTest, NoLinkIsFollowed) {
   fs::create_directory(path(""));
   std::ofstream(base_.path() + "/victim") << "mine";

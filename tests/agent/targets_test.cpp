@@ -61,6 +61,21 @@ TEST_F(TargetFileTest, IsReplacedWholeAndOnlyWhenItChanges) {
   EXPECT_NE(nowhere.write("[]").find("cannot be written"), std::string::npos);
 }
 
+TEST_F(TargetFileTest, ALinkOfAnotherUserToItsFolderIsNotFollowed) {
+  fs::create_directory(folder_ + "/all");
+  fs::create_directory(folder_ + "/target");
+  fs::create_symlink("../target", folder_ + "/all/link");
+  const std::string path = folder_ + "/all/link/targets.json";
+  EXPECT_EQ(TargetFile(path, "me").write("[]"), "") << "a link of this user";
+  if (lchown((folder_ + "/all/link").c_str(), 12345, 12345) != 0) GTEST_SKIP() << "needs root";
+  ASSERT_EQ(chmod((folder_ + "/all").c_str(), 01777), 0);
+  TargetFile file(path, "me");
+  const std::string why = file.write("[1]");
+  EXPECT_NE(why.find("link is a link of another user"), std::string::npos) << why;
+  file.remove();
+  EXPECT_EQ(text_of(folder_ + "/target/targets.json"), "[]");
+}
+
 TEST_F(TargetFileTest, IsKeptByOneAgentAtATime) {
   const std::string path = folder_ + "/targets.json";
   TargetFile second(path, "second");
