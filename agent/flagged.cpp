@@ -456,7 +456,7 @@ struct FlaggedWriter::Shared {
   uint64_t waiting_bytes = 0;
   bool is_writing = false, is_ending = false;
   FlaggedCounts counts;
-  // Outcome of the previous write. If the next one has the same outcome, its error is not logged.
+  // Outcome of the previous write. If the next one has the same outcome, nothing is reported.
   FlaggedFolder::Outcome previous = FlaggedFolder::Outcome::kWritten;
 
   bool is_idle() const { return waiting.empty() && !is_writing; }
@@ -537,10 +537,10 @@ void FlaggedWriter::work(const std::shared_ptr<Shared>& shared) {
     std::string error;
     const Outcome outcome = shared->folder->write(slice.name, flagged_file(slice), &error);
     lock.lock();
-    if (outcome != Outcome::kWritten && outcome != shared->previous)
-      spdlog::error("--save-flagged: {}", error);
+    if (outcome != shared->previous)
+      shared->counts.problem =
+          outcome == Outcome::kWritten ? shared->folder->path() + ": slices can be written again" : error;
     shared->previous = outcome;
-    if (!error.empty()) shared->counts.problem = error;
     if (outcome == Outcome::kWritten) ++shared->counts.saved[static_cast<size_t>(slice.reason)];
     if (outcome == Outcome::kFull) ++shared->counts.dropped[static_cast<size_t>(FlaggedDrop::kQuota)];
     if (outcome == Outcome::kFailed) ++shared->counts.dropped[static_cast<size_t>(FlaggedDrop::kError)];

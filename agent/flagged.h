@@ -155,7 +155,7 @@ inline constexpr const char* kFlaggedDropNames[kFlaggedDrops] = {"alike", "busy"
 struct FlaggedCounts {
   std::array<uint64_t, kFlagReasons> saved = {};
   std::array<uint64_t, kFlaggedDrops> dropped = {};
-  std::string problem;  // the last error, in one line; empty: no error
+  std::string problem;  // the last error, or its end, in one line; empty: no error
 };
 
 // Writes flagged slices in a separate thread, so that a slow or hanging disk delays only that thread.

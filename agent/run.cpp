@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <utility>
 
 #include "agent/condition_list.h"
@@ -21,6 +22,7 @@
 #include "agent/node.h"
 #include "agent/publish.h"
 #include "agent/record_lines.h"
+#include "agent/text.h"
 
 namespace foreshock {
 
@@ -100,8 +102,9 @@ constexpr uint64_t kMostRefusalsLogged = 20;
 // Launchers that one call of ended_launchers() returns. Limited, since a user can write many exit files.
 constexpr size_t kMostExitsAtOnce = 64;
 // This file exists while a kill of the agent would lose lines of the record, and forever once lines are lost.
-// It has the reason, which the launcher prints.
 constexpr const char* kRecordIncomplete = "record.incomplete";
+constexpr const char* kNotices = "notices";  // lines that the launchers print, see add_notice()
+constexpr size_t kMostNotices = 32, kMostNoticeBytes = 64 << 10;
 constexpr const char* kRecordSpool = "record.spool";  // lines that are not in the record file yet
 
 RunState worse_of(RunState a, RunState b) {
@@ -165,7 +168,10 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   run->facts_.restore(*run->directory_);
   for (const auto& [run_and_rank, watch] : run->pipeline_->watches().all())
     run->pipeline_->adviser().restore(run_and_rank.second, watch.states());
+  std::istringstream notices(run->directory_->read(kNotices, kMostNoticeBytes).value_or(""));
+  for (std::string line; std::getline(notices, line);) run->notices_.push_back(line);
   run->record_was_incomplete_ = run->has_incomplete_file_ = run->directory_->has(kRecordIncomplete);
+  run->record_problem_ = run->directory_->read(kRecordIncomplete, kMostNoticeBytes).value_or("");
   // Creates the state's file now: at the end of the run, the summary may need the tmpfs' last free inode.
   run->save_watches();
   return run;
@@ -189,6 +195,8 @@ Run::~Run() {
 void Run::save_watches(bool is_last) {
   if (pipeline_ == nullptr) return;  // open() failed before it created the pipeline
   flush_record();
+  note_flagged_problem();
+  write_notices();
   watch_state_.save(*directory_, record_.get(), pipeline_->watches(), is_last);
   for (const auto& followed : followed_)
     if (!followed->is_finished()) facts_.note(followed->name, followed->rank);
@@ -198,21 +206,47 @@ void Run::save_watches(bool is_last) {
 void Run::flush_record() {
   if (record_ == nullptr) return;
   record_->begin_flush();
-  note_record_problem();
+  note_record_state();
 }
 
-void Run::note_record_problem() {
+void Run::note_record_state() {
   const bool is_incomplete = record_->is_incomplete() || record_was_incomplete_;
-  if (const std::string error = record_->take_error(); !error.empty()) {
-    spdlog::error("{}", error);
-    record_problem_ = error;
+  if (const std::string line = record_->take_error(); !line.empty()) {
+    add_notice(line);
+    record_problem_ = line;
   }
+  if (!is_incomplete && !record_->is_failing()) record_problem_.clear();
   if (is_incomplete == has_incomplete_file_) return;
   has_incomplete_file_ = is_incomplete;
   if (is_incomplete)
     directory_->write(kRecordIncomplete, record_problem_);
   else
     directory_->remove(kRecordIncomplete);
+}
+
+void Run::note_flagged_problem() {
+  if (flagged_ == nullptr) return;
+  const std::string problem = flagged_->writer().counts().problem;
+  if (!problem.empty()) add_notice("--save-flagged: " + problem);
+}
+
+void Run::add_notice(const std::string& line) {
+  const std::string subject = line.substr(0, line.find(": ") + 1);  // "record /a/b.jsonl:"
+  const auto last = std::find_if(notices_.rbegin(), notices_.rend(),
+                                 [&](const std::string& notice) { return notice.starts_with(subject); });
+  if (last != notices_.rend() && *last == line) return;
+  spdlog::error("{}", line);
+  if (notices_.size() >= kMostNotices) return;
+  notices_.push_back(line);
+  has_new_notices_ = true;
+}
+
+// Writes the notices for the launchers. A failed attempt is repeated by the next call.
+void Run::write_notices() {
+  if (!has_new_notices_) return;
+  std::string text;
+  for (const std::string& line : notices_) text += printable(line) + "\n";
+  has_new_notices_ = !directory_->write(kNotices, text);
 }
 
 bool Run::poll() {
@@ -550,8 +584,12 @@ void Run::write_summary(const LauncherExit& exit) {
   record_verdict(exit.launcher_id, exit.state);
   if (record_ != nullptr) {
     summary["record_complete"] = record_->flush() && !record_->is_incomplete() && !record_was_incomplete_;
-    note_record_problem();  // first, since the launcher reads it when the summary is there
+    note_record_state();
   }
+  note_flagged_problem();
+  write_notices();  // before the summary, for which the launcher waits
+  summary["notices"] = notices_;
+  input.record_problem = record_problem_;
   summary["text"] = summary_text(input);
   if (directory_->write(summary_name(exit.launcher_id), text_of(summary, /*indent=*/2) + "\n"))
     exits_seen_.erase(exit.launcher_id);
@@ -584,6 +622,7 @@ SummaryInput Run::summary_input(uint64_t launcher_id) const {
   input.refusal = refusal_;
   input.processes_left_out = processes_left_out_;
   input.record = options_.record;
+  input.record_problem = record_problem_;
   return input;
 }
 
@@ -621,6 +660,7 @@ nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
   // The launcher of a refused segment is unknown, so the summaries for all launchers have the count.
   if (refused_segments() > 0) all["refused"] = {{"segments", refused_segments()}, {"why", refusal_}};
   all["processes_left_out"] = processes_left_out_;
+  all["notices"] = notices_;
   return all;
 }
 

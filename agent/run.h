@@ -199,10 +199,15 @@ class Run {
   std::vector<Condition> conditions() const;  // of the run, over all launchers and attempts
   int64_t last_step() const;                  // of any rank; -1: none has ended
   void save_watches(bool is_last = false);
-  void flush_record();  // starts to write the record's buffered lines, and notes what is wrong with it
-  // Logs what is wrong with the record, and creates or removes the file kRecordIncomplete. The record must
-  // exist.
-  void note_record_problem();
+  void flush_record();  // starts to write the record's buffered lines
+  // Notes an error of the record and its end, and creates or removes the file kRecordIncomplete. The record
+  // must exist.
+  void note_record_state();
+  void note_flagged_problem();
+  // Logs a line "FILE: what has happened to it" unless it is the last one about this file, and passes it to
+  // the launchers, which print it.
+  void add_notice(const std::string& line);
+  void write_notices();
   // Returns the input of the summary for the ranks of one launcher, or of all (0).
   SummaryInput summary_input(uint64_t launcher_id) const;
   // Returns the processes that a launcher started, or all (0), sorted by rank.
@@ -224,7 +229,9 @@ class Run {
   RankFacts facts_;                     // past alarms and events by segment, saved for the next agent
   bool record_was_incomplete_ = false;  // an earlier agent could not write some lines of the record
   bool has_incomplete_file_ = false;    // the directory has the file kRecordIncomplete
-  std::string record_problem_;          // the last error of record_; "": none
+  std::string record_problem_;          // why record_ fails or has failed; "": it is well
+  std::vector<std::string> notices_;    // see add_notice(); also those of an earlier agent
+  bool has_new_notices_ = false;        // the file kNotices lacks some
   std::vector<std::unique_ptr<FollowedProcess>> followed_;
   RunState state_ = RunState::kRunning;  // kRunning until all processes have ended, then worst_
   RunState worst_ = RunState::kRunning;  // the worst end of a process so far

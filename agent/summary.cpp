@@ -847,6 +847,7 @@ std::string summary_text(const SummaryInput& input) {
   out += skipped_entry(input.ranks);
   out += warnings_entry(input.ranks) + weights_entries(input) + replicas_entry(input) +
          overhead_entry(input, passes) + flagged_entries(input) + notes_entries(input, layers, passes);
+  if (!input.record_problem.empty()) out += entry("not written", printable(input.record_problem));
   if (!input.record.empty()) out += entry("more", "foreshock report " + printable(input.record));
   return shortened(out);
 }

@@ -32,6 +32,7 @@ struct SummaryInput {
   std::string flagged_directory;         // folder of the unusual ("flagged") slices, --save-flagged
   std::optional<FlaggedCounts> flagged;  // absent: no slices are kept
   std::string record;                    // path of the record; empty: the agent writes none
+  std::string record_problem;  // why the record lacks lines or cannot be written now; empty: it is well
 };
 
 // Returns at most kSummaryLines lines of kSummaryColumns columns. Control characters in names are replaced.

@@ -28,6 +28,7 @@
 #include "cli/run_dir.h"
 #include "exporters/http_get.h"
 #include "exporters/http_routes.h"
+#include "text/printable.h"
 
 namespace foreshock::cli {
 
@@ -79,16 +80,11 @@ std::string file_content(const std::string& path) {
 
 using Json = nlohmann::json;
 
-// Returns `text` with '?' for control characters except newlines.
-std::string printable(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return (c < 0x20 && c != '\n') || c == 0x7f; }, '?');
-  return text;
-}
-
 // Returns a printable text of an object; "" if it is missing.
 std::string text_in(const Json& json, const char* key) {
-  return json.contains(key) && json[key].is_string() ? printable(json[key].get<std::string>()) : "";
+  return json.contains(key) && json[key].is_string()
+             ? printable(json[key].get<std::string>(), /*keeps_newlines=*/true)
+             : "";
 }
 
 }  // namespace
@@ -113,8 +109,11 @@ bool AgentAddress::writes(const std::string& path) const { return through_json(p
 
 bool AgentAddress::saves_flagged(const std::string& path) const { return through_json(path) == save_flagged; }
 
-std::string record_problem(const std::string& directory) {
-  return printable(file_content(directory + "/record.incomplete"));
+std::vector<std::string> notices(const std::string& directory) {
+  std::vector<std::string> lines;
+  std::ifstream file(directory + "/notices");
+  for (std::string line; std::getline(file, line);) lines.push_back(printable(line));
+  return lines;
 }
 
 std::optional<AgentAddress> read_agent_address(const std::string& directory) {

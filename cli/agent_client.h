@@ -40,8 +40,9 @@ struct AgentAddress {
 // not exist or, in another pid namespace, the agent no longer holds the lock agent.lock.
 std::optional<AgentAddress> read_agent_address(const std::string& directory);
 
-// Returns why the record of the run lacks lines, as the agent reports it in mid-run; "": it reports nothing.
-std::string record_problem(const std::string& directory);
+// Returns the lines about files of the run that the agent has written so far, for example that the disk of
+// the record is full.
+std::vector<std::string> notices(const std::string& directory);
 
 // Starts the agent of a run, and a new agent whenever it has died. Several launchers may share a run and its
 // agent; then any of them starts the next agent. Not thread-safe.

@@ -245,11 +245,9 @@ std::string copy_problem(const std::string& text, const std::string& path) {
 
 // Prints the agent's summary, or why it is missing, and writes its JSON to the file `copy` ("": no file). A
 // summary without ranks and without processes that the agent refused is not printed; a line then says why.
-// `record`: the path of --record; "": none. `is_record_problem_said`: a line has said why the record lacks
-// lines. `off_lines`: why processes of the command were not monitored.
+// `record`: the path of --record; "": none. `off_lines`: why processes of the command were not monitored.
 void print_summary(const ExitExchange::Answer& answer, const std::string& copy, const std::string& record,
-                   bool is_record_problem_said, const std::vector<std::string>& off_lines,
-                   const std::string& directory) {
+                   const std::vector<std::string>& off_lines, const std::string& directory) {
   const Summary summary = read_summary(answer.summary);
   if (answer.summary.empty()) print_missing_summary(answer.problem, record);
   if (summary.has_ranks || summary.has_refused) {
@@ -259,8 +257,7 @@ void print_summary(const ExitExchange::Answer& answer, const std::string& copy, 
   if (summary.is_valid && !copy.empty())
     if (const std::string problem = copy_problem(answer.summary, copy); !problem.empty())
       say("no file of the summary: " + problem);
-  if (summary.lacks_record_lines && !is_record_problem_said)
-    say("the record is incomplete: not all of it could be written");
+  if (summary.lacks_record_lines) say("the record is incomplete: not all of it could be written or kept");
   for (const std::string& line : off_lines) say(line);
   if (off_lines.empty() && summary.is_valid && !summary.has_ranks && !summary.has_refused)
     say(summary.has_other_ranks ? other_ranks_line() : no_segment_line(directory));
@@ -281,6 +278,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     return run_unmonitored(arguments.command(), problem);
   }
   const OffFiles earlier = off_files(directory.path());  // reasons why earlier trainers were not monitored
+  const size_t earlier_notices = notices(directory.path()).size();  // printed by other launchers of the run
   SignalPasser signals;  // from here on, signals stay pending until they are passed to the command
   // Its tick() starts the agent, and another one whenever the agent has died.
   AgentKeeper keeper(directory.path(),
@@ -302,18 +300,16 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   }
   const std::string record = absolute(arguments.text(OptionId::kRecord));
   const std::string flagged = absolute(arguments.text(OptionId::kSaveFlagged));
+  size_t notices_printed = earlier_notices;
+  const auto print_notices = [&] {
+    const std::vector<std::string> lines = notices(directory.path());
+    for (; notices_printed < lines.size(); ++notices_printed) say(lines[notices_printed]);
+  };
   // Restarts a dead agent and prints the address of each new agent. If another launcher with the same run id
   // started the agent, the agent may lack our --record or --save-flagged; lines say so.
-  bool is_record_problem_said = false;
-  const auto say_record_problem = [&] {
-    if (record.empty() || is_record_problem_said) return;
-    const std::string problem = record_problem(directory.path());
-    if (!problem.empty()) say(problem);
-    is_record_problem_said = !problem.empty();
-  };
   const auto keep_agent = [&] {
     keeper.tick();
-    say_record_problem();
+    print_notices();
     const auto agent = keeper.new_address();
     if (!agent) return;
     const std::string port_note =
@@ -348,8 +344,8 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   // Consumes the Ctrl-C that has ended the command, so that this signal does not end the wait below.
   signals.interrupted_within(0);
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
-  say_record_problem();  // the agent may have found it with the last line only
-  print_summary(answer, absolute(arguments.text(OptionId::kSummary)), record, is_record_problem_said,
+  print_notices();
+  print_summary(answer, absolute(arguments.text(OptionId::kSummary)), record,
                 off_lines(directory.path(), earlier, launcher_id()), directory.path());
   if (read_summary(answer.summary).has_ranks)
     print_known_defects_once(arguments.command(), variables.adapters);

@@ -39,6 +39,7 @@ function notes(ranks) {
   const warn = (text) => lines.push({ text, alarm: true });
   for (const finding of (ui.state?.findings || []).slice(1, 4)) warn(`${finding.text}.`);
   for (const look of (ui.state?.conditions || []).filter((c) => c.kind === "look").slice(0, 3)) lines.push({ text: `Worth a look: ${look.text}. Do: ${look.action}.`, alarm: false });
+  for (const notice of (ui.state?.notices || []).slice(-2)) warn(`${notice}.`);  // about files of the run
   // Detectors that the benchmark has found useful (proven).
   const warning = ranks.flatMap((rank) => rank.precursors?.detectors || []).filter((d) => d.level === "warn" && d.measured?.proven);
   const names = [...new Set(warning.map(by("detector")))];

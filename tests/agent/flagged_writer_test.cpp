@@ -137,6 +137,11 @@ TEST_F(FlaggedWriterTest, TellsWhyNothingIsWritten) {
   const FlaggedCounts counts = to->counts();
   EXPECT_EQ(counts.dropped, (std::array<uint64_t, kFlaggedDrops>{1, 0, 1, 1}));
   EXPECT_EQ(counts.problem, "the disk says no");
+  disk_->outcome = Outcome::kWritten;
+  to->offer(slice("c"));
+  ASSERT_TRUE(to->wait(60s));
+  EXPECT_EQ(to->counts().problem, "/slices: slices can be written again");
+  EXPECT_EQ(disk_->names, std::vector<std::string>{"c"});
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <sstream>
 
 #include "exporters/http_routes.h"
 #include "exporters/record_reader.h"
@@ -196,6 +198,71 @@ TEST(Run, ARecordThatAKilledAgentCouldNotWriteIsNotComplete) {
       EXPECT_EQ(nlohmann::json::parse(file)["record_complete"], !was_full);
     }
   }
+}
+
+// The launcher prints them while the command runs, and the summary and the page have them.
+TEST(Run, AFullDiskIsANoticeToTheLaunchers) {
+  SegmentOfATrainer trainer;
+  trainer.identity()->launcher_id = kLauncher;
+  Registry registry;
+  const auto notices = [&] {
+    std::ifstream file(trainer.directory + "/notices");
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const std::string line = "record /dev/full: No space left on device; the run goes on without it";
+  for (int agent = 0; agent < 2; ++agent) {
+    const auto run = open_run(job_options("/dev/full"), trainer);
+    ASSERT_NE(run, nullptr);
+    run->discover(&registry);
+    trainer.step(agent + 1, 2.0);
+    run->poll();
+    const auto begin = Run::Clock::now();
+    while (notices().empty() && Run::Clock::now() < begin + 5s) run->publish(&registry);
+    EXPECT_EQ(notices(), line + "\n") << "once, also if the agent is restarted";
+    const nlohmann::json state = run->document(0, true);
+    EXPECT_EQ(state["notices"], nlohmann::json({line}));
+    std::istringstream words(state["text"].get<std::string>());
+    std::string text;
+    for (std::string word; words >> word;) text += word + " ";
+    EXPECT_NE(text.find("not written record /dev/full: No space left on device;"), std::string::npos) << text;
+  }
+}
+
+// A limit of the size of files takes the place of the disk. The other files are smaller.
+TEST(Run, ADiskThatIsFullAgainIsSaidAgain) {
+  constexpr size_t kBytes = 512 << 10;
+  SegmentOfATrainer trainer;
+  Registry registry;
+  const std::string record = trainer.directory + "/record.jsonl";
+  std::string lines;
+  while (lines.size() < kBytes) lines += "{\"schema\":1,\"type\":\"event\"}\n";
+  std::ofstream(record) << lines;
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = signal(SIGXFSZ, SIG_IGN);
+  const auto run = open_run(job_options(record), trainer);
+  ASSERT_NE(run, nullptr);
+  run->discover(&registry);
+  const std::string full = "record " + record + ": File too large; the run goes on without it";
+  const std::string well = "record " + record + ": can be written again; nothing is lost";
+  std::vector<std::string> expected;
+  for (int step = 1; step <= 4; ++step) {
+    const bool is_full = step % 2 == 1;
+    const rlimit now = {is_full ? std::filesystem::file_size(record) : before.rlim_cur, before.rlim_max};
+    if (is_full) trainer.step(step, 2.0);  // its segment is larger than the record
+    run->poll();
+    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &now), 0);
+    expected.push_back(is_full ? full : well);
+    const auto begin = Run::Clock::now();
+    nlohmann::json notices;
+    do {
+      run->publish(&registry);
+      notices = run->document(0, true)["notices"];
+    } while (notices != expected && Run::Clock::now() < begin + 5s);
+    EXPECT_EQ(notices, nlohmann::json(expected));
+    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  }
+  signal(SIGXFSZ, handler);
 }
 
 // What a training was found to do before its agent was killed counts in its summary, although the next agent

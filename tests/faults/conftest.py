@@ -62,7 +62,7 @@ def mounted(tmp_path):
 def told(show_line: Callable[[str, str], None]) -> Callable[..., None]:
     """told(fault, plain, watched, says): checks the end of a fault, and adds its line to the table.
 
-    `says`: pattern of the one line that tells what is off; None: nothing is.
+    `says`: pattern of the one line that tells what is off, or patterns of several lines; None: nothing is.
     """
 
     def check(
@@ -70,7 +70,7 @@ def told(show_line: Callable[[str, str], None]) -> Callable[..., None]:
         scene: Scene,
         plain: Outcome,
         watched: Outcome,
-        says: str | None = None,
+        says: str | tuple[str, ...] | None = None,
         again: Callable | None = None,
     ) -> None:
         fault_scene.assert_same_result(plain, watched)
@@ -86,7 +86,7 @@ def told(show_line: Callable[[str, str], None]) -> Callable[..., None]:
             assert extra < fault_scene.EXTRA_DELAY_US + noise, (before, after)
             delay = f"{extra / 1e3:+.2f} ms ({len(after)})"
         assert scene.left_files() == []
-        expected = [] if says is None else [says]
+        expected = [says] if isinstance(says, str) else list(says or ())
         assert len(watched.said) == len(expected), watched.errors
         for line, pattern in zip(watched.said, expected, strict=True):
             assert pattern in line

@@ -45,7 +45,9 @@ def test_disk_hangs_for_a_while_and_the_agent_is_killed(scene, told, tmp_path, h
     os.kill(agent, signal.SIGKILL)  # it may have written some of it by now, or nothing
     wait_until(lambda: scene.agent() not in (None, agent))
     watched = scene.go_on(process)
-    told("disk of the record hangs, agent killed", scene, plain, watched)
+    says = f"record {record}: its disk does not answer"
+    told("disk of the record hangs, agent killed", scene, plain, watched, says)
+    assert watched.summary["record_complete"] is True
     assert_conserved(watched.summary)
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     taken = Counter((line["time"], line["step"]) for line in lines if line["type"] == "step")
@@ -62,5 +64,6 @@ def test_disk_hangs_to_the_end(scene, told, tmp_path, hanging, shimmed):
     plain = scene.plain(str(STEPS), "return")
     watched = scene.monitored(str(STEPS), "return", options=("--record", str(record)), **shimmed)
     hanging.unlink()  # whoever is left behind may go
-    told("disk of the record hangs to the end", scene, plain, watched, "the record is incomplete: ")
+    says = (f"record {record}: its disk does not answer", "the record is incomplete: ")
+    told("disk of the record hangs to the end", scene, plain, watched, says)
     assert_conserved(watched.summary)

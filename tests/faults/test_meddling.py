@@ -149,6 +149,12 @@ def test_run_directory_removed(scene, told, half_way):
     told("run directory removed", scene, plain, scene.go_on(process), "no summary: ")
 
 
+def notices(scene) -> str:
+    """What the launcher prints while the command runs."""
+    path = scene.base / RUN_ID / "notices"
+    return path.read_text() if path.exists() else ""
+
+
 def test_record_removed(scene, told, tmp_path):
     """Reported while the training still waits in its middle."""
     plain = scene.plain_half_way()
@@ -156,9 +162,10 @@ def test_record_removed(scene, told, tmp_path):
     process = scene.start_half_way([*scene.run_line("--record", str(record)), *scene.waiting_line()])
     wait_until(lambda: record.stat().st_size > 0)
     record.unlink()
-    wait_until(lambda: (scene.base / RUN_ID / "record.incomplete").exists(), seconds=5)
+    line = f"record {record}: another program has moved or removed it; it goes on"
+    wait_until(lambda: line in notices(scene), seconds=5)
     watched = scene.go_on(process)
-    told("record removed", scene, plain, watched, f"record {record}: another program has moved or removed it; it")
+    told("record removed", scene, plain, watched, (line, "the record is incomplete: "))
     assert_conserved(watched.summary)
     assert watched.summary["record_complete"] is False
     lines = [json.loads(line) for line in record.read_text().splitlines()]

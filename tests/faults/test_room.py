@@ -85,9 +85,12 @@ def test_disk_full(scene, told, mounted):
     """Of the record and the summary: the lines that fit are there."""
     disk = mounted("size=256k")
     os.truncate(fill_bytes(disk), 128 << 10)
-    options = ("--record", str(disk / "record.jsonl"))
+    record = disk / "record.jsonl"
+    options = ("--record", str(record))
     plain, watched = scene.plain(STEPS, "return"), scene.monitored(STEPS, "return", options=options)
-    told("disk of the record full", scene, plain, watched, "the record is incomplete: ")
+    says = (f"record {record}: No space left on device", "the record is incomplete: ")
+    told("disk of the record full", scene, plain, watched, says)
+    assert watched.summary["record_complete"] is False
     assert_conserved(watched.summary)
     lines = (disk / "record.jsonl").read_text().splitlines()
     assert len([json.loads(line) for line in lines]) == len(lines) > 10, "whole lines only"
