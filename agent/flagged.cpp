@@ -47,15 +47,17 @@ constexpr double kReferenceError = 1e-13;
 using std::chrono::milliseconds;
 constexpr milliseconds kMaxWaitAtEnd{3000};  // for the disk, in the destructor of FlaggedWriter
 
-// Whether a slice of query rows has an error ratio (fused_ratio) above `times` the limit.
-bool is_beyond(const SliceDeviation& d, DType dtype, double times) {
-  return d.fused_ratio.value_or(0) > times * ratio_limit(d.backward ? 1 : 0, dtype, 0) &&
-         d.relative_error_max.value_or(0) > kReferenceError;
+// Whether a slice has an error ratio (fused_ratio) above `times` the limit. query_rows: as for ratio_limit().
+bool is_beyond(const SliceDeviation& d, DType dtype, uint64_t query_rows, double times) {
+  const double limit = is_one_sided(d.unexplained_bias, dtype)
+                           ? one_sided_ratio_limit(dtype)
+                           : ratio_limit(static_cast<uint32_t>(d.tensor), dtype, query_rows);
+  return d.fused_ratio.value_or(0) > times * limit && d.relative_error_max.value_or(0) > kReferenceError;
 }
 
 bool is_far_beyond(const JudgedSlice& judged) {
   const double rounding_error = std::ldexp(1.0, -format_of(judged.slice.dtype).precision);
-  return is_beyond(judged.deviation, judged.slice.dtype, kFarBeyond) &&
+  return is_beyond(judged.deviation, judged.slice.dtype, 0, kFarBeyond) &&
          judged.deviation.relative_error_max.value_or(0) > kFarBeyond * rounding_error;
 }
 
@@ -119,7 +121,7 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const LayerContext
       return is_nonfinite(d);
     case FlagReason::kDeviationRatio:
       return is_far_beyond(judged) ||
-             (is_beyond(d, judged.slice.dtype, 1) && context.has_alarm("fused_ratio"));
+             (is_beyond(d, judged.slice.dtype, 0, 1) && context.has_alarm("fused_ratio"));
     case FlagReason::kBias:
       return (context.has_alarm("bias") || (!d.backward && context.warns(DetectorId::kBias))) &&
              has_bias_of_layer(d, context.pooled_bias(), bias_limit(0, judged.slice.dtype));
@@ -136,11 +138,8 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const LayerContext
 // Overload for FlaggedSlices::consider(), which passes a JudgedSlice or JudgedColumns.
 bool is_fit_as_control(const JudgedSlice& judged) { return foreshock::is_fit_as_control(judged.deviation); }
 
-// Does the same as is_beyond() for dK or dV of a slice of key columns.
 bool is_key_beyond(const JudgedColumns& judged, const SliceDeviation& d, double times) {
-  const double limit =
-      ratio_limit(static_cast<uint32_t>(d.tensor), judged.columns.dtype, judged.columns.rows());
-  return d.fused_ratio.value_or(0) > times * limit && d.relative_error_max.value_or(0) > kReferenceError;
+  return is_beyond(d, judged.columns.dtype, judged.columns.rows(), times);
 }
 
 // Returns the reason to flag the slice for one of its tensors, dK or dV, whose deviation is `d`.
@@ -301,7 +300,8 @@ std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStati
 }
 
 bool is_fit_as_control(const SliceDeviation& d) {
-  return d.rows_compared > 0 && !is_beyond(d, DType::kNone, 1);  // the narrowest limits
+  return d.rows_compared > 0 && !(d.fused_ratio.value_or(0) > one_sided_ratio_limit(DType::kNone) &&
+                                  d.relative_error_max.value_or(0) > kReferenceError);  // the narrowest limit
 }
 
 std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const RankStatistics& rank) {

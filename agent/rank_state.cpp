@@ -113,6 +113,7 @@ double alarm_nearness(const LayerStatistics& layer) {
       nearness = std::max(nearness, max_of(values).value_or(0) / limit);
     };
     compare(statistics->fused_ratio, ratio_limit(*statistics, tensor));
+    compare(statistics->one_sided_ratio, one_sided_ratio_limit(statistics->dtype));
     compare(statistics->conservation_ratio, kConservationRatio);
     const std::optional<Bias> excess = statistics->excess_bias.bias();
     if (excess && excess->z && std::fabs(*excess->z) > kBiasZ && !layer.is_mixed &&
@@ -145,8 +146,9 @@ bool is_biased(const PassStatistics& pass, uint32_t tensor) {
 }
 
 bool has_large_errors(const PassStatistics& pass, uint32_t tensor) {
-  return several_beyond(pass.fused_ratio, ratio_limit(pass, tensor),
-                        is_key_gradient(tensor) ? kSlicesBeyondKeys : kSlicesBeyond);
+  const int several = is_key_gradient(tensor) ? kSlicesBeyondKeys : kSlicesBeyond;
+  return several_beyond(pass.fused_ratio, ratio_limit(pass, tensor), several) ||
+         several_beyond(pass.one_sided_ratio, one_sided_ratio_limit(pass.dtype), several);
 }
 
 // The most specific alarm comes first: a bias, for example, also raises the ratios.
@@ -177,7 +179,9 @@ bool is_nonfinite(const SliceDeviation& d) {
 
 void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor, LayerStatistics* layer) {
   PassStatistics& statistics = statistics_of(tensor, layer);
-  const double limit = ratio_limit(statistics, tensor);
+  const double limit = is_one_sided(deviation.unexplained_bias, statistics.dtype)
+                           ? one_sided_ratio_limit(statistics.dtype)
+                           : ratio_limit(statistics, tensor);
   for (const LayerAlarm& alarm : alarms_of(*layer, tensor)) {
     const std::string kind = alarm.kind;
     // An alarm outlasts the slices that caused it. If it comes from earlier slices only, this step is not
@@ -319,8 +323,9 @@ bool has_no_comparable_column(const SliceDeviation& deviation) {
          deviation.rows_not_comparable > 0;
 }
 
-void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, bool is_written_out,
+void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, DType dtype, bool is_written_out,
               PassStatistics* pass) {
+  pass->dtype = dtype;
   pass->judged += !has_no_comparable_column(deviation);
   pass->written_out += is_written_out && !has_no_comparable_column(deviation);
   pass->last_step = cluster.step;
@@ -332,6 +337,8 @@ void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, bool 
   add_known(pass->relative_error_max, deviation.relative_error_max);
   add_known(pass->deviation_ratio, deviation.deviation_ratio);
   add_known(pass->fused_ratio, deviation.fused_ratio);
+  if (deviation.fused_ratio)
+    pass->one_sided_ratio.add(is_one_sided(deviation.unexplained_bias, dtype) ? *deviation.fused_ratio : 0);
   add_known(pass->lse_error_ratio, deviation.lse_error_ratio);
   pass->bias.add(cluster, deviation.bias);
   pass->excess_bias.add(cluster, excess_bias(deviation.bias, deviation.floor_bias));
@@ -590,8 +597,8 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   const BiasCluster cluster = {slot.batch, slot.kv_head, slot.step, rank->identity.rank};
   const uint32_t tensor = slot.columns == 1 ? static_cast<uint32_t>(deviation.tensor) : slot.pass;
   const bool is_plain = is_written_out(rank->operation_of(slot));
-  add_pass(deviation, cluster, is_plain, &statistics_of(tensor, rank));
-  statistics_of(tensor, rank).dtype = static_cast<DType>(slot.dtype);
+  const DType dtype = static_cast<DType>(slot.dtype);
+  add_pass(deviation, cluster, dtype, is_plain, &statistics_of(tensor, rank));
   if (slot.pass == 0) add_scores(deviation, &rank->scores);
   if (!is_key_gradient(tensor)) add_to_history(slot, deviation, rank);  // histories show slices of rows only
   rank->layer_source = better_source(rank->layer_source, layer.source);
@@ -603,8 +610,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   // A layer is counted at its first slice, hence before add_pass(), which makes `judged` positive.
   if (!is_key_gradient(tensor))
     rank->layers_judged[slot.pass] += named_layer != nullptr && named_layer->pass[slot.pass].judged == 0;
-  add_pass(deviation, cluster, is_plain, &statistics_of(tensor, &statistics));
-  statistics_of(tensor, &statistics).dtype = static_cast<DType>(slot.dtype);
+  add_pass(deviation, cluster, dtype, is_plain, &statistics_of(tensor, &statistics));
   // In a slice of key positions, slot.keys is the number of query rows.
   if (slot.columns == 1) statistics_of(tensor, &statistics).query_rows = slot.keys;
   add_whole_call(deviation, slot, &statistics);

@@ -111,9 +111,10 @@ struct PassStatistics {
   // the error of unfused attention (deviation_ratio), and divided by the error of fused attention
   // (fused_ratio). lse_error_ratio is the error of the log-sum-exp divided by its tolerance.
   SampleWindow relative_error_mean, relative_error_max, deviation_ratio, fused_ratio, lse_error_ratio;
-  BiasPool bias;          // mean signed error of the trainer's result
-  BiasPool excess_bias;   // that bias minus the bias of fused attention on the same slices
-  BiasPool rounded_bias;  // control: bias of the reference rounded once to the trainer's precision
+  SampleWindow one_sided_ratio;  // fused_ratio of a slice that is_one_sided(), else 0
+  BiasPool bias;                 // mean signed error of the trainer's result
+  BiasPool excess_bias;          // that bias minus the bias of fused attention on the same slices
+  BiasPool rounded_bias;         // control: bias of the reference rounded once to the trainer's precision
   // The next two are for dK and dV only. query_rows: number of query rows that the last slice summed over, of
   // all heads that share the key-value head. conservation_ratio: how far the sums of dK or dV over all keys
   // are from the values that every correct kernel gives, relative to the tolerance.

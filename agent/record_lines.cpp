@@ -119,6 +119,7 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
   line.bias_ulp_sum = deviation.bias.denominator;
   if (deviation.bias.denominator > 0) {
     line.bias_ulp = deviation.bias.numerator / deviation.bias.denominator;
+    line.unexplained_bias_ulp = deviation.unexplained_bias;
     if (deviation.rounded_bias.denominator > 0)
       line.rounded_reference_bias_ulp = deviation.rounded_bias.numerator / deviation.rounded_bias.denominator;
   }

@@ -430,12 +430,15 @@ class Sound:
     alarms: list[str] = field(default_factory=list)  # "tensor kind" of each alarm that began
     # By tensor: the largest ratio of an error to the error of correct fused attention.
     most: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TENSORS, 0.0))
+    one_sided: float = 0  # the largest unexplained bias in ulp of bf16, of slices with a ratio above 2 (kOneSidedUlp)
 
     def add(self, results: dict[str, dict], active: dict[str, set]) -> None:
         """Adds the results of one slice. `active`: the alarms of its layer after the previous slice, by tensor."""
         self.slices += 1
         for name, result in results.items():
             self.most[name] = max(self.most[name], result["fused"] or 0)
+            if (result["fused"] or 0) > 2:
+                self.one_sided = max(self.one_sided, abs(result["one_sided"]))
             self.alarms += [f"{name} {alarm}" for alarm in set(result["alarms"]) - active.get(name, set())]
             active[name] = set(result["alarms"])
 
@@ -539,12 +542,15 @@ def error_table(measured: list[Measured], name: str) -> list[str]:
 
 
 def sound_table(results: list[tuple[Situation | Training, Sound]]) -> list[str]:
-    lines = ["| situation | slices | alarms | largest ratio of out, dQ, dK, dV |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| situation | slices | alarms | largest ratio of out, dQ, dK, dV | one-sided error, ulp of bf16 |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for situation, sound in results:
         name = f"training: {situation.name}" if isinstance(situation, Training) else situation.name
         alarms = f"{len(sound.alarms)}" + (f" ({', '.join(sorted(set(sound.alarms)))})" if sound.alarms else "")
         ratios = ", ".join(f"{most:.2f}" for most in sound.most.values())
-        lines.append(f"| {name} | {sound.slices} | {alarms} | {ratios} |")
+        lines.append(f"| {name} | {sound.slices} | {alarms} | {ratios} | {sound.one_sided:.2g} |")
     return lines
 
 

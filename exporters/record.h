@@ -190,8 +190,10 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
     "Control: the same bias of the reference rounded once.")                                                 \
   X(RecordNumber, rounded_reference_bias_error_sum, "1", "Sum of errors of that control.")                   \
   X(RecordNumber, floor_bias_ulp, "ulp",                                                                     \
-    "Control: the same bias of unfused attention, or of fused attention if the error of unfused attention "  \
-    "is more than four times as large.")                                                                     \
+    "Control: the same bias of fused attention. Absent for attention that is written out in operations.")    \
+  X(RecordNumber, unexplained_bias_ulp, "ulp",                                                               \
+    "How far bias_ulp is from the interval that 0 and its controls span; attention that is written out has " \
+    "unfused attention as a further control.")                                                               \
   X(RecordFlag, partial, "",                                                                                 \
     "Backward: the call saw a part of the keys that its log-sum-exp covers, as with context parallelism.")   \
   X(RecordText, key_positions_skipped, "",                                                                   \

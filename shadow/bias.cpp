@@ -12,6 +12,18 @@ BiasSums excess_bias(const BiasSums& result, const BiasSums& floor) {
   return {result.numerator - floor_bias * result.denominator, result.denominator};
 }
 
+double unexplained_bias(const BiasSums& result, std::initializer_list<BiasSums> controls) {
+  if (!(result.denominator > 0) || !std::isfinite(result.numerator)) return 0;
+  double least = 0, most = 0;
+  for (const BiasSums& control : controls) {
+    if (!(control.denominator > 0) || !std::isfinite(control.numerator)) continue;
+    least = std::min(least, control.numerator / control.denominator);
+    most = std::max(most, control.numerator / control.denominator);
+  }
+  const double bias = result.numerator / result.denominator;
+  return bias - std::clamp(bias, least, most);
+}
+
 // Keeps the last kSlices slices. Ignores a slice whose denominator is below kNegligible times the usual one.
 // usual_octave_, the base-2 logarithm of the usual one, rises fast with larger slices and falls slowly.
 void BiasPool::add(const BiasCluster& cluster, const BiasSums& sums) {

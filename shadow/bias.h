@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 
 namespace foreshock {
@@ -20,6 +21,11 @@ struct BiasSums {
 // Returns the bias of a result minus that of `floor`, a correct algorithm on the same elements. Empty (all
 // sums 0) if one of them is empty.
 BiasSums excess_bias(const BiasSums& result, const BiasSums& floor);
+
+// Returns the part of the bias, in ulp, that no control explains: its distance from the interval that 0 and
+// the biases of the controls span, positive above it and negative below it. 0 inside of it, or if the slice
+// has no bias. Controls without elements are left out.
+double unexplained_bias(const BiasSums& result, std::initializer_list<BiasSums> controls);
 
 // Where a slice comes from. Slices with equal clusters may share keys and values: they are not independent.
 struct BiasCluster {

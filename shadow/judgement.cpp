@@ -202,6 +202,8 @@ void add_biases(const Row& row, SliceDeviation* d) {
       row, row.given, [&](int c) { return round_to(row.dtype, row.given[c]); }, &d->rounded_bias);
   add_bias(
       row, row.given, [&](int c) { return row.fused[c]; }, &d->floor_bias);
+  add_bias(
+      row, row.reference, [&](int c) { return row.plain[c]; }, &d->plain_bias);
 }
 
 // Whether the format cannot hold the row: the trainer's row has NaN or Inf, and so has a correct algorithm
@@ -295,6 +297,7 @@ void summarise(const Errors& errors, SliceDeviation* d) {
     d->fused_ratio = std::max(*d->fused_ratio, *across);
   if (const auto given_out = error_ratio(JudgedTensor::kOut, errors.given_out))
     d->fused_ratio = std::max(d->fused_ratio.value_or(0), *given_out);
+  d->unexplained_bias = unexplained_bias(d->bias, {d->rounded_bias, d->floor_bias});
 }
 
 // Whether a kernel may compute NaN or Inf from scores of this magnitude, or from such before they are scaled.

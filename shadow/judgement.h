@@ -78,6 +78,8 @@ struct SliceDeviation {
   BiasSums rounded_bias;  // control: of the reference rounded once
   // Control: of fused, a correct algorithm. A bias that the kernel shares with it is not the kernel's fault.
   BiasSums floor_bias;
+  BiasSums plain_bias;          // control: of plain, against the reference
+  double unexplained_bias = 0;  // ulp; see unexplained_bias(); the controls are rounded_bias and floor_bias
 
   // Backward: number of partial rows (Reference::partial). Their given log_sum_exp also covers keys of other
   // calls (context parallelism), and they are compared with the gradient that the given log_sum_exp defines.

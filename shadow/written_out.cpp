@@ -25,6 +25,13 @@ double score_roundings(std::string_view op) { return op.starts_with("foreshock::
 
 void allow_for_operation(std::string_view op, SliceDeviation* deviation) {
   if (!is_written_out(op)) return;
+  // The bias that comes from rounded scores grows with their variance, so with the number of roundings.
+  const auto of_all_roundings = [op](const BiasSums& once) {
+    return BiasSums{score_roundings(op) * once.numerator, once.denominator};
+  };
+  deviation->unexplained_bias = unexplained_bias(
+      deviation->bias,
+      {deviation->rounded_bias, deviation->floor_bias, of_all_roundings(deviation->plain_bias)});
   deviation->floor_bias = {};
   std::optional<double>& ratio = deviation->fused_ratio;
   if (ratio && deviation->deviation_ratio)

@@ -16,8 +16,9 @@ bool is_written_out(std::string_view op);
 // Written-out attention rounds its weights, and its scores up to three times (four times if the function may
 // have sinks), and so is as wrong as plain attention or more where this is worse than fused attention. Sets
 // fused_ratio of such a slice, which decides about alarms, to the smaller of the ratio to fused attention and
-// of that to plain attention divided by the root of this number; absent if either is. Removes floor_bias,
-// without which a bias gives no alarm: rounded scores are biased towards equal weights.
+// of that to plain attention divided by the root of this number; absent if either is. Takes this number times
+// the bias of plain attention as a third control of unexplained_bias. Removes floor_bias, without which the
+// bias of many slices gives no alarm: rounded scores are biased towards equal weights.
 void allow_for_operation(std::string_view op, SliceDeviation* deviation);
 
 // Returns what the errors of `slices` slices are compared with, `written_out` of them of written-out

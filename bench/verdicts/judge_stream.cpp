@@ -12,6 +12,7 @@
 // kv-head, and grad_query of all query heads that share it. In the Header, `rows` is the number of key
 // positions and `keys` the number of queries of one head. The printed line has two objects, grad_key and
 // grad_value.
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -112,14 +113,17 @@ KeyColumns read_columns(const Header& h, Arrays* arrays, std::vector<ColumnSum>*
 
 // Returns the result of a slice, with its layer's biases and alarms. `tensor`: a JudgedTensor (out, dQ, ...).
 // fused: the error divided by that of correct fused attention. plain: the error divided by that of unfused
-// attention. excess: the bias minus that of a correct algorithm.
-nlohmann::json line_of(const SliceDeviation& d, const LayerStatistics& layer, uint32_t tensor) {
+// attention. one_sided: the unexplained bias in ulp of bf16. excess: the bias minus that of a correct
+// algorithm.
+nlohmann::json line_of(const SliceDeviation& d, DType dtype, const LayerStatistics& layer, uint32_t tensor) {
   nlohmann::json alarms = nlohmann::json::array();
   for (const LayerAlarm& alarm : alarms_of(layer, tensor)) alarms.push_back(alarm.kind);
   const PassStatistics& statistics = *statistics_of(layer, tensor);
   const std::optional<Bias> bias = statistics.bias.bias(), excess = statistics.excess_bias.bias();
   return {{"fused", number_or_null(d.fused_ratio)},
           {"plain", number_or_null(d.deviation_ratio)},
+          {"one_sided",
+           std::ldexp(d.unexplained_bias, format_of(DType::kBf16).precision - format_of(dtype).precision)},
           {"lse", number_or_null(d.lse_error_ratio)},
           {"partial", d.partial},
           {"conservation", number_or_null(d.conservation_ratio)},
@@ -164,7 +168,8 @@ class Stream {
     // when a new trial begins, limits the memory.
     if (rank_.layers.size() > 256 && !rank_.layers.contains(label)) rank_.layers.clear();
     observe_slice(slot, {label, /*name=*/"", /*source=*/"annotation"}, deviation, &rank_);
-    return line_of(deviation, rank_.layers[label], static_cast<uint32_t>(deviation.tensor));
+    return line_of(deviation, static_cast<DType>(slot.dtype), rank_.layers[label],
+                   static_cast<uint32_t>(deviation.tensor));
   }
 
   RankStatistics rank_;

@@ -101,6 +101,41 @@ TEST(Rank, LimitOfKeyGradientsGrowsWithTheQueries) {
   EXPECT_EQ(alarms(16384, 12.1), 1u);
 }
 
+// An error of 5 % of dK in a small training in bf16 may be as little as 4 times the error of fused attention.
+TEST(Rank, LimitIsLowerForErrorsOfOneSign) {
+  const auto alarms = [](DType dtype, double ratio, double bias, int slices) {
+    RankStatistics rank;
+    segment::Slot slot = {};
+    slot.pass = 1;
+    slot.columns = 1;
+    slot.dtype = static_cast<uint32_t>(dtype);
+    slot.keys = 32;
+    SliceDeviation wrong;
+    wrong.backward = true;
+    wrong.tensor = JudgedTensor::kGradKey;
+    wrong.rows_compared = 16;
+    wrong.fused_ratio = ratio;
+    wrong.unexplained_bias = bias;
+    for (slot.step = 0; slot.step < slices; ++slot.step)
+      observe_slice(slot, {"001", "", "parameter"}, wrong, &rank);
+    const std::vector<LayerAlarm> found = rank.alarms();
+    EXPECT_TRUE(found.empty() || found[0].kind == std::string("fused_ratio"));
+    const PassStatistics& keys =
+        *statistics_of(rank.layers["001"], static_cast<uint32_t>(JudgedTensor::kGradKey));
+    EXPECT_EQ(keys.past.size(), found.size());
+    return found.size();
+  };
+  EXPECT_EQ(alarms(DType::kBf16, 4, 2.1, 3), 1u);
+  EXPECT_EQ(alarms(DType::kBf16, 4, -2.1, 3), 1u);
+  EXPECT_EQ(alarms(DType::kBf16, 4, 1.9, 3), 0u);
+  EXPECT_EQ(alarms(DType::kBf16, 4, 2.1, 2), 0u);
+  EXPECT_EQ(alarms(DType::kBf16, 1.9, 9, 3), 0u);
+  EXPECT_EQ(alarms(DType::kFp16, 4, 15, 3), 0u);  // an ulp is an eighth of that of bf16
+  EXPECT_EQ(alarms(DType::kFp16, 4, 17, 3), 1u);
+  EXPECT_EQ(alarms(DType::kFp32, 4, 1e6, 3), 0u);
+  EXPECT_EQ(alarms(DType::kFp32, 5, 1e6, 3), 1u);
+}
+
 // PyTorch's CPU kernel adds dK and dV up in bf16: its bias is not quite that of fused attention.
 TEST(Rank, BiasOfKeyGradientsHasALimitOfItsOwn) {
   for (const double ulp : {0.2, 0.3}) {

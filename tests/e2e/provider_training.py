@@ -83,9 +83,6 @@ def tap(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.
 def math_path(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, dropout: float = 0.0) -> torch.Tensor:
     global wrong
     wrong = layer == 1 and FAULT
-    # In bf16, 5 % of dK are 6 to 10 times the yardstick of these few rows, and the alarm limit of dK is 12.
-    if FAULT:
-        q, k, v = q.float(), k.float(), v.float()
     with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         out = functional.scaled_dot_product_attention(q, k, v, None, dropout, is_causal=True, scale=0.25)

@@ -20,6 +20,16 @@ TEST(BiasPool, IsARatioOfSums) {
   EXPECT_EQ(pool.bias()->slices, 2);
 }
 
+TEST(UnexplainedBias, IsTheDistanceFromAllControls) {
+  const BiasSums above = {30, 10}, below = {-5, 10}, nothing = {};
+  EXPECT_EQ(unexplained_bias({50, 10}, {above, below}), 2);
+  EXPECT_EQ(unexplained_bias({10, 10}, {above, below}), 0);
+  EXPECT_EQ(unexplained_bias({-20, 10}, {above, below}), -1.5);
+  EXPECT_EQ(unexplained_bias({10, 10}, {below, nothing}), 1) << "0 is a control too";
+  EXPECT_EQ(unexplained_bias(nothing, {below}), 0);
+  EXPECT_EQ(unexplained_bias({INFINITY, 10}, {below}), 0);
+}
+
 TEST(BiasPool, ZNeedsSixteenClusters) {
   BiasPool pool;
   for (int i = 0; i < 15; ++i) pool.add(step(i), {1.0 + i % 3, 10});
