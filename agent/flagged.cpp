@@ -49,9 +49,7 @@ constexpr milliseconds kMaxWaitAtEnd{3000};  // for the disk, in the destructor 
 
 // Whether a slice has an error ratio (fused_ratio) above `times` the limit. query_rows: as for ratio_limit().
 bool is_beyond(const SliceDeviation& d, DType dtype, uint64_t query_rows, double times) {
-  const double limit = is_one_sided(d.unexplained_bias, dtype)
-                           ? one_sided_ratio_limit(dtype)
-                           : ratio_limit(static_cast<uint32_t>(d.tensor), dtype, query_rows);
+  const double limit = ratio_limit(static_cast<uint32_t>(d.tensor), dtype, query_rows, d.unexplained_bias);
   return d.fused_ratio.value_or(0) > times * limit && d.relative_error_max.value_or(0) > kReferenceError;
 }
 
@@ -300,7 +298,7 @@ std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStati
 }
 
 bool is_fit_as_control(const SliceDeviation& d) {
-  return d.rows_compared > 0 && !(d.fused_ratio.value_or(0) > one_sided_ratio_limit(DType::kNone) &&
+  return d.rows_compared > 0 && !(d.fused_ratio.value_or(0) > ratio_limit(0, DType::kNone, 0) &&
                                   d.relative_error_max.value_or(0) > kReferenceError);  // the narrowest limit
 }
 

@@ -28,10 +28,13 @@ double ratio_limit(uint32_t tensor, DType dtype, uint64_t query_rows) {
          std::sqrt(std::max(1.0, static_cast<double>(query_rows) / kRowsOfLimit));
 }
 
-double one_sided_ratio_limit(DType dtype) { return kDeviationRatioOneSided * factor_of(dtype); }
-
 bool is_one_sided(double unexplained_bias, DType dtype) {
   return std::fabs(unexplained_bias) > from_ulp_of_bf16(kOneSidedUlp, dtype);
+}
+
+double ratio_limit(uint32_t tensor, DType dtype, uint64_t query_rows, double unexplained_bias) {
+  const bool is_as_of_query = is_key_gradient(tensor) && is_one_sided(unexplained_bias, dtype);
+  return ratio_limit(is_as_of_query ? 1 : tensor, dtype, query_rows);
 }
 
 double bias_limit(uint32_t tensor, DType dtype) {

@@ -20,12 +20,12 @@ constexpr bool is_key_gradient(uint32_t tensor) { return tensor >= segment::kPas
 // over `query_rows` rows; other tensors ignore this number.
 double ratio_limit(uint32_t tensor, DType dtype, uint64_t query_rows);
 
-// Returns the alarm limit of fused_ratio of a slice whose errors mostly have one sign (is_one_sided()). At
-// most ratio_limit().
-double one_sided_ratio_limit(DType dtype);
-
-// Whether the errors of a slice mostly have one sign. `unexplained_bias`: of the slice, in ulp of the format.
+// Whether the errors of a slice mostly have one sign (kOneSidedUlp). `unexplained_bias`: in ulp of the
+// format.
 bool is_one_sided(double unexplained_bias, DType dtype);
+
+// The same limit for one slice: that of dQ if its errors are one-sided and `tensor` is dK or dV.
+double ratio_limit(uint32_t tensor, DType dtype, uint64_t query_rows, double unexplained_bias);
 
 // Returns the alarm limit of the bias, in ulp of the format.
 double bias_limit(uint32_t tensor, DType dtype);

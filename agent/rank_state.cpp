@@ -113,7 +113,7 @@ double alarm_nearness(const LayerStatistics& layer) {
       nearness = std::max(nearness, max_of(values).value_or(0) / limit);
     };
     compare(statistics->fused_ratio, ratio_limit(*statistics, tensor));
-    compare(statistics->one_sided_ratio, one_sided_ratio_limit(statistics->dtype));
+    compare(statistics->one_sided_ratio, ratio_limit(1, statistics->dtype, 0));
     compare(statistics->conservation_ratio, kConservationRatio);
     const std::optional<Bias> excess = statistics->excess_bias.bias();
     if (excess && excess->z && std::fabs(*excess->z) > kBiasZ && !layer.is_mixed &&
@@ -148,7 +148,7 @@ bool is_biased(const PassStatistics& pass, uint32_t tensor) {
 bool has_large_errors(const PassStatistics& pass, uint32_t tensor) {
   const int several = is_key_gradient(tensor) ? kSlicesBeyondKeys : kSlicesBeyond;
   return several_beyond(pass.fused_ratio, ratio_limit(pass, tensor), several) ||
-         several_beyond(pass.one_sided_ratio, one_sided_ratio_limit(pass.dtype), several);
+         several_beyond(pass.one_sided_ratio, ratio_limit(1, pass.dtype, 0), several);
 }
 
 // The most specific alarm comes first: a bias, for example, also raises the ratios.
@@ -179,9 +179,8 @@ bool is_nonfinite(const SliceDeviation& d) {
 
 void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor, LayerStatistics* layer) {
   PassStatistics& statistics = statistics_of(tensor, layer);
-  const double limit = is_one_sided(deviation.unexplained_bias, statistics.dtype)
-                           ? one_sided_ratio_limit(statistics.dtype)
-                           : ratio_limit(statistics, tensor);
+  const double limit =
+      ratio_limit(tensor, statistics.dtype, statistics.query_rows, deviation.unexplained_bias);
   for (const LayerAlarm& alarm : alarms_of(*layer, tensor)) {
     const std::string kind = alarm.kind;
     // An alarm outlasts the slices that caused it. If it comes from earlier slices only, this step is not
@@ -337,7 +336,7 @@ void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, DType
   add_known(pass->relative_error_max, deviation.relative_error_max);
   add_known(pass->deviation_ratio, deviation.deviation_ratio);
   add_known(pass->fused_ratio, deviation.fused_ratio);
-  if (deviation.fused_ratio)
+  if (deviation.fused_ratio && is_key_gradient(static_cast<uint32_t>(deviation.tensor)))
     pass->one_sided_ratio.add(is_one_sided(deviation.unexplained_bias, dtype) ? *deviation.fused_ratio : 0);
   add_known(pass->lse_error_ratio, deviation.lse_error_ratio);
   pass->bias.add(cluster, deviation.bias);

@@ -111,7 +111,7 @@ struct PassStatistics {
   // the error of unfused attention (deviation_ratio), and divided by the error of fused attention
   // (fused_ratio). lse_error_ratio is the error of the log-sum-exp divided by its tolerance.
   SampleWindow relative_error_mean, relative_error_max, deviation_ratio, fused_ratio, lse_error_ratio;
-  SampleWindow one_sided_ratio;  // fused_ratio of a slice that is_one_sided(), else 0
+  SampleWindow one_sided_ratio;  // dK and dV: fused_ratio of a slice that is_one_sided(), else 0
   BiasPool bias;                 // mean signed error of the trainer's result
   BiasPool excess_bias;          // that bias minus the bias of fused attention on the same slices
   BiasPool rounded_bias;         // control: bias of the reference rounded once to the trainer's precision

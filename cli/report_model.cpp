@@ -28,11 +28,9 @@ std::optional<double> error_to_limit_ratio(const SampleLine& line, const std::st
   if (name == std::end(kJudgedTensorNames)) return std::nullopt;
   // In a line on dK or dV, `keys` is the number of query rows, with which the limit grows.
   const auto rows = static_cast<uint64_t>(std::max<int64_t>(line.keys.value_or(0), 0));
-  const DType dtype = dtype_named(line.dtype);
-  if (is_one_sided(line.unexplained_bias_ulp.value_or(0), dtype))
-    return *line.fused_ratio / one_sided_ratio_limit(dtype);
-  return *line.fused_ratio /
-         ratio_limit(static_cast<uint32_t>(name - std::begin(kJudgedTensorNames)), dtype, rows);
+  return *line.fused_ratio / ratio_limit(static_cast<uint32_t>(name - std::begin(kJudgedTensorNames)),
+                                         dtype_named(line.dtype), rows,
+                                         line.unexplained_bias_ulp.value_or(0));
 }
 
 }  // namespace
