@@ -10,8 +10,10 @@
 #include <cstring>
 #include <iterator>
 
+#include "kernels/sketch.h"
 #include "libmonitor/monitor.h"
 #include "libmonitor/process.h"
+#include "libmonitor/weight_measure.h"
 
 using foreshock::g_monitor;
 using foreshock::g_process;
@@ -212,6 +214,18 @@ void foreshock_observe_weights(const foreshock_weight_state* states, size_t coun
       !foreshock_enabled())
     return;
   if (is_readable(states)) g_monitor.observe_weights(states, count, when);
+}
+
+int foreshock_add_sketch(const foreshock_tensor* tensor, uint64_t seed, foreshock_sketch* sketch) {
+  if (tensor == nullptr || sketch == nullptr || tensor->data == nullptr ||
+      tensor->device_type != FORESHOCK_DEVICE_CPU)
+    return 0;
+  return foreshock::add_sketch(foreshock::view_of(*tensor), seed, sketch->products, &sketch->norm);
+}
+
+void foreshock_observe_gradient_looks(const foreshock_gradient_look* looks, size_t count) {
+  if (looks == nullptr || count == 0 || !foreshock_enabled()) return;
+  if (is_readable(looks)) g_monitor.observe_gradient_looks(looks, count);
 }
 
 void foreshock_describe(const foreshock_identity* given) {

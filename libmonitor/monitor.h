@@ -88,6 +88,7 @@ class Monitor {
   int name_weights(const foreshock_weight* weights, size_t count);
   [[gnu::hot]] size_t weights_due(uint32_t* numbers, size_t room);
   void observe_weights(const foreshock_weight_state* states, size_t count, uint32_t when);
+  void observe_gradient_looks(const foreshock_gradient_look* looks, size_t count);
 
  private:
   void store_unnamed_parameters();

@@ -338,6 +338,14 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
   counting.add(counting.block->step_ns, own_ns);
 }
 
+// The caller counts the time of this call with that of its own work.
+void Monitor::observe_gradient_looks(const foreshock_gradient_look* looks, size_t count) {
+  TryLock lock(weights_busy_);
+  if (!lock) return;
+  note_event();
+  weights_.write_gradient_looks(looks, count, ending_step());
+}
+
 // -- losses, and numbers that are still on a device when their step ends (step_numbers.h) --
 
 // A number identifies a value that is read back from a device. Its lowest three bits are the device's index.

@@ -430,6 +430,39 @@ void WeightSampler::publish_record(Weight* tensor, Draft* draft, uint64_t end) {
   writer_.publish_snapshot(&record);
 }
 
+void WeightSampler::write_gradient_looks(const foreshock_gradient_look* looks, size_t count, int64_t step) {
+  constexpr uint64_t kOffset = round_up(sizeof(TensorRecord), 8);
+  constexpr uint64_t kBytes = round_up(kOffset + sizeof(segment::GradientLook), segment::kTensorAlign);
+  const auto copy = [](const foreshock_sketch& from, segment::GradientSketch* to) {
+    std::copy_n(from.products, segment::kSketchProducts, to->products);
+    to->norm = from.norm;
+  };
+  for (size_t n = 0; n < count && step >= 0; ++n) {
+    const foreshock_gradient_look& look = looks[n];
+    uint64_t room = 0;
+    if (look.number >= count_ || !is_measured_format(look.dtype)) continue;
+    const uint64_t least = std::min(kBytes + checksum_room(), writer_.largest_record());
+    char* place = reinterpret_cast<char*>(writer_.begin(least, &room));
+    if (place == nullptr) return;
+    TensorRecord record;
+    describe(*weight(look.number), look.number, static_cast<DType>(look.dtype), step, &record);
+    record.kind = segment::TensorKind::kGradientLook;
+    record.bytes = kBytes;
+    record.payload[segment::kTensorGradientLook] = {kOffset, sizeof(segment::GradientLook)};
+    segment::GradientLook seen = {};
+    copy(look.local, &seen.local);
+    copy(look.last, &seen.last);
+    copy(look.before, &seen.before);
+    copy(look.used, &seen.used);
+    copy(look.value, &seen.value);
+    seen.contributions = look.contributions;
+    seen.is_whole = look.is_whole;
+    seen.parameters = look.parameters;
+    std::memcpy(place + kOffset, &seen, sizeof seen);
+    writer_.publish_uncounted(&record);
+  }
+}
+
 void WeightSampler::measure_on_host(const foreshock_weight_state& state, int64_t step) {
   Weight& tensor = *weight(state.number);
   const foreshock_tensor& values = state.parameter;

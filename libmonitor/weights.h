@@ -187,6 +187,9 @@ class WeightSampler {
   void before_step(const foreshock_weight_state* states, size_t count, int64_t step);
   void after_step(const foreshock_weight_state* states, size_t count, int64_t step);
 
+  // Writes a record of each look at a gradient. Looks for which the ring has no room are dropped.
+  void write_gradient_looks(const foreshock_gradient_look* looks, size_t count, int64_t step);
+
   // Sets the source of step numbers. Ranks whose numbers have different sources are not compared.
   void set_step_source(uint32_t source) { step_source_ = source; }
 

@@ -57,7 +57,7 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 16;
+inline constexpr uint32_t kLayoutVersion = 17;
 
 inline constexpr uint32_t kPasses = 2;  // 0 forward, 1 backward
 inline constexpr uint32_t kSkipReasons = 14;
@@ -605,6 +605,7 @@ inline constexpr uint64_t kLeastTensorsBytes = sizeof(TensorRing) + kTensorAlign
 enum class TensorKind : uint32_t {
   kFiller = 0,  // fills the end of the ring; the next record begins at its front
   kSnapshot = 1,
+  kGradientLook = 2,  // a look at a gradient, in the payload kTensorGradientLook
 };
 
 // The format of the payload kTensorHistogram.
@@ -619,10 +620,11 @@ enum class HistogramForm : uint32_t {
 
 enum TensorPayloadId : uint32_t {
   kTensorHistogram,
-  kTensorReductions,   // fp64 numbers, indexed by TensorReduction
-  kTensorOptimizer,    // fp64 numbers, indexed by OptimizerNumber
-  kTensorHeadRows,     // TensorHeads and rows
-  kTensorPayloads = 8  // more than there are ids: the other entries are spare
+  kTensorReductions,    // fp64 numbers, indexed by TensorReduction
+  kTensorOptimizer,     // fp64 numbers, indexed by OptimizerNumber
+  kTensorHeadRows,      // TensorHeads and rows
+  kTensorGradientLook,  // GradientLook
+  kTensorPayloads = 8   // more than there are ids: the other entries are spare
 };
 
 // Indices in the payload kTensorReductions; NaN: unknown. The update is the change that this one step made.
@@ -662,6 +664,28 @@ struct TensorRecord {
   char name[160];
 };
 static_assert(sizeof(TensorRecord) == 504);
+
+// A linear sketch of a tensor (kernels/sketch.h): the inner products with four vectors of signs. `norm` is
+// the norm of the elements that were read, or, for a sum of gradients, the sum of their norms. NaN: unknown.
+inline constexpr uint32_t kSketchProducts = 4;
+struct GradientSketch {
+  double products[kSketchProducts];
+  double norm;
+};
+
+// What one look at a parameter saw of its gradient in one step of one rank.
+struct GradientLook {
+  GradientSketch local;   // sum of what the backward passes of the step have added to the gradient
+  GradientSketch last;    // the last of these contributions
+  GradientSketch before;  // the gradient that was left from earlier steps when the look began
+  GradientSketch used;    // the gradient with which the optimizer's step began
+  GradientSketch value;   // the parameter itself at that time
+  uint32_t contributions;
+  uint32_t is_whole;    // 1: all contributions were seen
+  uint32_t parameters;  // parameters of this look
+  uint32_t reserved;
+};
+static_assert(sizeof(GradientLook) == 216);
 
 // Bits of TensorHeads::sides.
 enum TensorSides : uint32_t { kQuerySide = 1, kKeySide = 2 };

@@ -192,7 +192,8 @@ const char* check_histogram(const TensorRecord& record) {
 }
 
 const char* check_record(const TensorRecord& record) {
-  if (record.kind != TensorKind::kSnapshot) return "unknown kind of tensor record";
+  if (record.kind != TensorKind::kSnapshot && record.kind != TensorKind::kGradientLook)
+    return "unknown kind of tensor record";
   if (record.dtype != kFp32 && record.dtype != kBf16 && record.dtype != kFp16)
     return "unknown storage format";
   if (record.step < 0 || record.step >= kStepsEnd) return "tensor of an unknown step";
@@ -330,6 +331,9 @@ const char* parse_tensor(Bytes bytes, TensorView* view) {
       return "payload outside the tensor record";
     view->payload[id] = bytes.subspan(payload.offset, payload.bytes);
   }
+  if (record.kind == TensorKind::kGradientLook &&
+      view->payload[kTensorGradientLook].size() != sizeof(GradientLook))
+    return "look at a gradient of another size";
   return nullptr;
 }
 

@@ -291,6 +291,10 @@ TEST(FuzzSeeds, WholeFilesAndSlotsAreOfThisLayout) {
       EXPECT_EQ(parse_slot(bytes, &view), nullptr) << name;
       ++slots;
     }
+    if (name.starts_with("tensor_gradient_look")) {
+      TensorView tensor;
+      EXPECT_EQ(parse_tensor(bytes, &tensor), nullptr) << name;
+    }
     if (!name.starts_with("whole_file")) continue;
     Header header;
     ASSERT_EQ(parse_header(bytes, bytes.size(), &header), nullptr) << name;

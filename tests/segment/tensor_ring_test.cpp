@@ -156,6 +156,12 @@ TEST_F(TensorRingTest, WhatNoWriterMakesIsRefusedAndPassedOver) {
       {"overflow", [](TensorRecord& r) { r.shape[1] = r.part[1] = int64_t{1} << 62; }},
       {"elements", [](TensorRecord& r) { ++r.elements; }},
       {"form", [](TensorRecord& r) { r.form = HistogramForm::kPatterns; }},
+      {"look of no size", [](TensorRecord& r) { r.kind = TensorKind::kGradientLook; }},
+      {"look of another size",
+       [](TensorRecord& r) {
+         r.kind = TensorKind::kGradientLook;
+         r.payload[kTensorGradientLook] = {512, sizeof(GradientLook) - 8};
+       }},
       {"payload",
        [](TensorRecord& r) {
          r.payload[3] = {512, uint64_t{1} << 60};

@@ -275,6 +275,31 @@ typedef struct foreshock_weight_state {
   void* stream;
 } foreshock_weight_state;
 
+/* A linear sketch of a tensor: its inner products with four vectors of pseudo-random signs, and the norm of
+ * the elements that were read. Of a sum of tensors, `norm` is the sum of their norms. */
+typedef struct foreshock_sketch {
+  double products[4];
+  double norm;
+} foreshock_sketch;
+
+/* What one look saw of the gradient of a parameter in the step that ends next. Sketches of absent tensors are
+ * 0, of tensors that cannot be read NaN. */
+typedef struct foreshock_gradient_look {
+  uint32_t size;
+  uint32_t version;
+  uint32_t number;        /* index in the array given to foreshock_name_weights */
+  uint32_t dtype;         /* format of the gradient */
+  uint32_t parameters;    /* parameters of this look */
+  uint32_t contributions; /* how often backward passes have added to the gradient */
+  uint32_t is_whole;      /* 1: all contributions were seen */
+  uint32_t reserved;
+  foreshock_sketch local;  /* sum of the contributions */
+  foreshock_sketch last;   /* the last of them */
+  foreshock_sketch before; /* the gradient that was left from earlier steps */
+  foreshock_sketch used;   /* the gradient with which the optimizer's step begins */
+  foreshock_sketch value;  /* the parameter */
+} foreshock_gradient_look;
+
 /* Time of a call of foreshock_observe_weights. Add FORESHOCK_ENDED_STEP to either value if the optimizer
  * works after foreshock_step_end has already reported the step that the work belongs to. */
 enum { FORESHOCK_BEFORE_STEP = 0, FORESHOCK_AFTER_STEP = 1, FORESHOCK_ENDED_STEP = 2 };
@@ -470,6 +495,16 @@ FORESHOCK_EXPORT size_t foreshock_weights_due(uint32_t* numbers, size_t room);
  * must precede foreshock_step_end unless `when` has FORESHOCK_ENDED_STEP. */
 FORESHOCK_EXPORT void foreshock_observe_weights(const foreshock_weight_state* states, size_t count,
                                                 uint32_t when);
+
+/* Adds the sketch of a tensor in host memory to `sketch`. The signs follow from `seed`, which must be the
+ * same for one parameter on all ranks, and from the index of each element. Of large tensors, some elements
+ * are read, the same ones in all tensors of one size. Returns 0, and changes nothing, if the tensor cannot be
+ * read. */
+FORESHOCK_EXPORT int foreshock_add_sketch(const foreshock_tensor* tensor, uint64_t seed,
+                                          foreshock_sketch* sketch);
+
+/* Reports a look at gradients, before the optimizer's work. */
+FORESHOCK_EXPORT void foreshock_observe_gradient_looks(const foreshock_gradient_look* looks, size_t count);
 
 /* -- CUDA graphs: their launches call no hook -- */
 
