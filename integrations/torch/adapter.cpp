@@ -19,6 +19,7 @@
 #include "attention_paths.h"
 #include "dispatch.h"
 #include "families.h"
+#include "gradient_looks.h"
 #include "gradients.h"
 #include "interpreter.h"
 #include "older_runtime.h"
@@ -365,6 +366,33 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_observe_weights(const foreshock_adap
     foreshock_off("adapter_weights");
     return 0;
   }
+}
+
+// Begins a look at the gradients of these parameters in the step that ends next (gradient_looks.h). Returns
+// how many of them are looked at.
+FORESHOCK_EXPORT size_t foreshock_adapter_begin_look(const foreshock_adapter_watched* watched, size_t count) {
+  try {
+    return foreshock::adapter::GradientLooks::instance().begin(watched, count);
+  } catch (...) {
+    foreshock::adapter::GradientLooks::instance().cancel();
+    return 0;
+  }
+}
+
+// Ends the look and reports it; call it before the optimizer's work. Returns the nanoseconds that the look
+// took in backward passes.
+FORESHOCK_EXPORT uint64_t foreshock_adapter_end_look(void) {
+  try {
+    return foreshock::adapter::GradientLooks::instance().end();
+  } catch (...) {
+    foreshock::adapter::GradientLooks::instance().cancel();
+    return 0;
+  }
+}
+
+// Ends the look without a report.
+FORESHOCK_EXPORT void foreshock_adapter_cancel_look(void) {
+  foreshock::adapter::GradientLooks::instance().cancel();
 }
 
 // Call it after foreshock_step_end. Clears what the adapter has collected for the step.

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "gradient_looks.h"
 #include "tensor_view.h"
 
 namespace foreshock::adapter {
@@ -463,6 +464,7 @@ class ScalerHook final : public c10::OperatorKernel {
  private:
   static void observe(const at::Tensor& found_inf) noexcept {
     training_clock().on_scaler();
+    GradientLooks::instance().on_scaler_update();
     auto value = scalar_on_cpu(found_inf);
     if (!value) value = watched_scalars().value_of(found_inf);  // GradScaler.step may have read this tensor
     if (value) {

@@ -40,6 +40,11 @@ def events(kind=None):
 def sdpa(q, k, v, **more): return F.scaled_dot_product_attention(q, k, v, **more)
 def qkv(b=2, h=4, n=16, d=8, dtype=torch.float32, grad=True):
     return [torch.randn(b, h, n, d, dtype=dtype).requires_grad_(grad) for _ in range(3)]
+# Steps with a look at gradients are not quiet. Only the tests of looks have some.
+def set_looks(first=(), interval=1 << 40):
+    looks = sys.modules.get("foreshock_torch.looks")
+    if looks is not None: looks.FIRST, looks.INTERVAL = first, interval
+set_looks()
 def count(rows, kind, passes=(0, 1)): return sum(r["event"] == kind and r.get("pass") in passes for r in rows)
 """
 

@@ -65,7 +65,6 @@ LONELY = {  # headers that only one module includes, or none
     "integrations/torch/older_runtime.h": OF_THE_ADAPTER,
     "integrations/torch/quiet_functions.h": OF_THE_ADAPTER,
     "integrations/torch/quiet_steps.h": OF_THE_ADAPTER,
-    "integrations/torch/weight_report.h": OF_THE_ADAPTER,
     "lab/claims.h": "what the literature says, apart from what is measured",
     "lab/other_operations.h": "algorithms of the table in algorithm.cpp",
     "cmake/glibc_compat.h": "included by the compiler's option",

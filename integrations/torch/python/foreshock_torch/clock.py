@@ -28,6 +28,7 @@ from .core import (
     Core,
 )
 from .inventory import mixers_of
+from .looks import GradientLooks
 from .modules import Modules
 from .names import Named, layer_labels, naming_order, numbered_labels
 from .numbers import low_64_bits, number_on_cpu, step_number
@@ -71,12 +72,15 @@ class Monitor:
     STATE_PARAMETERS = 4  # parameters whose optimizer state is searched for the step number
     MOST_FAILURES = 3  # after so many failed attempts to name tensors, GIVEN_UP is reported
     CHECK_EVERY = 64  # every 64th step is not quiet (see _settle), to check whether the optimizer's parameters changed
+    SHARE_OF_LOOKS = 0.1  # share of the helper's limit that looks at gradients may take
     UNMONITORED_TICKS = 3  # a process that is not monitored after so many ticks is assumed to stay so
 
     def __init__(self, torch: Any, core: Core) -> None:
         self.core = core
         self.modules = Modules(torch)
         self.weights = Weights(torch, core)
+        limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
+        self.looks = GradientLooks(core, self.weights, share=self.SHARE_OF_LOOKS * limit)
         self._torch = torch
         self.batch_id: int | None = None
         self.steps_are_reported = False  # the training reports its steps with report(step=...)
@@ -88,7 +92,6 @@ class Monitor:
         self._other_optimizers = OtherOptimizers(core.quiet.stop)
         self._owners = Owners(torch, self._clear_names, core.weakref_callback)  # detects destroyed modules with names
         self._split_step = SplitStep()  # parameters of a clock that is called several times in one step (DeepSpeed)
-        limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
         # Naming, only a part of the helper's work, gets at most the default share even if the limit is higher.
         self._naming_limit = RateLimit(free=16, share=min(limit, DEFAULT_LIMIT))
         self._overhead_guard = OverheadGuard(limit)  # detects, once, that the helper takes several times its limit
@@ -162,6 +165,7 @@ class Monitor:
         begin = perf_counter_ns()
         self.core.stop_counting_steps()
         in_core = 0
+        self.looks.cancel()
         if self._is_other_than_clock(optimizer):
             in_core = self._observe_late(optimizer, self.weights.observe_before)
         elif not self._off_bits and not is_profiled():
@@ -177,6 +181,9 @@ class Monitor:
         """Names the tensors if they changed, and publishes gradients and weights before the clock's work.
         `has_stepped`: the work is already done, so the weights were published by before_closure()."""
         self._stop_quiet_steps()
+        if has_stepped:
+            self.looks.cancel()
+        self._add_look(self.looks.end())
         # A partner that keeps pace steps about as often as the clock, so its tensors are measured too.
         with_companions = [optimizer, *self._other_optimizers.companions(optimizer)]
         partners = self._other_optimizers.partners(keep_pace=True)
@@ -236,13 +243,15 @@ class Monitor:
         # The next tick that must run in Python, because it searches for attention that no hook sees. After the last
         # such tick, one so far ahead that `begins_left` is the lower limit.
         check_at = min((t for t in UNSEEN_CHECK_TICKS if t > self._ticks), default=self._ticks + 2 * self.CHECK_EVERY)
+        if self.weights.is_any_measured:
+            check_at = min(check_at, self.looks.next_tick(self._ticks + 1) - 1)  # its end begins the look
         self.core.allow_quiet_steps(
             may_end_quietly=not needs_python,
             is_counted=self._is_step_counted,
             step=step,
             address=address,
             # So many beginnings (up to a multiple of CHECK_EVERY) and ends of steps (before check_at) may be quiet.
-            begins_left=-self._ticks % self.CHECK_EVERY,
+            begins_left=0 if self.looks.is_in_progress else -self._ticks % self.CHECK_EVERY,
             ends_left=check_at - self._ticks - 1,
             has_weights=self.weights.is_any_measured,
         )
@@ -274,6 +283,7 @@ class Monitor:
 
     def _begin_without_names(self, optimizer: Any) -> int:
         """Begins a step without names, gradients and weights. The core counts the weights that are due as left out."""
+        self.looks.cancel()
         self.weights.fetch_due()
         self.weights.forget_due()
         if not self._has_cleared_names:
@@ -315,8 +325,25 @@ class Monitor:
             self._report_step(step, source)
         begin = perf_counter_ns()
         self.core.adapter.foreshock_adapter_step_ended()
+        self._begin_look()
         self._allow_quiet_steps(source)
         self._add_time(begin)
+
+    def _begin_look(self) -> None:
+        """Begins a look at the gradients of the next step, if it has one. With two optimizers that have backward passes
+        of their own, a gradient may be cleared before it is used, on purpose. A clock that is called several times in
+        one step has copies of the parameters."""
+        in_backward = self._torch._C._current_graph_task_id() != -1  # a hook of the backward pass calls the optimizer
+        is_possible = self.weights.is_any_measured and not self._off_bits and not in_backward and not is_profiled()
+        if is_possible and not self._other_optimizers.has_partners() and not self._split_step.addresses:
+            self.looks.begin(self._ticks + 1)
+        else:
+            self.looks.cancel()
+
+    def _add_look(self, in_passes: int) -> None:
+        """Adds the time that a look has taken in backward passes."""
+        self._unreported_ns += in_passes
+        self._total_ns += in_passes
 
     def _add_time(self, begin: int, in_core: int = 0) -> None:
         """Adds the time since `begin`, without the part that was spent in the core."""
@@ -334,6 +361,7 @@ class Monitor:
         steps since the last call. `max_step_ns`: the helper's time in the most expensive of them; None: one step."""
         if self._overhead_guard.finds_excess(self._total_ns, now_ns, steps, max_step_ns):
             self._off_bits = GIVEN_UP
+            self.looks.cancel()
             self.weights.forget_due()
             self._stop_quiet_steps()
 
@@ -388,6 +416,7 @@ class Monitor:
             is_followed = not self._off_bits and not is_profiled()
             if is_followed and self._other_optimizers.note_step(optimizer, clock, backwards > 0):
                 self._stop_quiet_steps()  # the optimizer is new, or its step() calls the clock's
+                self.looks.cancel()
             calls = self._calls_of_others.get(id(optimizer), 0) + 1
             self._calls_of_others[id(optimizer)] = calls
             if calls < 2 or backwards == 0:
@@ -468,6 +497,7 @@ class Monitor:
     def _clear_names(self) -> None:
         """Forgets all names, because tensors with names may have been freed and their addresses reused."""
         self._stop_quiet_steps()
+        self.looks.cancel()
         self._named_for, self._published_names, self._has_cleared_names = ([], []), {}, True
         self.core.name_parameters([])
 

@@ -25,7 +25,7 @@ LOSS_REPORTED = 1  # FORESHOCK_LOSS_REPORTED
 
 
 def _structures() -> tuple[Any, ...]:
-    """The ctypes classes of structures in hook.h and (the last class) in weight_report.h, which describe the fields."""
+    """The ctypes classes of structures in hook.h and (the last two) in weight_report.h and gradient_looks.h."""
     import ctypes as c
 
     head = [("size", c.c_uint32), ("version", c.c_uint32)]  # size of the structure, ABI version
@@ -56,12 +56,15 @@ def _structures() -> tuple[Any, ...]:
             ("dims", c.c_uint32), ("unfollowed", c.c_uint32),
         ]  # fmt: skip
 
+    class Watched(c.Structure):
+        _fields_ = [("number", c.c_uint64), ("seed", c.c_uint64), ("parameter", c.c_void_p)]
+
     # number: index in the list of name_weights(). addresses: of parameter, gradient and Adam's two moments; or NULL.
     class WeightState(c.Structure):
         _fields_ = [("number", c.c_uint64), ("gradient_state", c.c_uint64), ("addresses", c.c_void_p * 4),
                     ("step", c.c_int64), ("numbers", c.c_double * 5)]  # fmt: skip  # the fields of OptimizerNumbers
 
-    return Parameter, Mixer, Identity, Scalar, Weight, WeightState
+    return Parameter, Mixer, Identity, Scalar, Weight, WeightState, Watched
 
 
 class Arrays:
@@ -113,7 +116,8 @@ class Core:
 
         self._torch, self._ctypes = torch, c
         self.core = c.PyDLL(None)  # the symbols of this process, among them those of libforeshock.so
-        self.Parameter, self.Mixer, self.Identity, self.Scalar, self.Weight, self.WeightState = _structures()
+        structures = _structures()
+        self.Parameter, self.Mixer, self.Identity, self.Scalar, self.Weight, self.WeightState, self.Watched = structures
         self._arrays = Arrays()
         # The addresses passed to the last step_begins(), and a ctypes array of them, for calls with equal addresses.
         self._last_addresses: tuple[list[int], Any] = ([], (c.c_void_p * 0)())
@@ -146,6 +150,9 @@ class Core:
             c.c_int64, c.c_uint32, c.c_double, c.c_uint64, c.c_uint32, c.c_uint64,
         )  # fmt: skip
         self._declare(self.adapter, "adapter_observe_weights", c.c_uint64, address, length, c.c_uint32)
+        self._declare(self.adapter, "adapter_begin_look", length, address, length)
+        self._declare(self.adapter, "adapter_end_look", c.c_uint64)
+        self._declare(self.adapter, "adapter_cancel_look", None)
         self._declare(self.adapter, "adapter_call_back", None, c.py_object, c.py_object)
         self.logs = Logs(self.observe_scalars)
         self.adapter.foreshock_adapter_start()  # hooks torch's operations
@@ -303,6 +310,20 @@ class Core:
             entry.number, entry.step, entry.gradient_state = number, numbers.step, numbers.gradient
             entry.addresses[:], entry.numbers[:] = addresses, numbers[1:6]
         return self.adapter.foreshock_adapter_observe_weights(array, len(rows), when)
+
+    def begin_look(self, rows: list[tuple[int, int, int]]) -> int:
+        """Begins a look at gradients. `rows`: (number, seed, address) of parameters. Returns how many are looked at."""
+        array = self._arrays.make(self.Watched, len(rows))
+        for entry, (number, seed, address) in zip(array, rows):
+            entry.number, entry.seed, entry.parameter = number, seed, address
+        return self.adapter.foreshock_adapter_begin_look(array, len(rows))
+
+    def end_look(self) -> int:
+        """Ends and reports the look. Returns the nanoseconds that it took in backward passes."""
+        return self.adapter.foreshock_adapter_end_look()
+
+    def cancel_look(self) -> None:
+        self.adapter.foreshock_adapter_cancel_look()
 
     def observe_scalars(self, rows: list[tuple[str, float, int]]) -> None:
         """`rows`: (name, value, the training's step number or -1) of the floats that the training has logged."""

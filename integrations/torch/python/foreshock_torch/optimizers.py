@@ -145,6 +145,9 @@ class OtherOptimizers:
         found = [partner.reference() for partner in self._partners if partner.keeps_pace is keep_pace]
         return [optimizer for optimizer in found if optimizer is not None]
 
+    def has_partners(self) -> bool:
+        return any(partner.reference() is not None for partner in self._partners)
+
     def is_any_undecided(self) -> bool:
         """Whether a partner is in its first ticks, so that its `keeps_pace` is not decided yet."""
         return any(partner.keeps_pace is None and partner.reference() is not None for partner in self._partners)

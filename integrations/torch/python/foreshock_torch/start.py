@@ -64,6 +64,7 @@ def call_monitor(name: str, *arguments: Any) -> None:
         monitor = None
         with suppress_ours():
             called.core.quiet.stop()
+            called.core.cancel_look()
             reason = re.sub(r"\W", "_", f"helper_{name}_{type(error).__name__}")
             called.core.core.foreshock_off(reason.encode()[:47])  # the core keeps 47 bytes
 

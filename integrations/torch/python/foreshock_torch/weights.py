@@ -11,8 +11,9 @@ import math
 import sys
 from typing import Any, NamedTuple
 from weakref import ref
+from zlib import crc32
 
-from .names import Named
+from .names import Named, as_bytes
 from .numbers import number_on_cpu, step_number
 from .optimizers import groups, parameters_in, parameters_of, state_of
 from .replicas import Replicas, prefixed
@@ -49,6 +50,14 @@ class Position(NamedTuple):
     group: int  # index in param_groups
     index: int  # in the group's parameters
     address: int  # of the parameter's TensorImpl (tensor._cdata)
+
+
+class Watchable(NamedTuple):
+    """A parameter whose gradient may be looked at (looks.py)."""
+
+    number: int  # index in the list of tensors that the core has
+    seed: int  # of its sketches; from the name, so that it is the same on all ranks
+    elements: int
 
 
 NOWHERE = Position(lambda: None, 0, 0, 0)  # no optimizer: for a tensor that is listed but not measured
@@ -101,6 +110,7 @@ class Weights:
         self._torch = torch
         self._core = core
         self._positions: list[Position] = []  # by number; empty if the core measures none of the tensors
+        self._watchable: list[Watchable] = []
         self._due: list[int] = []  # numbers of the tensors to measure in this step
         self._is_due_now = False  # self._due belongs to the step that the clock ends next, not to an earlier one
 
@@ -118,6 +128,7 @@ class Weights:
         """
         order = {address: n for n, address in enumerate(named)}
         rows: dict[int, tuple[Weight, Position]] = {}  # by address of the parameter
+        names: dict[int, str] = {}  # without prefix, of the tensors that this rank holds as a whole
         for address in temporary:
             rows[address] = self._not_measured(1, f"parameters.{len(rows)}", FLAT), NOWHERE
         for optimizer in optimizers:
@@ -131,12 +142,19 @@ class Weights:
                     prefix = replicas.prefix(parameter, is_named=entry is not None)
                     weight = Weight(prefixed(prefix, name), labels.get(name, ""), *self._fields_of_part(parameter))
                     rows[parameter._cdata] = weight, Position(reference, group, n, parameter._cdata)
+                    if weight.unfollowed == 0 and weight.part == weight.shape and not placements_of(parameter):
+                        names[parameter._cdata] = name
         for parameter in (p for o in unfollowed_optimizers for p in parameters_of(o) if p._cdata not in rows):
             rows[parameter._cdata] = self._not_measured(parameter.numel(), f"parameters.{len(rows)}", PACE), NOWHERE
         # In the order of the model, so that the schedule does not depend on which optimizer holds a tensor.
         listed = sorted(rows, key=lambda address: order.get(address, len(order)))
         measured = self._core.name_weights([rows[address][0] for address in listed])  # how many; -1: the core is busy
         self._positions = [rows[address][1] for address in listed] if measured > 0 else []
+        self._watchable = [
+            Watchable(number, crc32(as_bytes(names[address])), math.prod(rows[address][0].part))
+            for number, address in enumerate(listed[:measured])
+            if address in names
+        ]
         self._due = []
         return measured >= 0
 
@@ -173,6 +191,18 @@ class Weights:
         if not self._is_due_now:
             self._due = []
         self._is_due_now = False
+
+    def watchable(self) -> list[Watchable]:
+        """The same list until the tensors change."""
+        return self._watchable
+
+    def address_of(self, number: int) -> int | None:
+        """The address of a parameter that still exists, or None."""
+        position = self._positions[number]
+        param_groups = groups(position.optimizer())  # () if the optimizer was destroyed (None)
+        members = parameters_in(param_groups[position.group]) if position.group < len(param_groups) else []
+        is_there = position.index < len(members) and members[position.index]._cdata == position.address
+        return position.address if is_there else None
 
     @property
     def is_any_measured(self) -> bool:
