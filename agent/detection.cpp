@@ -13,7 +13,7 @@
 namespace foreshock {
 namespace {
 
-constexpr char kMagic[] = "foreshock detectors 5\n";  // begins a saved state; 5: version of the format
+constexpr char kMagic[] = "foreshock detectors 6\n";  // begins a saved state; 6: version of the format
 constexpr uint64_t kMostRanks = 4096;                 // ranks with detectors, over all runs
 constexpr uint64_t kMostRuns = 1024;                  // runs with conditions
 
@@ -105,6 +105,48 @@ OptimizerFacts facts_of(const OptimizerLine& line) {
           .learning_rate = line.learning_rate,
           .nonfinite_gradient = line.nonfinite_gradient_values,
           .optimizer_step = line.optimizer_step};
+}
+
+// Returns the numbers as one text, to be compared only.
+std::string text_of(const std::vector<int64_t>& numbers) {
+  std::string text;
+  for (const int64_t each : numbers) text += std::to_string(each) + ' ';
+  return text;
+}
+
+Sketch sketch_of(const RecordNumbers& sketches, const std::string& name) {
+  const auto number = [&](const std::string& key) {
+    const auto found = sketches.find(key);
+    return found != sketches.end() ? found->second : NAN;
+  };
+  Sketch sketch;
+  for (size_t k = 0; k < kSketchNumbers; ++k) sketch.products[k] = number(name + std::to_string(k));
+  sketch.norm = number(name);
+  return sketch;
+}
+
+// Unknown numbers are NaN, and an unknown format has no rounding errors, so that the look is not judged
+// sound.
+GradientFacts facts_of(const GradientLine& line) {
+  GradientFacts facts;
+  facts.tensor = line.tensor;
+  facts.shape = text_of(line.shape);
+  facts.coordinates = text_of(line.coordinates);
+  facts.step = *line.step;
+  facts.rank = *line.rank;
+  facts.world_size = line.world_size.value_or(-1);
+  facts.parameters = line.parameters.value_or(0);
+  facts.contributions = line.contributions.value_or(0);
+  facts.is_whole = line.whole.value_or(false);
+  if (line.dtype == "fp32") facts.unit = 0x1p-24, facts.tiny = 0x1p-150;
+  if (line.dtype == "bf16") facts.unit = 0x1p-9, facts.tiny = 0x1p-134;
+  if (line.dtype == "fp16") facts.unit = 0x1p-11, facts.tiny = 0x1p-25;
+  facts.local = sketch_of(line.sketches, "local");
+  facts.last = sketch_of(line.sketches, "last");
+  facts.before = sketch_of(line.sketches, "before");
+  facts.used = sketch_of(line.sketches, "used");
+  facts.value = sketch_of(line.sketches, "value");
+  return facts;
 }
 
 // Reads (StateReader) or writes (StateWriter) the detectors of all ranks.
@@ -243,6 +285,14 @@ const std::vector<EventLine>& Watches::observe(const OptimizerLine& line) {
   RunConditions* conditions = rank ? conditions_for(line.run) : nullptr;
   if (conditions != nullptr) conditions->observe_optimizer(facts_of(line), &begun_);
   return observe_of_run(line.run, rank, DetectorId::kRmsStaleness, line, line.rms_staleness);
+}
+
+const std::vector<EventLine>& Watches::observe(const GradientLine& line) {
+  begin();
+  if (!line.rank || !line.step || line.tensor.empty()) return lines_found_;
+  if (RunConditions* conditions = conditions_for(line.run))
+    conditions->observe_gradient(facts_of(line), &begun_);
+  return end(line.run, *line.rank);
 }
 
 std::optional<int64_t> Watches::lowest_rank(const std::string& run) const {

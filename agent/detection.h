@@ -36,6 +36,7 @@ class Watches {
   // far, and are ignored before the run has a rank.
   const std::vector<EventLine>& observe(const TensorLine& line);
   const std::vector<EventLine>& observe(const OptimizerLine& line);
+  const std::vector<EventLine>& observe(const GradientLine& line);
   // At the event kDetectorsBeginAnew, removes the detectors and conditions of its run. Passes kScalerSkips to
   // the conditions. Ignores all other events.
   const std::vector<EventLine>& observe(const EventLine& line);

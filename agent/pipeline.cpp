@@ -226,6 +226,12 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
     // add() needs the rank's parallel coordinates, which the trainer adds to the identity before any tensor.
     refresh_identity(segment, rank);
     const char* why = ready.why;  // the reason why the tensor is refused; null: it is not refused
+    if (why == nullptr && ready.view.record.kind == segment::TensorKind::kGradientLook) {
+      detect(gradient_line(*rank, ready.view), rank);
+      flush_record();
+      segment.consume_tensor();
+      continue;
+    }
     std::vector<TensorSnapshot> done;
     if (why == nullptr) done = weights_.add(ready.view, rank->identity, ranks_here_, &why);
     rank->refused_tensors += why != nullptr;

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
+#include <string>
+#include <utility>
 
 #include "agent/rank_state.h"
 #include "detect/conditions.h"
@@ -340,6 +343,38 @@ OptimizerLine optimizer_line(const std::string& run, const TensorSnapshot& snaps
   line.beta2 = finite(sums.values[segment::kSeenBeta2]);
   line.epsilon = finite(sums.values[segment::kSeenEpsilon]);
   line.weight_decay = finite(sums.values[segment::kSeenWeightDecay]);
+  return line;
+}
+
+GradientLine gradient_line(const RankStatistics& rank, const segment::TensorView& tensor) {
+  const segment::TensorRecord& record = tensor.record;
+  segment::GradientLook look;
+  std::memcpy(&look, tensor.payload[segment::kTensorGradientLook].data(), sizeof look);
+  GradientLine line;
+  line.run = rank.run;
+  line.rank = rank.identity.rank;
+  line.step = record.step;
+  line.time = 1e-9 * static_cast<double>(record.time_ns);
+  line.tensor = segment::text_of(record.name);
+  line.layer = segment::text_of(record.layer);
+  line.dtype = name_of(static_cast<DType>(record.dtype));
+  line.shape.assign(record.shape, record.shape + record.dims);
+  if (rank.identity.late_ready == 1)
+    line.coordinates = {rank.identity.tensor_parallel, rank.identity.pipeline_parallel,
+                        rank.identity.expert_parallel};
+  line.world_size = rank.identity.world_size;
+  line.parameters = look.parameters;
+  line.contributions = look.contributions;
+  line.whole = look.is_whole == 1;
+  for (const auto& [name, sketch] : {std::pair("local", &look.local),
+                                     {"last", &look.last},
+                                     {"before", &look.before},
+                                     {"used", &look.used},
+                                     {"value", &look.value}}) {
+    for (uint32_t k = 0; k < segment::kSketchProducts; ++k)
+      line.sketches[name + std::to_string(k)] = sketch->products[k];
+    line.sketches[name] = sketch->norm;
+  }
   return line;
 }
 

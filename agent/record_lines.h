@@ -38,6 +38,8 @@ FindingLine finding_line(const std::string& run, const Finding& finding, const c
 TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, bool with_histogram);
 // `snapshot.optimizer` must be present.
 OptimizerLine optimizer_line(const std::string& run, const TensorSnapshot& snapshot);
+// `tensor`: the record of a look at a gradient by `rank`.
+GradientLine gradient_line(const RankStatistics& rank, const segment::TensorView& tensor);
 // `pool`: the values of all tensors of a layer, or of the whole model, as one distribution.
 ModelLine model_line(const std::string& run, const PoolSnapshot& pool);
 

@@ -112,6 +112,23 @@ std::string sentence_of(const Condition& condition) {
     case ConditionId::kGradientRise:
       return "the gradient norm is high" + when_text(condition) + on_rank + ": " + value +
              ", in the first half of the run it was at most " + usual;
+    case ConditionId::kGradientNotSummed:
+      return condition.place +
+             ": the gradient used is that of its own rank only, the ranks were not summed," +
+             when_text(condition);
+    case ConditionId::kGradientLastOnly:
+      return condition.place + ": the gradient used is that of the last backward pass only," +
+             when_text(condition);
+    case ConditionId::kGradientDropped:
+      return condition.place + ": the gradient used is 0, although backward passes contributed to it," +
+             when_text(condition);
+    case ConditionId::kGradientMultiplied:
+      return condition.place + ": the gradient used is " + value +
+             " times the sum of its contributions, compared with the other parameters," +
+             when_text(condition);
+    case ConditionId::kGradientPiledUp:
+      return condition.place + ": the gradient used has the gradients of earlier steps in it," +
+             when_text(condition);
     case ConditionId::kCount:
       break;
   }

@@ -38,6 +38,11 @@ enum class ConditionId : int {
   kNoGradient,
   kZeroGradient,
   kWeightsStuck,
+  kGradientNotSummed,
+  kGradientLastOnly,
+  kGradientDropped,
+  kGradientMultiplied,
+  kGradientPiledUp,
   kCount
 };
 inline constexpr size_t kConditions = static_cast<size_t>(ConditionId::kCount);
@@ -216,6 +221,25 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
      "most sampled values of weights in bf16 or fp16 are the same at two looks in a row, though they have "
      "gradients",
      "two looks, 64 to 128 steps", "keep the weights in fp32 (autocast), or round stochastically"},
+    {ConditionId::kGradientNotSummed, "gradient_not_summed", ConditionKind::kLook, "",
+     "most gradients are summed over the ranks, and each rank uses its own gradient for a parameter of which "
+     "all ranks have copies",
+     "two looks at the parameter",
+     "look for a parameter that DistributedDataParallel ignores, that was added after it was wrapped, or "
+     "that a loop over all-reduces leaves out"},
+    {ConditionId::kGradientLastOnly, "gradient_last_only", ConditionKind::kLook, "",
+     "several backward passes contribute to a gradient, and the optimizer uses the last contribution only",
+     "two looks at the parameter", "look for a gradient that is cleared or assigned between the passes"},
+    {ConditionId::kGradientDropped, "gradient_dropped", ConditionKind::kLook, "",
+     "backward passes contribute to a gradient, and the optimizer uses 0", "two looks at the parameter",
+     "look for a gradient that is cleared after the backward pass"},
+    {ConditionId::kGradientMultiplied, "gradient_multiplied", ConditionKind::kLook, "",
+     "the gradient of a parameter is 2 or the number of ranks times what the others are, or the same part of "
+     "it",
+     "two looks at the parameter", "look for a gradient that is reduced, scaled or added twice"},
+    {ConditionId::kGradientPiledUp, "gradient_piled_up", ConditionKind::kLook, "",
+     "the optimizer uses the gradients of earlier steps again", "two looks at the parameter",
+     "call zero_grad() in each step, for all parameters"},
 };
 
 constexpr const ConditionInfo& info_of(ConditionId id) { return kConditionTable[static_cast<size_t>(id)]; }

@@ -52,6 +52,11 @@ void RunConditions::observe_optimizer(const OptimizerFacts& facts, std::vector<C
   append(board_.take_begun(), begun);
 }
 
+void RunConditions::observe_gradient(const GradientFacts& facts, std::vector<Condition>* begun) {
+  gradients_.observe(facts, &board_);
+  append(board_.take_begun(), begun);
+}
+
 void RunConditions::observe_skipped(int64_t rank, int64_t step, uint64_t in_row,
                                     std::vector<Condition>* begun) {
   if (in_row < kSkipsInRow) return;
@@ -64,6 +69,7 @@ void RunConditions::observe_skipped(int64_t rank, int64_t step, uint64_t in_row,
 void RunConditions::observe_process(int64_t rank, int64_t pid) {
   Rank* rules = rank_of(rank);
   if (rules != nullptr) rules->restart.begin_process(pid);
+  gradients_.begin_process(rank, pid);
 }
 
 std::vector<Condition> RunConditions::found() const {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "detect/condition_rules.h"
+#include "detect/gradient_rules.h"
 #include "detect/rank_conditions.h"
 #include "detect/tensor_conditions.h"
 
@@ -36,6 +37,8 @@ class RunConditions {
   // Looks at a tensor of the run. The optimizer's facts must follow the tensor's facts for the same step.
   void observe_tensor(const TensorFacts& facts);
   void observe_optimizer(const OptimizerFacts& facts, std::vector<Condition>* begun);
+  // Looks at a gradient. It is judged when all ranks have looked at the same parameters in the same step.
+  void observe_gradient(const GradientFacts& facts, std::vector<Condition>* begun);
   // A process of the rank was found. Another process than before means that the training was started again.
   void observe_process(int64_t rank, int64_t pid);
 
@@ -48,6 +51,7 @@ class RunConditions {
     map_fields(state, ranks_, kMostRanks);
     tensors_.fields(state);
     same_losses_.fields(state);
+    gradients_.fields(state);
   }
 
  private:
@@ -81,6 +85,7 @@ class RunConditions {
   std::map<int64_t, Rank> ranks_;
   TensorRules tensors_;
   SameLossRule same_losses_;
+  GradientRule gradients_;
 };
 
 }  // namespace foreshock

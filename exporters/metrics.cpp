@@ -70,10 +70,12 @@ constexpr Value kDetectorNames[] = {"bias",
                                     "weight_shift"};
 // Copies of the names of the conditions and of their kinds in detect/condition_rules.h.
 constexpr Value kConditionNames[] = {
-    "no_step_taken", "nothing_trained", "weights_nonfinite",     "steps_skipped", "rate_zero",
-    "rate_jump",     "rate_comes_back", "optimizer_began_again", "lone_loss",     "zero_loss",
-    "zero_norm",     "early_rise",      "same_losses",           "unseen_keys",   "gradient_rise",
-    "no_gradient",   "zero_gradient",   "weights_stuck"};
+    "no_step_taken",    "nothing_trained",     "weights_nonfinite",   "steps_skipped",
+    "rate_zero",        "rate_jump",           "rate_comes_back",     "optimizer_began_again",
+    "lone_loss",        "zero_loss",           "zero_norm",           "early_rise",
+    "same_losses",      "unseen_keys",         "gradient_rise",       "no_gradient",
+    "zero_gradient",    "weights_stuck",       "gradient_not_summed", "gradient_last_only",
+    "gradient_dropped", "gradient_multiplied", "gradient_piled_up"};
 constexpr Value kConditionKinds[] = {"fault", "look"};
 
 // Label lists, in the order in which Registry::set takes the values. `run` and `rank` come first: the

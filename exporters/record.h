@@ -1,9 +1,9 @@
 // The record of a run, the file in which the agent keeps what it measured: its lines, and the writer of the
 // file. Each line is a JSON object with "schema": 1 and "type": run | step | sample | tensor | model |
-// optimizer | spectrum | event | finding | verdict. Field names, units and meanings are in one list per type;
-// docs/record.md is generated from them. A separate thread writes the file, so that a hung disk does not
-// delay the agent. Lines that are not in the file yet are also in a spool in shared memory, so that they
-// survive a killed agent.
+// optimizer | gradient | spectrum | event | finding | verdict. Field names, units and meanings are in one
+// list per type; docs/record.md is generated from them. A separate thread writes the file, so that a hung
+// disk does not delay the agent. Lines that are not in the file yet are also in a spool in shared memory, so
+// that they survive a killed agent.
 #ifndef FORESHOCK_EXPORTERS_RECORD_H_
 #define FORESHOCK_EXPORTERS_RECORD_H_
 
@@ -351,6 +351,27 @@ FORESHOCK_RECORD_LINE(ModelLine, "model", FORESHOCK_MODEL_FIELDS);
   X(RecordNumber, epsilon, "1", "epsilon of the parameter's group.")                                       \
   X(RecordNumber, weight_decay, "1", "Weight decay of the parameter's group.")
 FORESHOCK_RECORD_LINE(OptimizerLine, "optimizer", FORESHOCK_OPTIMIZER_FIELDS);
+
+// What one look saw of the gradient of a parameter in one step of one rank (docs/gradients.md).
+#define FORESHOCK_GRADIENT_FIELDS(X)                                                                         \
+  X(RecordText, run, "", "Run id.")                                                                          \
+  X(RecordInteger, rank, "", "Rank in the job.")                                                             \
+  X(RecordInteger, step, "steps", "Step in which the gradient was used.")                                    \
+  X(RecordNumber, time, "s since 1970", "When the optimizer's step began.")                                  \
+  X(RecordText, tensor, "", "Name of the parameter.")                                                        \
+  X(RecordText, layer, "", "Label of its layer.")                                                            \
+  X(RecordText, dtype, "", "Format of the gradient: fp32, bf16 or fp16.")                                    \
+  X(RecordIntegers, shape, "values", "Shape of the parameter.")                                              \
+  X(RecordIntegers, coordinates, "", "The rank's tensor, pipeline and expert coordinates; -1: unknown.")     \
+  X(RecordInteger, world_size, "ranks", "Ranks of the whole job.")                                           \
+  X(RecordCount, parameters, "parameters", "Parameters of this look.")                                       \
+  X(RecordCount, contributions, "", "How often backward passes have added to the gradient in the step.")     \
+  X(RecordFlag, whole, "", "Whether all contributions were seen.")                                           \
+  X(RecordNumbers, sketches, "",                                                                             \
+    "Inner products 0 to 3 with vectors of signs, and the norm, of local (the sum of the contributions; "    \
+    "norm: the sum of their norms), last (the last of them), before (the gradient left from earlier steps)," \
+    " used (the gradient at the optimizer's step) and value (the parameter).")
+FORESHOCK_RECORD_LINE(GradientLine, "gradient", FORESHOCK_GRADIENT_FIELDS);
 
 // How the matrices W_Q W_K^T of a layer's heads changed between two snapshots of these projections.
 #define FORESHOCK_SPECTRUM_FIELDS(X)                                                                        \

@@ -133,6 +133,7 @@ std::optional<RecordLine> parse_record_line(std::string_view text, std::string* 
   if (name == "tensor") return read_fields<TensorLine>(object, why);
   if (name == "model") return read_fields<ModelLine>(object, why);
   if (name == "optimizer") return read_fields<OptimizerLine>(object, why);
+  if (name == "gradient") return read_fields<GradientLine>(object, why);
   if (name == "spectrum") return read_fields<SpectrumLine>(object, why);
   if (name == "event") return read_fields<EventLine>(object, why);
   if (name == "finding") return read_fields<FindingLine>(object, why);

@@ -16,7 +16,7 @@
 namespace foreshock {
 
 using RecordLine = std::variant<RunLine, StepLine, SampleLine, TensorLine, ModelLine, OptimizerLine,
-                                SpectrumLine, EventLine, FindingLine, VerdictLine>;
+                                GradientLine, SpectrumLine, EventLine, FindingLine, VerdictLine>;
 
 // Parses a line of a record, without its newline. Fields that are not in the tables of record.h are
 // ignored, since a newer foreshock may have added them. Missing fields get their value for "unknown". The

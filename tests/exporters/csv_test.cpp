@@ -59,8 +59,8 @@ TEST(Csv, ListsAndTruthValuesAreOneCell) {
 TEST(Csv, EveryRowHasTheColumnsOfItsHeader) {
   for (const RecordLine& line :
        {RecordLine(RunLine()), RecordLine(StepLine()), RecordLine(SampleLine()), RecordLine(OptimizerLine()),
-        RecordLine(SpectrumLine()), RecordLine(EventLine()), RecordLine(FindingLine()),
-        RecordLine(VerdictLine())}) {
+        RecordLine(GradientLine()), RecordLine(SpectrumLine()), RecordLine(EventLine()),
+        RecordLine(FindingLine()), RecordLine(VerdictLine())}) {
     EXPECT_EQ(columns(csv_header(line)), columns(csv_row(line))) << type_of(line);
     EXPECT_EQ(columns(csv_header(line)), record_fields(type_of(line)).size()) << type_of(line);
   }

@@ -1,0 +1,308 @@
+// The rule over looks at gradients.
+#include "detect/gradient_rules.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <set>
+#include <utility>
+
+namespace foreshock {
+namespace {
+
+// A finding needs so many looks in a row at the parameter with the same fate. A step that the training leaves
+// out by itself may look like one.
+constexpr uint64_t kGradientLooks = 2;
+
+// Each of n additions and scalings rounds by at most `unit` of its result. The errors have random signs, so
+// the vector e of their sum has a norm of at most about unit * sqrt(n) * the norm of the results. Its inner
+// product with a vector of random signs has the standard deviation |e|. The mean of the squares of four
+// products exceeds 10 |e|^2 with the probability P(chi^2_4 > 40) = 4e-8. kScalings: a mean over the ranks, an
+// unscaling and a clipping.
+constexpr double kMargin = 3.2;  // sqrt(10)
+constexpr double kScalings = 3;
+// A parameter stands apart if its distance from the law exceeds the tolerance by this factor. In between it
+// is neither sound nor found.
+constexpr double kApart = 3;
+// Parameters of ranks count as copies of each other if they differ by less than this share of their norm.
+// Parts of a tensor, which differ by all of it, need no sum over the ranks.
+constexpr double kCopies = 0.25;
+// The number of values of which a sketch reads at most (kernels/sketch.h), for rounding errors near 0.
+constexpr double kSketchedRoot = 128;  // sqrt(16384)
+
+double distance(const Sketch& a, double factor_b, const Sketch& b, double factor_c = 0,
+                const Sketch& c = {}) {
+  double squares = 0;
+  for (size_t k = 0; k < kSketchNumbers; ++k) {
+    const double d = a.products[k] - factor_b * b.products[k] - factor_c * c.products[k];
+    squares += d * d;
+  }
+  return std::sqrt(squares / kSketchNumbers);
+}
+
+double product(const Sketch& a, const Sketch& b) {
+  double sum = 0;
+  for (size_t k = 0; k < kSketchNumbers; ++k) sum += a.products[k] * b.products[k];
+  return sum;
+}
+
+void add(const Sketch& from, Sketch* to) {
+  for (size_t k = 0; k < kSketchNumbers; ++k) to->products[k] += from.products[k];
+  to->norm += from.norm;
+}
+
+bool is_known(const Sketch& sketch) {
+  double sum = sketch.norm;
+  for (const double each : sketch.products) sum += each;
+  return std::isfinite(sum);
+}
+
+double median_of(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+constexpr char kAfterCoordinates = '/';
+std::string key_of(const std::string& coordinates, const std::string& name) {
+  return coordinates + kAfterCoordinates + name;
+}
+
+// A parameter in one step, on the ranks that may share its gradient.
+struct Parameter {
+  std::string name;
+  std::vector<const GradientFacts*> ranks;
+  Sketch total, last_total;  // sums over the ranks of what the passes, and the last pass, have contributed
+  double roundings = 0;      // additions and scalings of the used gradient
+
+  // Whether all that the rule needs is known, and there is a gradient.
+  bool is_judged() const {
+    return total.norm > 0 && std::all_of(ranks.begin(), ranks.end(), [&](const GradientFacts* each) {
+             return each->is_whole && each->shape == ranks[0]->shape && each->unit == ranks[0]->unit &&
+                    is_known(each->local) && is_known(each->last) && is_known(each->before) &&
+                    is_known(each->used) && is_known(each->value);
+           });
+  }
+  // Whether the ranks hold copies of the parameter, and not parts or experts of their own.
+  bool is_copied() const {
+    if (name.find("expert") != std::string::npos) return false;
+    return std::all_of(ranks.begin(), ranks.end(), [&](const GradientFacts* each) {
+      return distance(each->value, 1, ranks[0]->value) < kCopies * ranks[0]->value.norm;
+    });
+  }
+};
+
+// What the gradients of a step may consist of.
+enum class Source { kSum, kOwn };
+
+// A hypothesis about all parameters of a step: used = factor * (contributions + piled * gradient before).
+struct Law {
+  Source source = Source::kSum;
+  bool is_last = false;         // only the contributions of the last pass
+  bool is_piled = false;        // the gradient of earlier steps too
+  std::vector<double> factors;  // by rank
+};
+
+const Sketch& contribution(const Parameter& p, const Law& law, size_t rank) {
+  if (law.source == Source::kSum) return law.is_last ? p.last_total : p.total;
+  return law.is_last ? p.ranks[rank]->last : p.ranks[rank]->local;
+}
+
+// The gradient of earlier steps is the same on all ranks that sum their gradients. The mean over the ranks
+// keeps it, and divides the sum of the contributions by their number.
+double weight_of_before(const Parameter& p, const Law& law) {
+  return law.source == Source::kSum ? static_cast<double>(p.ranks.size()) : 1;
+}
+
+// The norm of the partial sums is that of the used gradient, divided by its factor, or, if the contributions
+// are independent of each other, the sum of their norms divided by the root of their number. It is at most
+// the sum of their norms.
+double tolerance(const Parameter& p, const Law& law, size_t rank, double factor) {
+  const GradientFacts& own = *p.ranks[rank];
+  const double before = law.is_piled ? weight_of_before(p, law) * own.before.norm : 0;
+  const double most = (law.source == Source::kSum ? p.total.norm : own.local.norm) + before;
+  const double used = own.used.norm / std::max(std::fabs(factor), 1e-300);
+  const double partial = std::max(most / std::sqrt(p.roundings), std::min(used, most));
+  return kMargin * std::sqrt(p.roundings) *
+         (own.unit * std::fabs(factor) * partial + own.tiny * kSketchedRoot);
+}
+
+// Whether the used gradients of all ranks are `multiple` times those of the law, within `margin` tolerances.
+bool follows(const Parameter& p, const Law& law, double multiple = 1, double margin = 1) {
+  for (size_t r = 0; r < p.ranks.size(); ++r) {
+    const double factor = multiple * law.factors[r];
+    const double before = law.is_piled ? factor * weight_of_before(p, law) : 0;
+    const double d = distance(p.ranks[r]->used, factor, contribution(p, law, r), before, p.ranks[r]->before);
+    if (!(d <= margin * tolerance(p, law, r, factor))) return false;
+  }
+  return true;
+}
+
+// Sets the factors to the medians over the parameters. Returns whether more than half of these follow the
+// law.
+bool fit(const std::vector<Parameter>& parameters, size_t ranks, Law* law) {
+  law->factors.clear();
+  for (size_t r = 0; r < ranks; ++r) {
+    std::vector<double> ratios;
+    for (const Parameter& p : parameters) {
+      Sketch expected = contribution(p, *law, r);
+      if (law->is_piled)
+        for (size_t k = 0; k < kSketchNumbers; ++k)
+          expected.products[k] += weight_of_before(p, *law) * p.ranks[r]->before.products[k];
+      const double squares = product(expected, expected);
+      if (squares > 0) ratios.push_back(product(p.ranks[r]->used, expected) / squares);
+    }
+    if (ratios.empty()) return false;
+    law->factors.push_back(median_of(std::move(ratios)));
+    if (!(std::fabs(law->factors.back()) > 0)) return false;
+  }
+  const auto following = std::count_if(parameters.begin(), parameters.end(),
+                                       [&](const Parameter& p) { return follows(p, *law); });
+  return 2 * static_cast<size_t>(following) > parameters.size();
+}
+
+bool has_several_passes(const Parameter& p) {
+  return std::any_of(p.ranks.begin(), p.ranks.end(),
+                     [](const auto* each) { return each->contributions > 1; });
+}
+
+bool is_piled_on_something(const Parameter& p, const Law& law) {
+  for (size_t r = 0; r < p.ranks.size(); ++r)
+    if (std::fabs(law.factors[r]) * p.ranks[r]->before.norm > kApart * tolerance(p, law, r, law.factors[r]))
+      return true;
+  return false;
+}
+
+// The fate of a parameter if the others follow `law`, and the factor of kMultiplied.
+std::pair<GradientFate, double> fate_of(const Parameter& p, const Law& law) {
+  const auto ranks = static_cast<double>(p.ranks.size());
+  if (follows(p, law)) {
+    if (law.is_piled && is_piled_on_something(p, law)) return {GradientFate::kPiledUp, 1};
+    if (law.is_last && has_several_passes(p)) return {GradientFate::kLastPass, 1};
+    return {GradientFate::kSound, 1};
+  }
+  if (law.is_piled || law.is_last || follows(p, law, 1, kApart)) return {GradientFate::kOther, 1};
+  bool is_dropped = true;
+  for (size_t r = 0; r < p.ranks.size(); ++r)
+    is_dropped = is_dropped && p.ranks[r]->used.norm <= tolerance(p, law, r, law.factors[r]);
+  if (is_dropped) return {GradientFate::kDropped, 0};
+  Law last = law;
+  last.is_last = true;
+  if (has_several_passes(p) && follows(p, last)) return {GradientFate::kLastPass, 1};
+  Law own = law;
+  own.source = Source::kOwn;
+  if (law.source == Source::kSum && ranks > 1 && p.is_copied() && (follows(p, own) || follows(p, own, ranks)))
+    return {GradientFate::kOwnRank, 1};
+  for (const double multiple : {2.0, 0.5, ranks, 1 / ranks})
+    if (multiple != 1 && follows(p, law, multiple)) return {GradientFate::kMultiplied, multiple};
+  Law piled = law;
+  piled.is_piled = true;
+  if (is_piled_on_something(p, piled) && follows(p, piled)) return {GradientFate::kPiledUp, 1};
+  return {GradientFate::kOther, 1};
+}
+
+// The first law that the parameters follow. Not every job sums over its ranks: they may hold parts of the
+// model.
+std::optional<Law> law_of(const std::vector<Parameter>& parameters, size_t ranks) {
+  for (const Law& candidate : {Law{Source::kSum, false, false, {}}, Law{Source::kOwn, false, false, {}},
+                               Law{Source::kSum, false, true, {}}, Law{Source::kOwn, false, true, {}},
+                               Law{Source::kSum, true, false, {}}, Law{Source::kOwn, true, false, {}}}) {
+    Law law = candidate;
+    if (fit(parameters, ranks, &law)) return law;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void GradientRule::observe(const GradientFacts& facts, ConditionBoard* board) {
+  constexpr size_t kLongestName = 256;  // the state of the detectors has no longer texts than 1024
+  if (facts.world_size < 1 || facts.world_size > kMostRanks || facts.rank < 0 || facts.step < 0 ||
+      facts.tensor.size() > kLongestName)
+    return;
+  Look& look = open_[facts.step];
+  const std::string own = "rank" + std::to_string(facts.rank) + ".";
+  const std::string name = facts.tensor.starts_with(own) ? facts.tensor.substr(own.size()) : facts.tensor;
+  if (look.parameters.size() < kMostParameters && look.parameters[name].emplace(facts.rank, facts).second)
+    ++look.of_rank[facts.rank];
+  const bool is_complete = look.of_rank.size() == static_cast<size_t>(facts.world_size) &&
+                           std::all_of(look.of_rank.begin(), look.of_rank.end(),
+                                       [&](const auto& each) { return each.second == facts.parameters; });
+  if (is_complete) {
+    const auto node = open_.extract(facts.step);
+    judge(node.key(), node.mapped(), board);
+  } else if (open_.size() > kMostOpen) {
+    open_.erase(open_.begin());
+  }
+}
+
+void GradientRule::begin_process(int64_t rank, int64_t pid) {
+  if (pids_.size() >= static_cast<size_t>(kMostRanks) && !pids_.contains(rank)) return;
+  const auto [known, is_first] = pids_.emplace(rank, pid);
+  if (!is_first && known->second != pid) open_.clear();
+  known->second = pid;
+}
+
+void GradientRule::judge(int64_t step, const Look& look, ConditionBoard* board) {
+  // Parameters by the coordinates of the ranks: only ranks with equal coordinates may share a gradient.
+  std::map<std::string, std::vector<Parameter>> groups;
+  for (const auto& [name, by_rank] : look.parameters) {
+    if (by_rank.size() != look.of_rank.size()) continue;  // some ranks do not have it
+    std::map<std::string, Parameter> parts;
+    for (const auto& [rank, facts] : by_rank) {
+      Parameter& p = parts[facts.coordinates];
+      p.name = name;
+      p.ranks.push_back(&facts);
+      add(facts.local, &p.total);
+      add(facts.last, &p.last_total);
+      p.roundings += static_cast<double>(facts.contributions) + 1;
+    }
+    for (auto& [coordinates, p] : parts) {
+      p.roundings += kScalings;
+      if (p.is_judged()) groups[coordinates].push_back(std::move(p));
+    }
+  }
+  for (const auto& [coordinates, parameters] : groups) {
+    const std::optional<Law> law = law_of(parameters, parameters[0].ranks.size());
+    if (!law) continue;
+    for (const Parameter& p : parameters) {
+      const auto [fate, factor] = fate_of(p, *law);
+      if (fate == GradientFate::kSound || fate == GradientFate::kOther) {
+        fates_.erase(key_of(coordinates, p.name));
+        continue;
+      }
+      if (fates_.size() >= kMostParameters && !fates_.contains(key_of(coordinates, p.name))) continue;
+      Fate& known = fates_[key_of(coordinates, p.name)];
+      if (known.looks == 0 || known.fate != static_cast<int>(fate))
+        known = {static_cast<int>(fate), step, 0, 1};
+      ++known.looks;
+      known.factor = factor;
+    }
+  }
+  report(ConditionId::kGradientNotSummed, GradientFate::kOwnRank, step, board);
+  report(ConditionId::kGradientLastOnly, GradientFate::kLastPass, step, board);
+  report(ConditionId::kGradientDropped, GradientFate::kDropped, step, board);
+  report(ConditionId::kGradientMultiplied, GradientFate::kMultiplied, step, board);
+  report(ConditionId::kGradientPiledUp, GradientFate::kPiledUp, step, board);
+}
+
+void GradientRule::report(ConditionId id, GradientFate fate, int64_t step, ConditionBoard* board) const {
+  std::set<std::string> distinct;  // ranks with other coordinates may have a parameter of the same name
+  int64_t since = step;
+  double factor = 1;
+  for (const auto& [key, each] : fates_) {
+    if (each.fate != static_cast<int>(fate) || each.looks < kGradientLooks) continue;
+    distinct.insert(key.substr(key.find(kAfterCoordinates) + 1));
+    since = std::min(since, each.since);
+    factor = each.factor;
+  }
+  if (distinct.empty()) return board->end(id, -1);
+  const std::vector<std::string> names(distinct.begin(), distinct.end());
+  if (Condition* found = board->note(id, -1, since, step)) {
+    found->count = names.size();
+    found->value = factor;
+    found->place = patterns_text(names);
+  }
+}
+
+}  // namespace foreshock

@@ -1,0 +1,102 @@
+// Checks that gradients are conserved: the gradient that an optimizer uses is, up to a factor that all
+// parameters of a step share, the sum of what the backward passes have contributed, over the ranks and the
+// micro-batches. Finds parameters that stand apart from the others.
+#ifndef FORESHOCK_DETECT_GRADIENT_RULES_H_
+#define FORESHOCK_DETECT_GRADIENT_RULES_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "detect/condition_rules.h"
+#include "detect/tensor_conditions.h"
+
+namespace foreshock {
+
+inline constexpr size_t kSketchNumbers = 4;
+
+// Inner products of a tensor with vectors of signs. `norm`: its norm, or the sum of the norms of the tensors
+// of which it is the sum. NaN: unknown.
+struct Sketch {
+  std::array<double, kSketchNumbers> products = {};
+  double norm = 0;
+};
+
+// One look at the gradient of a parameter in one step of one rank.
+struct GradientFacts {
+  std::string tensor;
+  std::string shape;        // as text, only compared
+  std::string coordinates;  // of the rank in tensor, pipeline and expert parallelism, as text, only compared
+  int64_t step = 0, rank = 0, world_size = 1;
+  uint64_t parameters = 0;     // of the look
+  uint64_t contributions = 0;  // how often backward passes have added to the gradient
+  bool is_whole = false;       // all contributions were seen
+  double unit = 0;             // unit roundoff of the gradient's format
+  double tiny = 0;             // largest rounding error of numbers near 0 in this format
+  Sketch local, last, before, used, value;
+};
+
+// What the gradient of a parameter was, other than the sum of all contributions. kOther: nothing of this
+// list, which is not reported: trainings may change gradients in many ways.
+enum class GradientFate : int {
+  kSound,
+  kOther,
+  kOwnRank,
+  kLastPass,
+  kDropped,
+  kMultiplied,
+  kPiledUp,
+  kCount
+};
+
+class GradientRule {
+ public:
+  void observe(const GradientFacts& facts, ConditionBoard* board);
+  // A process of the rank was found. If it has replaced another one, the ranks repeat steps, and looks of
+  // before must not be joined with those that follow.
+  void begin_process(int64_t rank, int64_t pid);
+
+  template <class State>
+  void fields(State& state) {
+    map_fields(state, fates_, kMostParameters);
+  }
+
+ private:
+  static constexpr size_t kMostParameters = 1 << 16;
+  static constexpr size_t kMostOpen = 8;       // looks that wait for ranks; older ones are dropped
+  static constexpr int64_t kMostRanks = 1024;  // jobs with more ranks are not judged
+
+  // The looks of all ranks in one step, by parameter and rank. A name "rank<N>.x" of rank N is stored as x.
+  struct Look {
+    std::map<std::string, std::map<int64_t, GradientFacts>> parameters;
+    std::map<int64_t, uint64_t> of_rank;  // number of parameters that the rank has reported
+  };
+  struct Fate {
+    int fate = 0;
+    int64_t since = 0;
+    uint64_t looks = 0;  // in a row with this fate
+    double factor = 1;   // of kMultiplied
+
+    template <class State>
+    void fields(State& state) {
+      state(fate);
+      state(since);
+      state(looks);
+      state(factor);
+    }
+  };
+
+  void judge(int64_t step, const Look& look, ConditionBoard* board);
+  void report(ConditionId id, GradientFate fate, int64_t step, ConditionBoard* board) const;
+
+  std::map<int64_t, Look> open_;       // by step; not saved
+  std::map<int64_t, int64_t> pids_;    // by rank; not saved
+  std::map<std::string, Fate> fates_;  // by key_of(): parameters whose last look was not sound
+};
+
+}  // namespace foreshock
+
+#endif  // FORESHOCK_DETECT_GRADIENT_RULES_H_

@@ -1,0 +1,337 @@
+// The rule over looks at gradients, on gradients that are summed as a training sums them, in fp32 or bf16.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "detect/conditions.h"
+#include "detect/gradient_rules.h"
+#include "detect/state.h"
+
+namespace foreshock {
+namespace {
+
+using Values = std::vector<float>;
+
+float rounded_to_bf16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  return std::bit_cast<float>((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u);
+}
+
+// A job with a model of ten parameters. Each step has `passes` backward passes on each of `ranks` ranks.
+struct Job {
+  static constexpr size_t kParameters = 10, kElements = 128, kBad = 3;
+
+  // One gradient: before it is summed over the ranks, and after.
+  struct Gradient {
+    size_t parameter;
+    std::vector<Values> local;  // by pass
+    Values sum;                 // of the passes
+    Values before;              // left from the step before
+  };
+
+  int64_t ranks = 1;
+  size_t passes = 4;
+  bool is_bf16 = false;
+  bool sums_ranks = true;  // false: the ranks hold parts of the model
+  bool clears = true;
+  // Changes the gradients of all ranks after the backward passes, before and after they are summed.
+  std::function<void(std::vector<Gradient>*)> spoil_local = {}, spoil_used = {};
+  bool ranks_have_copies = true;
+  std::string name_of_bad = "3.weight";
+
+  RunConditions conditions = {};
+  std::vector<Condition> begun = {};
+  std::mt19937_64 engine{7};
+  std::vector<std::vector<Values>> left{kParameters};  // by parameter and rank: the used gradients
+
+  float rounded(float value) const { return is_bf16 ? rounded_to_bf16(value) : value; }
+
+  Sketch sketch_of(const Values& values, size_t seed) const {
+    Sketch sketch;
+    std::mt19937_64 signs(seed);
+    double squares = 0;
+    for (const float value : values) {
+      const uint64_t bits = signs();
+      for (size_t k = 0; k < kSketchNumbers; ++k)
+        sketch.products[k] += (bits >> (7 * k) & 1) != 0 ? double{value} : -double{value};
+      squares += double{value} * value;
+    }
+    sketch.norm = std::sqrt(squares);
+    return sketch;
+  }
+
+  void step(int64_t number) {
+    std::normal_distribution<float> values;
+    for (size_t p = 0; p < kParameters; ++p) {
+      std::vector<Gradient> all(static_cast<size_t>(ranks));
+      const float size = std::exp(values(engine));
+      for (Gradient& own : all) {
+        own.parameter = p;
+        own.before.assign(kElements, 0);
+        const auto rank = static_cast<size_t>(&own - all.data());
+        if (!clears && !left[p].empty()) own.before = left[p][rank];
+        own.sum = own.before;
+        for (size_t pass = 0; pass < passes; ++pass) {
+          own.local.emplace_back();
+          for (size_t n = 0; n < kElements; ++n) {
+            own.local.back().push_back(rounded(size * values(engine)));
+            own.sum[n] = rounded(own.sum[n] + own.local.back()[n]);
+          }
+        }
+      }
+      if (spoil_local) spoil_local(&all);
+      if (sums_ranks && !(spoil_used && ranks > 1 && p == kBad && is_unreduced)) reduce(&all);
+      if (spoil_used) spoil_used(&all);
+      left[p].clear();
+      for (Gradient& own : all) {
+        for (float& each : own.sum) each = rounded(each * 0.3f);  // clipping
+        left[p].push_back(own.sum);
+        observe(number, own, &own - all.data());
+      }
+    }
+  }
+  bool is_unreduced = false;
+
+  void reduce(std::vector<Gradient>* all) const {
+    Values sum = all->front().sum;
+    for (float& each : sum) each = rounded(each / static_cast<float>(ranks));
+    for (size_t r = 1; r < all->size(); ++r)
+      for (size_t n = 0; n < kElements; ++n)
+        sum[n] = rounded(sum[n] + rounded((*all)[r].sum[n] / static_cast<float>(ranks)));
+    for (Gradient& own : *all) own.sum = sum;
+  }
+
+  void observe(int64_t number, const Gradient& own, int64_t rank) {
+    GradientFacts facts;
+    facts.tensor = own.parameter == kBad ? name_of_bad : std::to_string(own.parameter) + ".weight";
+    if (own.parameter % 2 == 1) facts.tensor.insert(0, "rank" + std::to_string(rank) + ".");
+    facts.step = number;
+    facts.rank = rank;
+    facts.world_size = ranks;
+    facts.parameters = kParameters;
+    facts.contributions = own.local.size();
+    facts.is_whole = true;
+    facts.unit = is_bf16 ? 0x1p-9 : 0x1p-24;
+    for (const Values& pass : own.local) {
+      facts.last = sketch_of(pass, own.parameter);
+      for (size_t k = 0; k < kSketchNumbers; ++k) facts.local.products[k] += facts.last.products[k];
+      facts.local.norm += facts.last.norm;
+    }
+    facts.before = sketch_of(own.before, own.parameter);
+    facts.used = sketch_of(own.sum, own.parameter);
+    std::mt19937_64 weights(ranks_have_copies ? own.parameter
+                                              : own.parameter + 100 * static_cast<size_t>(rank + 1));
+    Values value;
+    for (size_t n = 0; n < kElements; ++n) value.push_back(std::normal_distribution<float>()(weights));
+    facts.value = sketch_of(value, own.parameter);
+    conditions.observe_gradient(facts, &begun);
+  }
+
+  void run(int64_t steps = 6) {
+    for (int64_t n = 1; n <= steps; ++n) step(n);
+  }
+  std::string sentences() const {
+    std::string text;
+    for (const Condition& each : conditions.found()) text += (text.empty() ? "" : "; ") + sentence_of(each);
+    return text;
+  }
+};
+
+TEST(Gradients, SoundJobsHaveNoCondition) {
+  for (const int64_t ranks : {1, 2, 3, 8})
+    for (const size_t passes : {1u, 2u, 5u})
+      for (const bool is_bf16 : {false, true})
+        for (const bool sums_ranks : {true, false}) {
+          Job job{.ranks = ranks, .passes = passes, .is_bf16 = is_bf16, .sums_ranks = sums_ranks};
+          job.run(8);
+          EXPECT_EQ(job.sentences(), "") << ranks << " ranks, " << passes << " passes, bf16 " << is_bf16;
+        }
+}
+
+TEST(Gradients, AParameterThatIsNotSummedOverTheRanksIsNamed) {
+  for (const bool is_bf16 : {false, true})
+    for (const float factor : {1.f, 0.5f}) {  // divided by the number of ranks or not
+      Job job{.ranks = 2, .is_bf16 = is_bf16};
+      job.is_unreduced = true;
+      job.spoil_used = [&](auto* all) {
+        if (all->front().parameter != Job::kBad) return;
+        for (auto& own : *all)
+          for (float& each : own.sum) each *= factor;
+      };
+      job.run();
+      EXPECT_EQ(job.sentences(),
+                "3.weight: the gradient used is that of its own rank only, the ranks were not summed, since "
+                "step 1");
+      ASSERT_EQ(job.begun.size(), 1u);
+    }
+}
+
+TEST(Gradients, PartsAndExpertsOfTheRanksAreNotNamed) {
+  for (const char* name : {"3.weight", "experts.3.weight"}) {
+    Job job{.ranks = 2};
+    job.is_unreduced = true;
+    job.spoil_used = [](auto*) {};
+    job.name_of_bad = name;
+    job.ranks_have_copies = name != std::string("3.weight");
+    job.run();
+    EXPECT_EQ(job.sentences(), "");
+  }
+}
+
+// Changes the used gradient of one parameter.
+std::function<void(std::vector<Job::Gradient>*)> of_bad(const std::function<void(Job::Gradient*)>& change) {
+  return [change](std::vector<Job::Gradient>* all) {
+    if (all->front().parameter != Job::kBad) return;
+    for (Job::Gradient& own : *all) change(&own);
+  };
+}
+
+TEST(Gradients, OneParameterWithAnotherGradientIsNamed) {
+  for (const int64_t ranks : {1, 2, 4})
+    for (const bool is_bf16 : {false, true}) {
+      Job last{.ranks = ranks, .is_bf16 = is_bf16};
+      last.spoil_local = of_bad([](Job::Gradient* own) { own->sum = own->local.back(); });
+      last.run();
+      EXPECT_EQ(last.sentences(),
+                "3.weight: the gradient used is that of the last backward pass only, since step 1");
+      for (const auto& [multiple, text] : {std::pair(2.0f, "2"), {0.5f, "0.5"}}) {
+        Job scaled{.ranks = ranks, .is_bf16 = is_bf16};
+        scaled.spoil_used = of_bad([multiple](Job::Gradient* own) {
+          for (float& each : own->sum) each *= multiple;
+        });
+        scaled.run();
+        EXPECT_EQ(scaled.sentences(), std::string("3.weight: the gradient used is ") + text +
+                                          " times the sum of its contributions, compared with the other "
+                                          "parameters, since step 1");
+      }
+      Job dropped{.ranks = ranks, .is_bf16 = is_bf16};
+      dropped.spoil_used = of_bad([](Job::Gradient* own) { own->sum.assign(Job::kElements, 0); });
+      dropped.run();
+      EXPECT_EQ(dropped.sentences(),
+                "3.weight: the gradient used is 0, although backward passes contributed to it, since step 1");
+    }
+}
+
+TEST(Gradients, AnUnknownChangeIsNotNamed) {
+  Job noise, clipped, scaled;
+  noise.spoil_used = of_bad([](Job::Gradient* own) {
+    for (size_t n = 0; n < own->sum.size(); ++n) own->sum[n] += n % 7 == 0 ? 1 : -0.2f;
+  });
+  clipped.spoil_used = of_bad([](Job::Gradient* own) {
+    for (float& each : own->sum) each = std::clamp(each, -0.1f, 0.1f);
+  });
+  scaled.spoil_used = of_bad([](Job::Gradient* own) {
+    for (float& each : own->sum) each *= 0.37f;
+  });
+  for (Job* job : {&noise, &clipped, &scaled}) {
+    job->run();
+    EXPECT_EQ(job->sentences(), "");
+  }
+}
+
+TEST(Gradients, AllParametersClippedOneByOneHaveNoCommonFactor) {
+  Job job{.ranks = 2};
+  job.spoil_used = [](auto* all) {
+    const auto factor = static_cast<float>(
+        std::exp2(static_cast<double>(all->front().parameter)));  // some are twice another one's
+    for (auto& own : *all)
+      for (float& each : own.sum) each *= factor;
+  };
+  job.run();
+  EXPECT_EQ(job.sentences(), "");
+}
+
+TEST(Gradients, GradientsThatPileUpAreNamed) {
+  for (const int64_t ranks : {1, 2}) {
+    Job job{.ranks = ranks, .clears = false};
+    job.run();
+    EXPECT_EQ(job.sentences(),
+              "*.weight (10): the gradient used has the gradients of earlier steps in it, since step 2");
+    job.clears = true;
+    job.step(7);
+    EXPECT_EQ(job.sentences(),
+              "*.weight (10): the gradient used has the gradients of earlier steps in it, from step 2 to 6");
+  }
+}
+
+TEST(Gradients, OnlyTheLastPassOfAllParametersIsNamed) {
+  Job job;
+  job.spoil_local = [](auto* all) {
+    for (auto& own : *all) own.sum = own.local.back();
+  };
+  job.run();
+  EXPECT_EQ(job.sentences(),
+            "*.weight (10): the gradient used is that of the last backward pass only, since step 1");
+}
+
+TEST(Gradients, OneLookIsNotEnough) {
+  Job job;
+  job.spoil_used = of_bad([](Job::Gradient* own) { own->sum.assign(Job::kElements, 0); });
+  job.step(1);
+  job.spoil_used = nullptr;
+  job.step(2);
+  EXPECT_EQ(job.sentences(), "");
+}
+
+TEST(Gradients, ALookThatARankLacksIsNotJudged) {
+  Job job{.ranks = 2};
+  job.spoil_used = of_bad([](Job::Gradient* own) { own->sum.assign(Job::kElements, 0); });
+  job.ranks = 1;  // two ranks are expected, one reports
+  for (int64_t n = 1; n < 30; ++n) {
+    GradientFacts facts;
+    facts.tensor = "a";
+    facts.step = n;
+    facts.world_size = 2;
+    facts.parameters = 1;
+    job.conditions.observe_gradient(facts, &job.begun);
+  }
+  EXPECT_EQ(job.sentences(), "");
+}
+
+TEST(Gradients, LooksOfTwoProcessesOfARankAreNotJoined) {
+  Job job{.ranks = 2};
+  job.conditions.observe_process(0, 10);
+  job.conditions.observe_process(1, 11);
+  for (const int64_t step : {3, 5}) {
+    GradientFacts facts;  // rank 0 has looked, and the job has ended before rank 1 has
+    facts.step = step;
+    facts.world_size = 2;
+    facts.parameters = Job::kParameters;
+    facts.is_whole = true;
+    facts.unit = 0x1p-24;
+    facts.local.norm = facts.used.norm = 1;
+    for (size_t p = 0; p < Job::kParameters; ++p) {
+      facts.tensor = std::to_string(p) + ".weight";
+      job.conditions.observe_gradient(facts, &job.begun);
+    }
+  }
+  job.conditions.observe_process(0, 20);
+  job.conditions.observe_process(1, 21);
+  job.run();
+  EXPECT_EQ(job.sentences(), "");
+}
+
+TEST(Gradients, TheStateOfTheRuleComesBack) {
+  Job job;
+  job.spoil_used = of_bad([](Job::Gradient* own) { own->sum.assign(Job::kElements, 0); });
+  job.step(1);
+  StateWriter writer;
+  job.conditions.fields(writer);
+  Job next;
+  StateReader reader(writer.bytes());
+  next.conditions.fields(reader);
+  ASSERT_TRUE(reader.good() && reader.at_end());
+  next.spoil_used = job.spoil_used;
+  next.step(2);
+  EXPECT_EQ(next.sentences(),
+            "3.weight: the gradient used is 0, although backward passes contributed to it, since step 1");
+}
+
+}  // namespace
+}  // namespace foreshock
