@@ -156,3 +156,18 @@ print(json.dumps([is_shard(each) for each in (whole, split, plain)]))
 """,
         MEETING=str(tmp_path / "meeting"),
     ) == [False, True, False]
+
+
+def test_a_backward_pass_that_is_compiled_with_its_step(trainer) -> None:
+    """Dynamo traces the hook of registered modules when it wraps the graph of the backward pass."""
+    assert trainer("""
+model = torch.nn.Linear(4, 4)
+torch._dynamo.config.compiled_autograd = True
+@torch.compile(backend="eager")
+def step(x): model(x).square().mean().backward()
+opt = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    step(torch.randn(2, 4)); opt.step(); opt.zero_grad()
+rows = events()
+print(json.dumps([r["step"] for r in rows if r["event"] == "step"]))
+""") == [1, 2, 3]

@@ -136,6 +136,8 @@ def _on_module_change(module: Any, name: str, part: Any, has_new_tensors: bool =
 
 
 def _on_submodule(module: Any, name: str, part: Any) -> None:
+    if is_dynamo_compiling():  # Dynamo cannot trace a call with its own wrapper, which has no module yet
+        return
     _on_module_change(module, name, part, has_new_tensors=False)
 
 
