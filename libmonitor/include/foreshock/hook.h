@@ -357,7 +357,7 @@ FORESHOCK_EXPORT int foreshock_load_adapter(void);
 FORESHOCK_EXPORT void foreshock_describe(const foreshock_identity* identity);
 
 /* Fills in `*advice` and returns nonzero. Returns 0 if there is no advice: the process is not monitored, no
- * agent has followed it yet, or the agent is writing at this moment. Reads a few words of shared memory, so
+ * agent has followed it yet, or the agent is writing at this moment. Reads a file by pread() a few times, so
  * it may be called at every step. The trainer decides whether to act on the advice. */
 FORESHOCK_EXPORT int foreshock_read_advice(foreshock_advice* advice);
 
