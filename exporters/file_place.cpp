@@ -128,6 +128,10 @@ void FilePlace::walk(const std::string& path) {
     if (entry >= 0) close(entry);
     if (is_untrusted) return;
   }
+  if (error_ != 0 && folder_ >= 0) {  // the last folder that was found is not that of the file
+    close(folder_);
+    folder_ = -1;
+  }
   for (; !rest.empty(); rest.pop_back()) append(rest.back());  // behind the error
 }
 

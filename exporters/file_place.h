@@ -25,8 +25,8 @@ class FilePlace {
   // Opens the file with the flags of open(2). Returns a descriptor, or -1 with errno: ELOOP after a refusal.
   int open(int flags, mode_t mode = 0600) const;
 
-  // The descriptor of the folder, for ...at() calls, and the name in it: "." if the path ends with '/' or
-  // "..".
+  // The descriptor of the folder, for ...at() calls (-1: not found), and the name in it: "." if the path ends
+  // with '/' or "..".
   int folder() const { return folder_; }
   const std::string& name() const { return name_; }
   // The path without links. It ends with '/' if the given path, or the target of its last link, does.

@@ -49,6 +49,13 @@ TEST_F(FlaggedFolderTest, IsMadeForItsOwnerAlone) {
   EXPECT_EQ(entries(), 1u);
 }
 
+TEST_F(FlaggedFolderTest, AParentThatIsGoneIsNotMade) {
+  const FlaggedFolder folder{base_.path() + "/gone/parent/slices", 1000};
+  EXPECT_EQ(write(folder, "a", 10), Outcome::kFailed);
+  EXPECT_NE(error_.find("slices: No such file or directory"), std::string::npos) << error_;
+  EXPECT_FALSE(fs::exists(base_.path() + "/gone"));
+}
+
 TEST_F(FlaggedFolderTest, NeverHoldsMoreBytesThanItsQuota) {
   EXPECT_EQ(write(folder_, "a", 600), Outcome::kWritten);
   EXPECT_EQ(write(folder_, "b", 401), Outcome::kFull);
