@@ -251,7 +251,7 @@ class Monitor:
             step=step,
             address=address,
             # So many beginnings (up to a multiple of CHECK_EVERY) and ends of steps (before check_at) may be quiet.
-            begins_left=0 if self.looks.is_in_progress else -self._ticks % self.CHECK_EVERY,
+            begins_left=0 if self.looks.tick != 0 else -self._ticks % self.CHECK_EVERY,
             ends_left=check_at - self._ticks - 1,
             has_weights=self.weights.is_any_measured,
         )

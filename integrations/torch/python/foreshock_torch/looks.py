@@ -49,11 +49,7 @@ class GradientLooks:
         self._stride = 1  # one look in so many intervals
         self._began_ns, self._began_tick = perf_counter_ns(), 0
         self._cost_ns = 0  # of the look in progress, without the time in backward passes
-        self._tick = 0  # of the look in progress; 0: none
-
-    @property
-    def is_in_progress(self) -> bool:
-        return self._tick != 0
+        self.tick = 0  # of the look in progress; 0: none
 
     def next_tick(self, tick: int) -> int:
         """The tick of the next look after `tick`."""
@@ -84,30 +80,30 @@ class GradientLooks:
             if (address := self._weights.address_of(row.number)) is not None
         ]
         if rows and self._core.begin_look(rows) > 0:
-            self._tick = tick
+            self.tick = tick
             self._cost_ns = perf_counter_ns() - begin
 
     def end(self) -> int:
         """Call it before the optimizer's work. Ends the look in progress, if any. Returns the nanoseconds that it took
         in backward passes."""
-        if not self.is_in_progress:
+        if self.tick == 0:
             return 0
         begin = perf_counter_ns()
         in_passes = self._core.end_look()
         now = perf_counter_ns()
         self._choose_stride(self._cost_ns + in_passes + now - begin, now)
-        self._tick = 0
+        self.tick = 0
         return in_passes
 
     def cancel(self) -> None:
         """Ends the look in progress without a report."""
-        if self.is_in_progress:
+        if self.tick != 0:
             self._core.cancel_look()
-            self._tick = 0
+            self.tick = 0
 
     def _choose_stride(self, cost_ns: int, now_ns: int) -> None:
         """A power of two, so that ranks with other strides still have looks in common."""
-        step_ns = (now_ns - self._began_ns) / self._tick
+        step_ns = (now_ns - self._began_ns) / self.tick
         self._stride = 1
         while cost_ns > self._share * step_ns * INTERVAL * self._stride and self._stride < 1 << 16:
             self._stride *= 2
