@@ -158,7 +158,7 @@ def test_steps_of_later_looks_are_the_same_on_all_ranks():
     import sys
 
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
-    from foreshock_torch.looks import FIRST, INTERVAL, READ_OF_ALL, GradientLooks, portions
+    from foreshock_torch.looks import DISTANCE, FIRST, INTERVAL, READ_OF_ALL, GradientLooks, portions
     from foreshock_torch.weights import Watchable
 
     def ticks(stride: int) -> set[int]:
@@ -171,7 +171,10 @@ def test_steps_of_later_looks_are_the_same_on_all_ranks():
 
     every, second = ticks(1), ticks(2)
     assert set(FIRST) < second < every
-    assert len(every) == len(FIRST) + 39
+    later = sorted(every - set(FIRST))
+    assert len(later) == 2 * 39
+    pairs = list(zip(later[::2], later[1::2], strict=True))
+    assert all(b - a == DISTANCE and a // INTERVAL == b // INTERVAL for a, b in pairs)  # the same parameters
     assert len({tick % INTERVAL for tick in every}) > 20  # jittered
     rows = [Watchable(n, n, 5000) for n in range(200)]
     made = portions(rows)

@@ -13,7 +13,8 @@ from typing import Any
 from .weights import Watchable, Weights
 
 FIRST = (2, 3, 5, 9, 17, 33)  # the steps of the first looks, in pairs: each pair has the same parameters
-INTERVAL = 128  # later, one look in so many steps
+INTERVAL = 128  # later, one pair of looks in so many steps
+DISTANCE = 8  # between the two looks of a pair. A finding needs two looks in a row at a parameter.
 READ_OF_ONE = 1 << 14  # elements of one parameter that are read at most (kMostSketched in sketch.h)
 READ_OF_ALL = 1 << 18  # elements that are read in one look
 
@@ -58,8 +59,9 @@ class GradientLooks:
                 return first
         interval = max(tick // INTERVAL, 1)
         while True:
-            if interval % self._stride == 0 and (found := interval * INTERVAL + mixed(interval) % INTERVAL) > tick:
-                return found
+            first = interval * INTERVAL + mixed(interval) % (INTERVAL - DISTANCE)
+            if interval % self._stride == 0 and first + DISTANCE > tick:
+                return first if first > tick else first + DISTANCE
             interval += 1
 
     def begin(self, tick: int) -> None:
@@ -105,5 +107,5 @@ class GradientLooks:
         """A power of two, so that ranks with other strides still have looks in common."""
         step_ns = (now_ns - self._began_ns) / self.tick
         self._stride = 1
-        while cost_ns > self._share * step_ns * INTERVAL * self._stride and self._stride < 1 << 16:
+        while 2 * cost_ns > self._share * step_ns * INTERVAL * self._stride and self._stride < 1 << 16:
             self._stride *= 2
