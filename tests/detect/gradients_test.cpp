@@ -202,7 +202,7 @@ TEST(Gradients, OneParameterWithAnotherGradientIsNamed) {
                 "3.weight: the gradient used is that of the last backward pass only, since step 1");
       for (const auto& [multiple, text] : {std::pair(2.0f, "2"), {0.5f, "0.5"}}) {
         Job scaled{.ranks = ranks, .is_bf16 = is_bf16};
-        scaled.spoil_used = of_bad([multiple](Job::Gradient* own) {
+        scaled.spoil_used = of_bad([multiple = multiple](Job::Gradient* own) {
           for (float& each : own->sum) each *= multiple;
         });
         scaled.run();
