@@ -47,10 +47,15 @@ constexpr double kReferenceError = 1e-13;
 using std::chrono::milliseconds;
 constexpr milliseconds kMaxWaitAtEnd{3000};  // for the disk, in the destructor of FlaggedWriter
 
-// Whether a slice has an error ratio (fused_ratio) above `times` the limit. query_rows: as for ratio_limit().
+// Whether a slice has an error ratio (fused_ratio) above `limit`, and the error is not that of the reference.
+bool is_above(const SliceDeviation& d, double limit) {
+  return d.fused_ratio.value_or(0) > limit && d.relative_error_max.value_or(0) > kReferenceError;
+}
+
+// Whether a slice is above `times` its alarm limit. query_rows: as for ratio_limit().
 bool is_beyond(const SliceDeviation& d, DType dtype, uint64_t query_rows, double times) {
-  const double limit = ratio_limit(static_cast<uint32_t>(d.tensor), dtype, query_rows, d.unexplained_bias);
-  return d.fused_ratio.value_or(0) > times * limit && d.relative_error_max.value_or(0) > kReferenceError;
+  return is_above(
+      d, times * ratio_limit(static_cast<uint32_t>(d.tensor), dtype, query_rows, d.unexplained_bias));
 }
 
 bool is_far_beyond(const JudgedSlice& judged) {
@@ -298,8 +303,7 @@ std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStati
 }
 
 bool is_fit_as_control(const SliceDeviation& d) {
-  return d.rows_compared > 0 && !(d.fused_ratio.value_or(0) > ratio_limit(0, DType::kNone, 0) &&
-                                  d.relative_error_max.value_or(0) > kReferenceError);  // the narrowest limit
+  return d.rows_compared > 0 && !is_above(d, ratio_limit(0, DType::kNone, 0));  // the narrowest limit
 }
 
 std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const RankStatistics& rank) {

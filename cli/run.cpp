@@ -278,7 +278,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     return run_unmonitored(arguments.command(), problem);
   }
   const OffFiles earlier = off_files(directory.path());  // reasons why earlier trainers were not monitored
-  const size_t earlier_notices = notices(directory.path()).size();  // printed by other launchers of the run
+  size_t notices_printed = notices(directory.path()).size();  // so far, by other launchers of the run
   SignalPasser signals;  // from here on, signals stay pending until they are passed to the command
   // Its tick() starts the agent, and another one whenever the agent has died.
   AgentKeeper keeper(directory.path(),
@@ -300,7 +300,6 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   }
   const std::string record = absolute(arguments.text(OptionId::kRecord));
   const std::string flagged = absolute(arguments.text(OptionId::kSaveFlagged));
-  size_t notices_printed = earlier_notices;
   const auto print_notices = [&] {
     const std::vector<std::string> lines = notices(directory.path());
     for (; notices_printed < lines.size(); ++notices_printed) say(lines[notices_printed]);

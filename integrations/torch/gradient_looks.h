@@ -50,14 +50,13 @@ class GradientLooks {
   size_t begin(const foreshock_adapter_watched* watched, size_t count) {
     const TryGuard turn(busy_);
     if (!turn.is_mine) return 0;
-    const uint64_t begin_ns = now_ns();
     drop();
     rows_.reserve(count);
     for (size_t n = 0; n < count; ++n) add(watched[n]);
     for (size_t n = 0; n < rows_.size(); ++n)
       rows_[n].node->add_pre_hook(std::make_unique<Contribution>(this, n));
     is_incomplete_.store(false, std::memory_order_relaxed);
-    own_ns_ = now_ns() - begin_ns;
+    own_ns_ = 0;  // the caller counts the time of begin() and end()
     return rows_.size();
   }
 
@@ -211,7 +210,7 @@ class GradientLooks {
 
   std::vector<Row> rows_;
   std::vector<foreshock_gradient_look> looks_;
-  uint64_t own_ns_ = 0;  // time of the look since begin()
+  uint64_t own_ns_ = 0;  // time of the look in backward passes
   std::atomic<bool> is_incomplete_{false};
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };

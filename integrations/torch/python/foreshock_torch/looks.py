@@ -2,7 +2,7 @@
 
 All ranks must look at the same parameters in the same step, so the choice depends only on the number of the step and on
 the list of parameters. Looks cost time. If they would take more than their share of the training's time, only one
-interval in 2, 4, 8, ... has a look.
+interval in 2, 4, 8, ... has a pair.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class GradientLooks:
         self._share = share  # of the training's time
         self._known: list[Watchable] = []  # of which _portions were made
         self._portions: list[list[Watchable]] = []
-        self._stride = 1  # one look in so many intervals
-        self._began_ns, self._began_tick = perf_counter_ns(), 0
+        self._stride = 1  # one interval in so many has a pair of looks
+        self._began_ns = perf_counter_ns()
         self._cost_ns = 0  # of the look in progress, without the time in backward passes
         self.tick = 0  # of the look in progress; 0: none
 
