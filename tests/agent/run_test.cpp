@@ -17,6 +17,7 @@
 #include "exporters/record_reader.h"
 #include "tests/agent/segment_of_a_trainer.h"
 #include "tests/support/few_descriptors.h"
+#include "tests/support/variations.h"
 
 namespace foreshock {
 namespace {
@@ -387,7 +388,7 @@ TEST(Run, WhatAKilledAgentHasTakenIsToldOnce) {
       run->poll();
     } while (until_killed);
   };
-  constexpr int kAgents = 40, kSteps = 400, kSlices = 4;
+  constexpr int kAgents = test::kIsSanitized ? 5 : 40, kSteps = 400, kSlices = 4;
   int64_t steps = 0, slices = 0;
   for (int n = 0; n < kAgents; ++n) {
     for (int slice = 0; slice < kSlices; ++slice) trainer.sample(++slices, 1.0);
@@ -395,7 +396,8 @@ TEST(Run, WhatAKilledAgentHasTakenIsToldOnce) {
     const pid_t agent = fork();
     ASSERT_GE(agent, 0);
     if (agent == 0) follow(true);
-    usleep(static_cast<useconds_t>(n * 500));  // from before its first line to after its last one
+    usleep(
+        static_cast<useconds_t>(n * 20'000 / kAgents));  // from before its first line to after its last one
     kill(agent, SIGKILL);
     waitpid(agent, nullptr, 0);
     follow(false);

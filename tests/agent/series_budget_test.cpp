@@ -5,6 +5,7 @@
 #include <set>
 
 #include "tests/agent/simulated_node.h"
+#include "tests/support/variations.h"
 
 namespace foreshock {
 namespace {
@@ -66,6 +67,7 @@ TEST_F(SeriesBudget, ReplicasShowTheirLayersOnce) {
 }
 
 TEST_F(SeriesBudget, UnknownCoordinatesCostNoMore) {
+  FORESHOCK_SKIP_IF_SANITIZED();
   EXPECT_LE(count(Parallelism::kUnknown).all, count(Parallelism::kData).all);
   EXPECT_EQ(registry_->series_dropped(), 0u);
 }

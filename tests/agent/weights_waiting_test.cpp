@@ -6,6 +6,7 @@
 
 #include "agent/weights.h"
 #include "tests/agent/written_parts.h"
+#include "tests/support/variations.h"
 
 namespace foreshock {
 namespace {
@@ -95,6 +96,7 @@ TEST(Weights, WhatARankLeftOutIsNotComparedWithTheWhole) {
 }
 
 TEST(Weights, WhatWaitsForAPartTakesNoMoreThanItsShareOfMemory) {
+  FORESHOCK_SKIP_IF_SANITIZED();
   const uint64_t most = uint64_t{1} << 20;
   Weights weights(most);
   const auto values = normal(4000, 23);
@@ -141,7 +143,7 @@ TEST(Weights, RanksThatRunApartMakeOneModel) {
 TEST(Weights, ARankThatRunsFarAheadTakesNoMoreMemory) {
   Weights weights;
   const auto values = normal(4000, 34);
-  for (int64_t step = 1; step <= 200; ++step) {
+  for (int64_t step = 1; step <= (test::kIsSanitized ? 20 : 200); ++step) {
     Part part(step, values, 40, 0, 100, "a");
     segment::Identity identity = rank_of(0);
     const char* why = nullptr;

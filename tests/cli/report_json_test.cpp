@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/report_text.h"
+#include "tests/support/variations.h"
 #include "told_run.h"
 
 namespace foreshock::cli {
@@ -12,6 +13,7 @@ using Json = nlohmann::json;
 using ReportJson = ToldRun;
 
 TEST_F(ReportJson, ALongRunWithManyEventsStaysSmall) {
+  FORESHOCK_SKIP_IF_SANITIZED();
   constexpr int64_t kSteps = 100'000;
   for (int64_t step = 1; step <= kSteps; ++step) {
     StepLine line =

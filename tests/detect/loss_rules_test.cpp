@@ -11,6 +11,7 @@
 
 #include "detect/detector.h"
 #include "detect/state.h"
+#include "tests/support/variations.h"
 
 namespace foreshock {
 namespace {
@@ -313,6 +314,7 @@ Losses run_of(int count, const std::function<double(int)>& loss) {
 // left is an error of the estimated noise, at its worst with eight differences: the spread within blocks, of
 // 248 differences of neighbours, errs by 7 %.
 TEST(LossRise, ASlowDescentWithNoiseIsQuiet) {
+  FORESHOCK_SKIP_IF_SANITIZED();
   for (uint64_t seed = 0; seed < 40; ++seed) {
     Noise noise(seed, 0.2);
     EXPECT_TRUE(run_of(5000, [&](int n) { return 2 + 3 * std::exp(-n / 500.0) + noise(); }).onsets.empty())
@@ -321,6 +323,7 @@ TEST(LossRise, ASlowDescentWithNoiseIsQuiet) {
 }
 
 TEST(LossRise, APlateauOfALongRunIsQuiet) {
+  FORESHOCK_SKIP_IF_SANITIZED();
   for (uint64_t seed = 0; seed < 10; ++seed) {
     Noise noise(seed, 1.0);  // of 2: a block's mean is off by 9 %, so that the 5 % do not matter
     EXPECT_TRUE(run_of(20000, [&](int) { return 2 + noise(); }).onsets.empty()) << seed;
@@ -329,6 +332,7 @@ TEST(LossRise, APlateauOfALongRunIsQuiet) {
 
 // What goes up and down over many blocks is usual, though neighbouring losses hardly differ.
 TEST(LossRise, ASlowOscillationIsQuiet) {
+  FORESHOCK_SKIP_IF_SANITIZED();
   Noise noise(1, 0.001);
   EXPECT_TRUE(run_of(20000, [&](int n) { return 1 + 0.08 * std::sin(n / 60.0) + noise(); }).onsets.empty());
 }

@@ -42,7 +42,7 @@ CASES = {
     "lora_low_first": ([1, 2, 3, 4, 5], "optimizer_state", every),
 }
 # test_small_trainings.py has accumulation and two optimizers too.
-KEPT = ("adversaries", "two_models", "compiled_resume", "scaler", "evaluation", "frozen", "lora")
+KEPT = ("adversaries", "two_models", "compiled_resume", "scaler", "evaluation", "lora")
 
 
 @pytest.fixture(scope="session")

@@ -61,6 +61,7 @@ def test_what_is_found_does_not_depend_on_the_split():
     assert compared >= 2
 
 
+@pytest.mark.long
 def test_what_the_memory_cannot_hold_is_counted():
     rank = train("65536", "8MiB").rank()
     for of in rank["attention"].values():

@@ -27,7 +27,7 @@ CASES = {
     "megatron": ("foreshock::megatron_attention", "foreshock::megatron_attention_backward", "parameter"),
     "attend": ("foreshock::x_transformers_attention", "foreshock::x_transformers_attention_backward", "parameter"),
 }
-KEPT = ("flash_attn", "tap", "eager", "dropout", "attend", "flex")
+KEPT = ("flash_attn", "tap", "eager", "flex")
 UNFUSED = ("math_path", "dropout", "eager", "megatron", "attend", "flex")  # computed in bf16, with many roundings
 FOLLOWED = (
     "math_path",

@@ -6,11 +6,12 @@
 
 #include "lab/rounding.h"
 #include "tests/lab/format_samples.h"
+#include "tests/support/variations.h"
 
 namespace foreshock::lab {
 namespace {
 
-constexpr int kSamples = 1'000'000;
+constexpr int kSamples = 1'000'000 / test::kVariationStep;
 
 using Convert = double (*)(float);
 

@@ -4,6 +4,7 @@
 
 #include "shadow/judgement.h"
 #include "tests/shadow/slice_data.h"
+#include "tests/support/variations.h"
 
 namespace foreshock {
 namespace {
@@ -156,6 +157,7 @@ void expect_quiet(const Bias& control) {
 }
 
 TEST(Deviation, PlantedBiasIsFoundAndTheControlIsQuiet) {
+  FORESHOCK_SKIP_IF_SANITIZED();
   for (const bool backward : {false, true}) {
     const Pooled pooled = pool_of(64, {DType::kBf16, 16, 200, 64, 64, backward}, [](SliceData* data) {
       fill_results(data, [](double x, double ulp) { return x + std::copysign(0.3 * ulp, x); });
@@ -168,6 +170,7 @@ TEST(Deviation, PlantedBiasIsFoundAndTheControlIsQuiet) {
 }
 
 TEST(Deviation, RoundedReferenceStaysQuietOverSlices) {
+  FORESHOCK_SKIP_IF_SANITIZED();
   for (const DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32}) {
     const Pooled pooled =
         pool_of(64, {dtype, 16, 200, 64, 64, false}, [](SliceData* data) { fill_results(data, unchanged); });
@@ -208,6 +211,7 @@ void fill_as_fused_kernel(SliceData* data) {
 }
 
 TEST(Deviation, FlatRowsOfAFusedKernelAreBiased) {
+  FORESHOCK_SKIP_IF_SANITIZED();
   const Pooled pooled = pool_of(32, {DType::kBf16, 16, 1024, 64, 64, false}, fill_as_fused_kernel);
   EXPECT_GT(pooled.kernel.ulp, 0.05);
   EXPECT_LT(pooled.kernel.ulp, 0.3);

@@ -11,6 +11,7 @@
 #include "shadow/judgement.h"
 #include "shadow/reference.h"
 #include "tests/shadow/column_data.h"
+#include "tests/support/variations.h"
 
 namespace foreshock {
 namespace {
@@ -131,9 +132,11 @@ TEST(KeyColumns, ExactWithinToleranceOfExtendedPrecision) {
 }
 
 TEST(KeyColumns, BitEqualOverShapesAndFormats) {
+  int variation = 0;
   for (const DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32, DType::kFp64})
     for (const int columns : {1, 7, 16})
-      for (const int queries : {16, 48, 101})
+      for (const int queries : {16, 48, 101}) {
+        if (variation++ % test::kVariationStep != 0) continue;
         expect_bit_equal_on_every_target(ColumnData({.dtype = dtype,
                                                      .columns = columns,
                                                      .heads = queries % 3 + 1,
@@ -141,6 +144,7 @@ TEST(KeyColumns, BitEqualOverShapesAndFormats) {
                                                      .head_dim = columns == 7 ? 33 : 64,
                                                      .value_dim = columns == 7 ? 5 : 64,
                                                      .is_causal = queries != 48}));
+      }
 }
 
 TEST(KeyColumns, BitEqualWithExtremeScoresAndNonFiniteInputs) {
@@ -225,8 +229,10 @@ const std::pair<const char*, Term> kMasks[] = {
     {"padding", padding}, {"window", window}, {"slopes", slopes}, {"hides rows", hides_rows}};
 
 TEST(KeyColumns, ExactUnderAMaskWithinToleranceOfExtendedPrecision) {
+  int variation = 0;
   for (const auto& [name, term] : kMasks)
     for (const DType type : {DType::kBool, DType::kFp32, DType::kBf16}) {
+      if (variation++ % test::kVariationStep != 0) continue;
       ColumnData data({.dtype = DType::kFp32, .heads = 2});
       data.add_mask(type, term);
       ColumnReference got;
@@ -271,7 +277,9 @@ TEST(KeyColumns, MaskWithoutEffectChangesNoBit) {
 }
 
 TEST(KeyColumns, FloorsUnderAMaskAgreeWithTheObviousForm) {
+  int variation = 0;
   for (const auto& [name, term] : kMasks) {
+    if (variation++ % test::kVariationStep != 0) continue;
     ColumnData data({.heads = 3});
     data.add_mask(DType::kBf16, term);
     ColumnReference got;

@@ -134,6 +134,7 @@ TEST(Wasserstein, BoundsOfFp32HoldInEveryPair) {
 // the estimate at this size are 3e-5, 3e-3 and 4e-5 of W1. Noise alone is the worst: F - G changes its sign
 // within most bins, and the upper bound is then far away; elsewhere the bounds are close.
 TEST(Wasserstein, Fp32EstimatesAreClose) {
+  FORESHOCK_SKIP_IF_SANITIZED();
   constexpr size_t kCount = 400000;
   Values x = test::normal(11, kCount), scaled = x, noisy = x, other = test::normal(12, kCount);
   std::mt19937_64 random(13);
@@ -155,6 +156,7 @@ TEST(Wasserstein, Fp32EstimatesAreClose) {
 // The mean W1 of many pairs of independent draws is the noise floor. One such W1 has a relative standard
 // deviation of about a third, the mean of 200 of 2.4 %: 12 % are five of them.
 TEST(Wasserstein, NoiseFloorIsWhatIndependentDrawsShow) {
+  FORESHOCK_SKIP_IF_SANITIZED();
   constexpr int kPairs = 200;
   for (const auto& [n, m] : {std::pair<size_t, size_t>{1000, 1000}, {500, 2000}}) {
     double sum = 0, floor = 0;

@@ -15,4 +15,8 @@ inline constexpr int kVariationStep = kIsSanitized ? 9 : 1;  // tests also vary 
 
 }  // namespace foreshock::test
 
+// Ends a test of figures under a sanitizer: it repeats for long what smaller tests run once.
+#define FORESHOCK_SKIP_IF_SANITIZED() \
+  if (::foreshock::test::kIsSanitized) GTEST_SKIP() << "figures are tested in the release build"
+
 #endif  // FORESHOCK_TESTS_SUPPORT_VARIATIONS_H_
