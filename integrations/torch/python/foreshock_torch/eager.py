@@ -67,8 +67,8 @@ EAGER_READ = frozenset({"module", "query", "key", "value", "attention_mask"})
 # arguments that it reads.
 EAGER_IGNORED = frozenset({"scaling", "dropout", "softcap", "position_bias", "kwargs"})
 # The statements that a function may have, in this order. Without type annotations, docstring and comments.
-_EAGER_BODY = re.compile(
-    r"""
+# Compiled at the first call, since that takes milliseconds, which most trainings need not spend.
+_EAGER_BODY = r"""
     (if\ scaling\ is\ None:\n\ {4}scaling\ =\ (query\.size\(-1\)|(?P<head_dim>module\.head_dim))\ \*\*\ \(?-0\.5\)?\n)?
     (?P<shared>key_states\ =\ repeat_kv\(key,\ module\.num_key_value_groups\)\n
     value_states\ =\ repeat_kv\(value,\ module\.num_key_value_groups\)\n)?
@@ -100,9 +100,7 @@ _EAGER_BODY = re.compile(
     attn_output\ =\ torch\.matmul\(attn_weights,\ (?(shared)value_states|value)\)\n
     attn_output\ =\ attn_output\.transpose\(1,\ 2\)(\.contiguous\(\))?\n
     return\ \(attn_output,\ attn_weights\)
-    """,
-    re.VERBOSE,
-)
+    """
 
 
 @functools.cache
@@ -114,7 +112,7 @@ def _eager_form(function: Any) -> dict[str, bool] | None:
         text = "\n".join(map(ast.unparse, body)).replace("= F.", "= nn.functional.")
     except (OSError, TypeError, SyntaxError, ValueError, AttributeError):
         return None
-    found = _EAGER_BODY.fullmatch(text)
+    found = re.fullmatch(_EAGER_BODY, text, re.VERBOSE)
     return None if found is None else {name: part is not None for name, part in found.groupdict().items()}
 
 
