@@ -1,15 +1,18 @@
-"""The Grafana dashboard "fleet": all runs, and in the selected run the nodes and ranks that differ from the others.
+"""The Grafana dashboard "fleet": all runs, in the selected run the nodes and ranks that differ, and all agents.
 of_run() selects a metric's series in the selected run, of_not_ended() leaves out those of ended ranks. RUN_KEY and
 RANK_KEY list the labels that identify a run and a rank. `values` are the thresholds of alerts."""
 
 import panel
 from board import Board, Row, run_variable
 from panel import DEVIATION, Query, of_not_ended, of_run
-from rule import RANK_KEY, RUN_KEY, Values
+from rule import RANK_KEY, RUN_KEY, UNLESS_ENDED, Values
 
 # Restricts series to living ranks, whose rank_up is 1. of_not_ended() excludes only ranks whose rank_up is 0, so it
 # also keeps ranks without a rank_up.
 AND_UP = f"and on ({RANK_KEY}) {of_run('rank_up')} == 1"
+# Prometheus has `up` for every target. Only agents have foreshock_build_info (always 1), which selects their series.
+UP = "up * on (job, instance) group_left () max by (job, instance) (foreshock_build_info)"
+OF_AGENTS = "and on (job, instance) foreshock_build_info"
 RUNNING = 'foreshock_run_state{state="running"} == 1'
 
 
@@ -129,11 +132,56 @@ def ranks_row(values: Values) -> Row:
     )
 
 
+def agents_row() -> Row:
+    return Row(
+        "All agents",
+        [
+            panel.lines(
+                "Answering",
+                "Number of agents, of all runs, that answer Prometheus.",
+                "suffix: agents",
+                Query(f"sum({UP})", "agents"),
+            ),
+            panel.lines(
+                "Series",
+                "Number of series that an agent shows to Prometheus, of all its runs; the five agents with most."
+                " Beyond 4096 an agent leaves out series of layers and ranks, and an alert fires.",
+                panel.COUNT,
+                Query(f"topk(5, scrape_samples_scraped {OF_AGENTS})", "{{instance}}"),
+            ),
+            panel.lines(
+                "Scrape duration",
+                "Time that Prometheus takes to read an agent; the five slowest agents. Prometheus gives up at its"
+                " scrape_timeout (10 s by default) and then has no values of that agent.",
+                "s",
+                Query(f"topk(5, scrape_duration_seconds {OF_AGENTS})", "{{instance}}"),
+                logarithmic=True,
+            ),
+            panel.table_now(
+                "Series left out",
+                "Rows with a detector: tensors or layers that this detector has no room for. Other rows: series that"
+                " an agent left out because of its limit of 4096. The ten largest of each; usual is 0.",
+                panel.COUNT,
+                Query(
+                    "topk(10, foreshock_series_dropped_total)"
+                    f" or topk(10, foreshock_precursor_series_dropped {UNLESS_ENDED})"
+                ),
+            ),
+            panel.table_now(
+                "Versions",
+                "Number of agents of each version.",
+                "suffix: agents",
+                Query("count by (version) (foreshock_build_info)"),
+            ),
+        ],
+    )
+
+
 def fleet(values: Values) -> Board:
     return Board(
         "fleet",
         "foreshock: fleet",
-        "Runs, nodes and ranks that differ from the others.",
+        "Runs, nodes and ranks that differ from the others, and agents.",
         [run_variable()],
-        [runs_row(), ranks_row(values)],
+        [runs_row(), ranks_row(values), agents_row()],
     )

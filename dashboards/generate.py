@@ -9,14 +9,13 @@ from alertmanager import alertmanager_yaml
 from attention_board import attention
 from board import board_json
 from fleet_board import fleet
-from monitor_board import monitor
 from overview_board import overview
 from rules import rules_yaml  # the rules also depend on bench/precursors/results.json (standing.py)
 from runbook import PAGE, runbook
 from weights_board import weights
 
 HERE = pathlib.Path(__file__).resolve().parent
-BOARDS = (overview, attention, weights, fleet, monitor)  # functions that return a dashboard for given values
+BOARDS = (overview, attention, weights, fleet)  # functions that return a dashboard for given values
 
 
 def texts(values: dict) -> dict[str, str]:

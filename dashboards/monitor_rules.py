@@ -46,7 +46,7 @@ def coverage(limits: dict) -> Alert:
         ("calls that had to be skipped", f"{skipped} / ({skipped} + {sampled}) > {limits['skipped']}"),
     )
     return Alert(
-        "ForeshockCoverageLow", "monitor", "monitor", "monitor",
+        "ForeshockCoverageLow", "monitor", "monitor", "overview",
         f"({reasons})\nand on ({RUN_KEY}) max by ({RUN_KEY}) (foreshock_run_state{{state=\"running\"}}) == 1",
         f"{RUN}: much of its attention is not judged",
         "Much of the attention of this running training is not checked, for this reason: {{ $labels.why }}. Attention"
@@ -62,7 +62,7 @@ def degraded(limits: dict) -> Alert:
     lost, taken = (increase(f"attention_{what}", limits["window"]) for what in ("lost", "samples"))
     missed, made = (increase(what, limits["window"]) for what in ("steps_lost", "steps"))
     return Alert(
-        "ForeshockMonitorDegraded", "monitor", "monitor", "monitor",
+        "ForeshockMonitorDegraded", "monitor", "monitor", "overview",
         any_of(
             ("lost samples", f"{lost} / {taken} > {limits['lost']}"),
             ("lost steps", f"{missed} / {made} > {limits['lost']}"),
@@ -88,7 +88,7 @@ def degraded(limits: dict) -> Alert:
 
 def overhead(limits: dict) -> Alert:
     return Alert(
-        "ForeshockOverheadHigh", "monitor", "monitor", "monitor",
+        "ForeshockOverheadHigh", "monitor", "monitor", "overview",
         f"{SLOWDOWN} > {limits['slowdown']}",
         f"{RUN}: foreshock costs more than allowed",
         f"On the slowest process rank foreshock takes {VALUE} times the share of time that --max-slowdown allows. The"
@@ -100,7 +100,7 @@ def overhead(limits: dict) -> Alert:
 
 def series_dropped(limits: dict) -> Alert:
     return Alert(
-        "ForeshockSeriesDropped", "monitor", "monitor", "monitor",
+        "ForeshockSeriesDropped", "monitor", "monitor", "fleet",
         f"sum by ({TARGET_KEY}) (increase(foreshock_series_dropped_total[{limits['window']}])) > 0",
         "Agent {{ $labels.instance }}: series limit reached",
         "The agent has more series than its limit and does not export some layers or process ranks to Prometheus. The"
@@ -113,7 +113,7 @@ def series_dropped(limits: dict) -> Alert:
 
 def detector_series_dropped() -> Alert:
     return Alert(
-        "ForeshockDetectorSeriesDropped", "monitor", "monitor", "monitor",
+        "ForeshockDetectorSeriesDropped", "monitor", "monitor", "fleet",
         f"max by ({RUN_KEY}, detector) (foreshock_precursor_series_dropped {UNLESS_ENDED}) > 0",
         "Run {{ $labels.run }}: detector {{ $labels.detector }} does not follow all of its series",
         f"The detector has no room for {VALUE} tensors or layers of a process rank, so it cannot warn of them. It"

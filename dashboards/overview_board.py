@@ -1,13 +1,15 @@
 """The Grafana dashboard "overview", which users open first: the state of the selected run. of_run() selects a metric's
-series in that run, of_not_ended() leaves out those of ended ranks. `values` are the thresholds of alerts."""
+series in that run, of_not_ended() leaves out those of ended ranks, per_second() is the rate of a counter, summed for
+each value of the named labels. `values` are the thresholds of alerts."""
 
 import panel
 from board import ALERTS, Board, Row, run_variable
-from panel import DEVIATION, Query, of_not_ended, of_run
+from panel import DEVIATION, Query, of_not_ended, of_run, per_second
 from rule import Values
 
 DETECTOR_LEVELS = {"0": ("quiet", "green"), "1": ("watch", "yellow"), "2": ("warn", "red")}
 FIRING = {"1": ("firing", "red")}
+TRAINER = ',component="trainer"'  # a further label matcher for of_not_ended()
 
 
 def now_row(values: Values) -> Row:
@@ -185,11 +187,99 @@ def progress_row() -> Row:
     )
 
 
+def monitor_row(values: Values) -> Row:
+    most_lost = f"{values['degraded']['lost']:.0%}"
+    skipped, lost = (per_second(of_run(f"attention_{what}_total"), "reason") for what in ("skipped", "lost"))
+    slowdown_over_limit = f"max({of_not_ended('slowdown_ratio')} / {of_run('slowdown_limit_ratio')})"
+    return Row(
+        "Foreshock itself",
+        [
+            panel.number(
+                "No attention seen",
+                "Process ranks that made ten optimizer steps without an attention call that foreshock sees. Usual is 0;"
+                " from 1 on ForeshockCoverageLow fires.",
+                panel.RANKS,
+                Query(f"sum({of_not_ended('no_attention_seen')})"),
+                ("red", 1),
+            ),
+            panel.number_now(
+                "At work",
+                "Living process ranks in which foreshock is switched on. Usual is all ranks of the run.",
+                Query(f"sum({of_not_ended('monitor_enabled', TRAINER)})"),
+                panel.RANKS,
+            ),
+            panel.number(
+                "Sampled every",
+                "Optimizer steps from one sampled step to the next, of the process rank that samples least often. It"
+                " grows if samples would cost more than --max-slowdown.",
+                panel.STEPS,
+                Query(f"max({of_not_ended('sample_interval_steps')})"),
+            ),
+            panel.number(
+                "Steps lost",
+                "Steps whose records were overwritten before the agent read them, since the start of the run. Usual is"
+                f" 0. An alert fires if more than {most_lost} of the steps of {values['degraded']['window']} are lost.",
+                panel.STEPS,
+                Query(f"sum({of_run('steps_lost_total')})"),
+                ("orange", 1),
+            ),
+            panel.lines(
+                "Attention calls",
+                "Attention calls per second of all ranks, by pass and by what foreshock did. unsampled: not chosen."
+                " samples: a slice was copied to be checked. skipped: chosen, but not copied (see 'Skipped and lost').",
+                "cps",
+                *(
+                    Query(per_second(of_run(f"attention_{fate}_total"), "pass"), f"{{{{pass}}}} {fate}")
+                    for fate in ("unsampled", "skipped", "samples")
+                ),
+                width=12,
+            ),
+            panel.lines(
+                "Skipped and lost",
+                "skipped: calls per second that were chosen and not copied. lost: copied slices per second that could"
+                " not be compared. Each by reason. The reasons budget (--max-slowdown) and off (--slices off) are"
+                f" intended. An alert fires if more than {values['coverage']['skipped']:.0%} of the chosen forward"
+                f" calls are skipped for other reasons, or {most_lost} of the slices are lost.",
+                "cps",
+                Query(skipped, "skipped, {{reason}}"),
+                Query(lost, "lost, {{reason}}"),
+                width=12,
+            ),
+            panel.lines(
+                "Slowdown over its limit",
+                "Share of time that foreshock costs, divided by the share that --max-slowdown allows; of the process"
+                f" rank that pays most. Usual is at most 1. An alert fires above {values['overhead']['slowdown']}.",
+                panel.RATIO,
+                Query(slowdown_over_limit, "slowest rank"),
+                width=12,
+                dashed=[("red", values["overhead"]["slowdown"])],
+            ),
+            panel.lines(
+                "Cost",
+                "Share of wall time that foreshock takes from a process rank, by place; for each place, of the rank"
+                " that pays most. attention: at attention calls; step: at optimizer steps; agent: processor time of"
+                " the agent.",
+                "percentunit",
+                Query(f"max by (where) ({per_second(of_run('overhead_seconds_total'), 'where, rank')})", "{{where}}"),
+                width=12,
+            ),
+            panel.lines(
+                "Errors",
+                "Failures of foreshock itself in the chosen run, since that run started. segment: reading the shared"
+                " memory of a rank; record: writing the file of --record. Usual is 0; any new failure raises an alert.",
+                panel.COUNT,
+                Query(f"sum by (component) ({of_run('monitor_errors_total')})", "{{component}}"),
+                width=12,
+            ),
+        ],
+    )
+
+
 def overview(values: Values) -> Board:
     return Board(
         "overview",
         "foreshock: overview",
         "State of a training, and what moved before its loss did.",
         [run_variable()],
-        [now_row(values), loss_row(), precursors_row(values), progress_row()],
+        [now_row(values), loss_row(), precursors_row(values), progress_row(), monitor_row(values)],
     )

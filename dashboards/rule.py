@@ -3,9 +3,10 @@
 Templates are in Go's language, which Prometheus expands when an alert fires. In an f-string, {{{{ }}}} is its {{ }}.
 """
 
-import json
 import textwrap
 import typing
+
+import yaml
 
 Values = dict[str, dict[str, typing.Any]]  # values.toml: section, name, value
 
@@ -121,24 +122,17 @@ LINK_VARIABLES = "?var-run={{ $labels.run | urlquery }}" + "".join(
 )
 
 
-def block(key: str, text: str, indent: int) -> list[str]:
-    """Lines of YAML for a key with a text of one or several lines. JSON strings are valid YAML."""
-    lines = textwrap.dedent(text).strip().splitlines()
-    if len(lines) == 1:
-        return [f"{' ' * indent}{key}: {json.dumps(lines[0])}"]
-    return [f"{' ' * indent}{key}: |", *(" " * (indent + 2) + line for line in lines)]
+class Writer(yaml.SafeDumper):
+    """Writes texts of several lines as blocks."""
 
 
-def record_lines(record: Record) -> list[str]:
-    return [f"  - record: {record.name}", *block("expr", record.expression, 4)]
+Writer.add_representer(
+    str,
+    lambda writer, text: writer.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
 
 
-def alert_lines(alert: Alert, links: dict[str, str]) -> list[str]:
-    lines = [f"  - alert: {alert.name}", *block("expr", alert.expression, 4)]
-    if alert.hold:
-        lines.append(f"    for: {alert.hold}")
-    if alert.keep:
-        lines.append(f"    keep_firing_for: {alert.keep}")
+def alert_fields(alert: Alert, links: dict[str, str]) -> dict[str, typing.Any]:
     labels = {"severity": alert.severity, "kind": alert.kind, "component": alert.component}
     is_about_run = "$labels.run" in alert.summary  # false: the alert is about an agent, and has no label `run`
     annotations = {
@@ -147,20 +141,28 @@ def alert_lines(alert: Alert, links: dict[str, str]) -> list[str]:
         "runbook_url": f"{links['runbook']}#{alert.name.lower()}",
         "dashboard_url": f"{links['grafana']}/d/foreshock-{alert.dashboard}" + (LINK_VARIABLES if is_about_run else ""),
     }
-    lines += ["    labels:", *(f"      {name}: {text}" for name, text in labels.items())]
-    if is_about_run:
-        lines.append(f"      owner: {json.dumps(OWNER)}")
-    return [*lines, "    annotations:", *(f"      {name}: {json.dumps(text)}" for name, text in annotations.items())]
+    times = {"for": alert.hold, "keep_firing_for": alert.keep}
+    return (
+        {"alert": alert.name, "expr": textwrap.dedent(alert.expression).strip()}
+        | {name: time for name, time in times.items() if time}
+        | {"labels": labels | ({"owner": OWNER} if is_about_run else {}), "annotations": annotations}
+    )
 
 
 def yaml_of(groups: list[Group], links: dict[str, str]) -> str:
     """`links`: addresses of the runbook and of Grafana."""
-    lines = ["# Written by `./dev docs` from dashboards/values.toml and dashboards/*_rules.py.", "groups:"]
-    for group in groups:
-        lines.append(f"- name: {group.name}")
-        if group.interval:
-            lines.append(f"  interval: {group.interval}")
-        lines.append("  rules:")
-        for rule in group.rules:
-            lines += record_lines(rule) if isinstance(rule, Record) else alert_lines(rule, links)
-    return "\n".join(lines) + "\n"
+    written = [
+        {"name": group.name}
+        | ({"interval": group.interval} if group.interval else {})
+        | {
+            "rules": [
+                {"record": rule.name, "expr": textwrap.dedent(rule.expression).strip()}
+                if isinstance(rule, Record)
+                else alert_fields(rule, links)
+                for rule in group.rules
+            ]
+        }
+        for group in groups
+    ]
+    head = "# Written by `./dev docs` from dashboards/values.toml and dashboards/*_rules.py.\n"
+    return head + yaml.dump({"groups": written}, Dumper=Writer, sort_keys=False, width=1 << 20, allow_unicode=True)

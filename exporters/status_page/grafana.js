@@ -1,7 +1,7 @@
 // Links to the Grafana dashboards of foreshock, for the shown run and the time in which it ran. Shown only if the agent
 // was given Grafana's address (--grafana). `state`: the state of the run, as the agent serves it.
 
-const BOARDS = ["overview", "attention", "weights", "fleet", "monitor"];
+const BOARDS = ["overview", "attention", "weights", "fleet"];
 const MARGIN_MS = 60000; // before and after the run; at least one scrape interval of Prometheus
 
 // The URL of one dashboard (`board`), with the run, the rank and the time range as its variables. `base`: Grafana's

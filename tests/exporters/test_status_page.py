@@ -462,7 +462,7 @@ def test_grafana_is_linked_with_the_run_and_its_time(page):
     found = links(tab)
     assert found == {
         board: f"https://grafana.example.com/sub/d/foreshock-{board}?{run}{times}"
-        for board in ("overview", "attention", "weights", "fleet", "monitor")
+        for board in ("overview", "attention", "weights", "fleet")
     }
     relations = tab.value("[...document.querySelectorAll('#grafana a')].map((a) => a.rel + ' ' + a.target)")
     assert set(relations) == {"noopener noreferrer _blank"}
