@@ -9,7 +9,7 @@ the number of steps from the warning to the event.
 
 Each recipe (bench/precursors/recipes.py) is trained under `foreshock run --record`, JOBS trainings at a time, with idle
 priority. Each record is made once and stored in OUT/records. `foreshock detect` replays the records, and
-bench/precursors/scoring.py counts hits and false alarms in its output. The results are written to OUT/report.html and
+bench/precursors/scoring.py counts hits and false alarms in its output. The results are written to
 OUT/results.json. OUT is build/precursors unless --out names another directory.
 
 With --keep, the data of each training that scoring needs is stored in bench/precursors/trainings. The results are then
@@ -40,10 +40,10 @@ PRECURSORS = ROOT / "bench" / "precursors"
 sys.path[:0] = [str(PRECURSORS), str(ROOT / "bench" / "yardsticks")]
 
 import comparison  # noqa: E402
-import page  # noqa: E402
 import provenance  # noqa: E402
 import recipes  # noqa: E402
 import recording  # noqa: E402
+import slopes  # noqa: E402
 import tables  # noqa: E402
 
 SHORT = {"recipes": "stable-text,corrupt-batches", "seeds": 1, "steps": 330, "idle": False}  # options that --short sets
@@ -73,7 +73,7 @@ def scoring_data(recipe: recipes.Recipe, seed: int, path: pathlib.Path) -> dict:
             if old != recording.made_of(path):  # the record's provenance, which is not a cache
                 old.unlink()
         made = json.loads(recording.made_of(path).read_text())
-        file.write_text(json.dumps(page.no_nan(recording.reduced(path, recipe, seed, made))))
+        file.write_text(json.dumps(slopes.no_nan(recording.reduced(path, recipe, seed, made))))
     return json.loads(file.read_text())
 
 
@@ -149,14 +149,11 @@ def run(options: argparse.Namespace) -> None:
         found = [training for training in provenance.stored() if provenance.is_made_alike(training)]
     # Marks trainings that failed without a loss event: their loss lies above that of the twin.
     found = comparison.completed(found)
-    results: dict[str, Any] = page.no_nan(comparison.results(found, options.steps))
+    results: dict[str, Any] = slopes.no_nan(comparison.results(found, options.steps))
     (out / "results.json").write_text(json.dumps(results, indent=1))
-    drawn = page.no_nan(results | {"curves": comparison.curves(found)})
-    (out / "report.html").write_text(page.report(drawn, "foreshock precursors", PRECURSORS / "precursors.js"))
     if options.keep:
         tables.RESULTS.write_text(json.dumps(results, separators=(",", ":")) + "\n")
     print(tables.text(results))
-    print(f"page: {out / 'report.html'}")
 
 
 def main() -> int:

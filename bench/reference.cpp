@@ -1,7 +1,7 @@
 // Measures the speed of the reference, which computes a slice of attention (some query rows with all their
-// keys) in fp64. Compares it with the peak of the machine (fused multiply-adds in registers) and with a BLAS
-// that does the same work. The best of several repetitions counts. The peak is measured immediately before
-// and after the forward pass, since the clock frequency changes. The library Highway compiles the vector code
+// keys) in fp64, and compares it with the peak of the machine (fused multiply-adds in registers). The best of
+// several repetitions counts. The peak is measured immediately before and after the forward pass, since the
+// clock frequency changes. The library Highway compiles the vector code
 // once for each instruction set (target); main() measures those with fused multiply-adds.
 #include "shadow/reference.h"
 
@@ -15,15 +15,11 @@
 #include <vector>
 
 #include "kernels/dtype.h"
-#if FORESHOCK_OPENBLAS
-#include <cblas.h>
-#endif
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "bench/reference.cpp"
 #include "hwy/foreach_target.h"
 // must come after foreach_target.h
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -49,29 +45,6 @@ double multiply_add_registers(long rounds, double* sink) {
   return 2.0 * kChains * hn::MaxLanes(d) * rounds;
 }
 
-void widen_bf16(const uint16_t* from, size_t count, double* to) {
-  for (size_t i = 0; i < count; ++i) to[i] = bf16_to_float(from[i]);
-}
-
-// Replaces each value by exp(value - max); returns their sum.
-double exp_row(double* values, int count, double max) {
-  const hn::ScalableTag<double> d;
-  auto sum = hn::Zero(d);
-  int i = 0;
-  const int lanes = static_cast<int>(hn::Lanes(d));
-  for (; i + lanes <= count; i += lanes) {
-    const auto e = hn::Exp(d, hn::Sub(hn::LoadU(d, values + i), hn::Set(d, max)));
-    hn::StoreU(e, d, values + i);
-    sum = hn::Add(sum, e);
-  }
-  double total = hn::GetLane(hn::SumOfLanes(d, sum));
-  for (; i < count; ++i) {  // the rest that does not fill a vector
-    values[i] = std::exp(values[i] - max);
-    total += values[i];
-  }
-  return total;
-}
-
 }  // namespace HWY_NAMESPACE
 }  // namespace foreshock
 HWY_AFTER_NAMESPACE();
@@ -81,8 +54,6 @@ namespace foreshock {
 namespace {
 
 HWY_EXPORT(multiply_add_registers);
-HWY_EXPORT(widen_bf16);
-HWY_EXPORT(exp_row);
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -148,45 +119,7 @@ double best_seconds(double operations, Work work) {
   return best;
 }
 
-#if FORESHOCK_OPENBLAS
-// The forward pass with dgemm and an online softmax: at each tile of keys, the sums so far are rescaled to
-// the new maximum. Tiles have 512 keys, since a BLAS would be slow with the 48 keys of the reference's tiles.
-void blas_attention(const AttentionSlice& slice, std::vector<double>* scratch) {
-  constexpr int kTileKeys = 512;
-  const int rows = slice.rows, dim = slice.head_dim;
-  // Holds the six arrays below, in the order of their pointers.
-  scratch->resize(rows * (2 * dim + kTileKeys + 2) + kTileKeys * dim);
-  double *query = scratch->data(), *out = query + rows * dim, *scores = out + rows * dim;
-  double *max = scores + rows * kTileKeys, *sum = max + rows, *tile = sum + rows;
-  HWY_DYNAMIC_DISPATCH(widen_bf16)(static_cast<const uint16_t*>(slice.query), rows * dim, query);
-  std::fill(max, max + rows, -1e300);  // less than any score
-  std::fill(sum, sum + rows, 0.0);
-  std::fill(out, out + rows * dim, 0.0);
-  for (int first = 0; first < slice.keys; first += kTileKeys) {
-    const int count = std::min(kTileKeys, slice.keys - first);
-    HWY_DYNAMIC_DISPATCH(widen_bf16)
-    (static_cast<const uint16_t*>(slice.key) + size_t(first) * dim, size_t(count) * dim, tile);
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, count, dim, slice.scale, query, dim, tile, dim,
-                0, scores, kTileKeys);
-    for (int r = 0; r < rows; ++r) {
-      const double new_max =
-          std::max(max[r], *std::max_element(scores + r * kTileKeys, scores + r * kTileKeys + count));
-      const double factor = std::exp(max[r] - new_max);
-      max[r] = new_max;
-      sum[r] = sum[r] * factor + HWY_DYNAMIC_DISPATCH(exp_row)(scores + r * kTileKeys, count, new_max);
-      for (int c = 0; c < dim; ++c) out[r * dim + c] *= factor;
-    }
-    HWY_DYNAMIC_DISPATCH(widen_bf16)
-    (static_cast<const uint16_t*>(slice.value) + size_t(first) * dim, size_t(count) * dim, tile);
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, dim, count, 1, scores, kTileKeys, tile, dim,
-                1, out, dim);
-  }
-  for (int r = 0; r < rows; ++r)
-    for (int c = 0; c < dim; ++c) out[r * dim + c] /= sum[r];
-}
-#endif
-
-void measure(int rows, int keys, int dim, [[maybe_unused]] bool with_blas) {
+void measure(int rows, int keys, int dim) {
   Slice slice(rows, keys, dim, false), backward_slice(rows, keys, dim, true);
   Reference result;
   NoiseFloors floors;
@@ -202,41 +135,26 @@ void measure(int rows, int keys, int dim, [[maybe_unused]] bool with_blas) {
       best_seconds(operations, [&] { compute_noise_floors(slice.view, result, &floors); });
   std::printf(
       "%-10s rows %2d keys %5d dim %3d: %7.3f ms  %5.1f Gflop/s of %5.1f = %.2f (bound 0.45 at 16 rows)  "
-      "backward %7.3f ms %.2f  noise floors %7.3f ms",
+      "backward %7.3f ms %.2f  noise floors %7.3f ms\n",
       reference_target_name(), rows, keys, dim, forward * 1e3, operations / forward / 1e9, peak / 1e9,
       operations / forward / peak, backward * 1e3, 3 * operations / backward / peak, floors_time * 1e3);
-#if FORESHOCK_OPENBLAS
-  if (with_blas) {
-    std::vector<double> scratch;
-    const double blas = best_seconds(operations, [&] { blas_attention(slice.view, &scratch); });
-    std::printf("  OpenBLAS %7.3f ms = %.2f times (bound 2)", blas * 1e3, blas / forward);
-  }
-#endif
-  std::printf("\n");
 }
 
-// `with_blas`: also measures OpenBLAS, which uses the best instruction set of the machine. Must be true only
-// if the reference uses the same one.
-void measure_all(bool with_blas) {
+void measure_all() {
   for (int dim : {64, 128}) {
-    for (int keys : {1024, 4096, 16384}) measure(16, keys, dim, with_blas);
+    for (int keys : {1024, 4096, 16384}) measure(16, keys, dim);
   }
-  measure(8, 4096, 128, with_blas);
+  measure(8, 4096, 128);
 }
 
 }  // namespace
 }  // namespace foreshock
 
 int main() {
-#if FORESHOCK_OPENBLAS
-  openblas_set_num_threads(1);
-#endif
-  bool is_best = true;  // the first target: in Highway a lower bit is a better instruction set
   for (int64_t targets = foreshock::reference_targets_here(); targets != 0; targets &= targets - 1) {
     hwy::SetSupportedTargetsForTest(targets & -targets);  // the lowest bit alone: the best target left
     hwy::GetChosenTarget().Update(targets & -targets);
-    if (std::string_view(foreshock::reference_target_name()) != "scalar") foreshock::measure_all(is_best);
-    is_best = false;
+    if (std::string_view(foreshock::reference_target_name()) != "scalar") foreshock::measure_all();
   }
   return 0;
 }

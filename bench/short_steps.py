@@ -10,13 +10,12 @@ on one core. The agent, the process that judges samples, has the other cores.
 Printed for each length: the time of a plain step; `added`, the CPU time that the monitor adds in the trainer, as a
 share of the plain trainer's, with a 95 % interval; `metered`, the cost according to the monitor, in the trainer and
 with the agent's CPU time; and the parts of the trainer's metered cost in microseconds per step: `each` (median of the
-steps without samples and snapshots), `calls` (the part of `each` for attention calls: calls that are only counted are
-not measured but charged with an estimate) and `beyond` (mean addition by set-up, samples and snapshots).
+steps without samples and snapshots) and `beyond` (mean addition by set-up, samples and snapshots).
 
 A second line lists times measured in the trainer, with the monitor minus without it. `clock`: the hooks around the
 optimizer's step, in the median step. `other`: the mean addition per step by sampled steps and by steps that check all
-parameters or measure weights. `loss`: the loss function. `norm`: the clipping of gradients in a step that clips, with
-its hooks. No goal is checked.
+parameters or measure weights. `attention`: the forward calls of attention, which are only counted in the median step.
+`loss`: the loss function. `norm`: the clipping of gradients in a step that clips, with its hooks. No goal is checked.
 """
 
 from __future__ import annotations
@@ -25,19 +24,18 @@ import argparse
 import json
 import os
 import random
-import re
 import statistics
 from typing import Any, NamedTuple
 
-from turns.trainers import ROOT, Trainer, interval, one_of_each
+from turns.trainers import Trainer, interval, one_of_each
 
-MODELS = {  # approximate milliseconds of a step: (layers, width, batch, length)
-    "1": (1, 16, 1, 8),
-    "2": (1, 32, 2, 24),
-    "5": (1, 32, 4, 48),
-    "10": (3, 32, 4, 48),
-    "15": (13, 16, 1, 8),  # 211 parameter tensors; the others have 19 to 67
-    "25": (4, 64, 4, 64),
+MODELS = {  # approximate milliseconds of a step: layers, width, heads, batch, length, device
+    "1": "1,16,4,1,8,cpu",
+    "2": "1,32,4,2,24,cpu",
+    "5": "1,32,4,4,48,cpu",
+    "10": "3,32,4,4,48,cpu",
+    "15": "13,16,4,1,8,cpu",  # 211 parameter tensors; the others have 19 to 67
+    "25": "4,64,4,4,64,cpu",
 }
 TURN_MS = 400  # length of a turn
 SET_UP_STEPS = 6  # first steps, in which the monitor sets up
@@ -50,18 +48,8 @@ class Metered(NamedTuple):
 
     trainer: float  # cost in the trainer, as a share of the training's own time
     with_agent: float  # the same with the agent's CPU time added, as in the summary
-    each_us: float  # `each`, `calls` and `beyond`: the parts of the cost in the trainer that are described above
-    calls_us: float
+    each_us: float  # `each` and `beyond`: the parts of the cost in the trainer that are described above
     beyond_us: float
-
-
-def counted_call_us() -> float:
-    """The estimated cost of an attention call that is only counted, in microseconds."""
-    source = (ROOT / "libmonitor" / "monitor_steps.cpp").read_text()
-    found = re.search(r"kUnsampledCallNs = (\d+);", source)
-    if found is None:
-        raise SystemExit("libmonitor/monitor_steps.cpp does not define kUnsampledCallNs")
-    return int(found[1]) / 1000
 
 
 def metered(record: str, rank: dict[str, Any], turn: int) -> Metered:
@@ -79,8 +67,7 @@ def metered(record: str, rank: dict[str, Any], turn: int) -> Metered:
     agent = rank["slowdown_ratio"] * (lasted - own) - own
     bare = [step for step in steps[SET_UP_STEPS:] if not step["sampled"] and step["step"] not in with_snapshot]
     each = statistics.median(step["overhead_seconds"] for step in bare)
-    calls_us = counted_call_us() * statistics.median(step["attention_calls"] for step in bare)
-    return Metered(own / trained, (own + agent) / trained, each * 1e6, calls_us, (own / len(steps) - each) * 1e6)
+    return Metered(own / trained, (own + agent) / trained, each * 1e6, (own / len(steps) - each) * 1e6)
 
 
 def parts_of_cost(trainers: dict[str, Trainer], steps: int) -> dict[str, float]:
@@ -96,6 +83,7 @@ def parts_of_cost(trainers: dict[str, Trainer], steps: int) -> dict[str, float]:
     return {
         "clock": clock,
         "other": added("plain", "hooks", MEAN) - clock,
+        "attention": added("plain", "attention", MEDIAN),
         "loss": added("plain", "loss", MEDIAN),
         # Clipping itself, and by how much more the hooks cost in a step that clips.
         "norm": added("clipped", "norm", MEDIAN) + added("clipped", "hooks", MEDIAN) - clock,
@@ -103,7 +91,7 @@ def parts_of_cost(trainers: dict[str, Trainer], steps: int) -> dict[str, float]:
 
 
 def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
-    size, ratios, measured, plain_ms = ",".join(map(str, MODELS[model])), [], [], []
+    size, ratios, measured, plain_ms = MODELS[model], [], [], []
     steps = max(8, 8 * round(TURN_MS / float(model) / 8))  # a multiple of 8, the least interval between sampled steps
     for number in range(sets):
         with one_of_each(size, ("plain", "recorded"), cores) as trainers:
@@ -128,7 +116,7 @@ def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
     print(
         f"{statistics.median(plain_ms):5.1f} ms  added {middle:+.2%} [{low:+.2%}, {high:+.2%}]  "
         f"metered {cost.trainer:.2%}, with the agent {cost.with_agent:.2%}  each {cost.each_us:.1f} us, "
-        f"of it calls {cost.calls_us:.1f}, beyond {cost.beyond_us:.0f} us   "
+        f"beyond {cost.beyond_us:.0f} us   "
         f"({sets} sets x {rounds} rounds of {steps} steps)",
         "          us a step: " + ", ".join(f"{part} {us:.1f}" for part, us in parts.items()),
         sep="\n",

@@ -1,6 +1,6 @@
 """Measures the slowdown of short trainings after their first look, by the wall clock and by foreshock's own meter.
 
-    python bench/slowdown.py [--pairs 20] [--steps 500] [--only 10] [--objects 3000000] [--alone]
+    python bench/slowdown.py [--short] [--pairs 20] [--steps 500] [--only 10] [--objects 3000000] [--alone]
 
 Each pair is a plain training and a watched one (under `foreshock run`), on one core. They take turns of 2 steps, in
 random order, because the speed of a shared machine changes within seconds by more than what is measured. The watched
@@ -13,6 +13,8 @@ Printed for each length of step: the wall time and the CPU time that foreshock a
 as the median over the pairs with its 95 % interval; "metered": the slowdown that foreshock reports, including the CPU
 time of its agent; and the slowest step of the plain and of the watched trainings. A line per pair goes to stderr, with
 the standard error of its mean. No goal is checked.
+
+The model "gpu" trains on a CUDA device; without a device it is left out.
 
 --alone: runs only watched trainings with default options, one after the other; prints what foreshock reports.
 
@@ -36,8 +38,12 @@ from typing import NamedTuple
 
 from turns.trainers import Trainer, interval
 
-# {approximate milliseconds of a plain step: (layers, width, batch size, sequence length)}
-MODELS = {"10": (3, 32, 4, 48), "30": (5, 64, 4, 64), "100": (6, 96, 8, 96)}
+MODELS = {  # approximate milliseconds of a plain step, or "gpu": layers, width, heads, batch size, length, device
+    "10": "3,32,4,4,48,cpu",
+    "30": "5,64,4,4,64,cpu",
+    "100": "6,96,4,8,96,cpu",
+    "gpu": "12,1024,16,8,1024,cuda",
+}
 FIRST_LOOK_STEPS = 40
 TURN = 2  # steps
 SHARE = 0.01  # default of --max-slowdown
@@ -70,8 +76,7 @@ def by_clock(turns: list[dict[str, float]]) -> dict[str, list[float]]:
 def run_pair(model: str, steps: int, objects: int, generator: random.Random) -> PairResult:
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm"))
     try:
-        size = ",".join(map(str, MODELS[model]))
-        cores = sorted(os.sched_getaffinity(0))
+        size, cores = MODELS[model], sorted(os.sched_getaffinity(0))
         trainers = {"plain": Trainer("plain", size, base, cores, objects)}
         trainers["plain"].turn(TURN)
         limit = ("--max-slowdown", f"{SHARE * busy_share(trainers['plain']):.4%}")
@@ -126,7 +131,7 @@ def measure_alone(model: str, runs: int, steps: int, objects: int) -> None:
     found = []
     for _ in range(runs):
         with tempfile.TemporaryDirectory(prefix="foreshock-bench-", dir="/dev/shm") as base:
-            size, cores = ",".join(map(str, MODELS[model])), sorted(os.sched_getaffinity(0))
+            size, cores = MODELS[model], sorted(os.sched_getaffinity(0))
             trainer = Trainer("default", size, pathlib.Path(base), cores, objects)
             took = trainer.turn(steps)
             found.append((trainer.finish()["slowdown_ratio"], took["wall"] / steps))
@@ -138,6 +143,12 @@ def measure_alone(model: str, runs: int, steps: int, objects: int) -> None:
     )
 
 
+def has_device() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=20)
@@ -145,8 +156,14 @@ def main() -> None:
     parser.add_argument("--objects", type=int, default=0, help="Python objects that each training holds")
     parser.add_argument("--only", choices=list(MODELS), action="append", help="these lengths of step alone")
     parser.add_argument("--alone", action="store_true", help="trainings without turns: only what foreshock reports")
+    parser.add_argument("--short", action="store_true", help="one pair of 60 steps of the first: shows that it runs")
     arguments = parser.parse_args()
+    if arguments.short:
+        arguments.pairs, arguments.steps, arguments.only = 1, 60, arguments.only or [next(iter(MODELS))]
     for model in arguments.only or list(MODELS):
+        if MODELS[model].endswith("cuda") and not has_device():
+            print(f"{model}: nothing was measured: no device: torch sees none")
+            continue
         (measure_alone if arguments.alone else measure)(model, arguments.pairs, arguments.steps, arguments.objects)
 
 

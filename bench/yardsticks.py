@@ -8,7 +8,7 @@ text and in the initial weights. Two arms that are compared are twins. They diff
 kernel, the precision, or the initial weights. The results have a slope for each pair of twins except "again", with its
 95 % interval over replicates: how fast the weights of the twins move apart with the steps. They also have a check of
 the paper's claim that another kernel moves weights 2-5 times less than low precision does. The results go to standard
-output, OUT/report.html and OUT/yardsticks.json. An interrupted bench continues when it is started again.
+output and OUT/yardsticks.json. An interrupted bench continues when it is started again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 sys.path.insert(0, str(ROOT / "bench" / "yardsticks"))
 
-import page  # noqa: E402
 import slopes  # noqa: E402
 import twins  # noqa: E402
 
@@ -163,11 +162,9 @@ def run(options: argparse.Namespace) -> None:
         "size": plan.size.__dict__, "steps": plan.steps, "every": plan.every, "replicates": options.replicates,
         "torch": twins.torch.__version__, "seconds": time.monotonic() - begin,
     }  # fmt: skip
-    whole = page.no_nan({"schema": 1, "setup": setup, "summary": summary, "replicates": replicates})
+    whole = slopes.no_nan({"schema": 1, "setup": setup, "summary": summary, "replicates": replicates})
     (out / "yardsticks.json").write_text(json.dumps(whole, indent=1))
-    (out / "report.html").write_text(page.report(whole))
     show(summary)
-    print(f"page: {out / 'report.html'}")
 
 
 def main() -> int:

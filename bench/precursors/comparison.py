@@ -221,27 +221,3 @@ def about(what: recipes.Recipe, found: Iterable[dict]) -> dict:
         "missed": sum(one["missed"] for one in of),
         "steps_lost": sum(one["last_step"] - one["steps_seen"] for one in of),
     }  # fmt: skip
-
-
-def curves(found: list[dict]) -> list[dict]:
-    """For the charts of the page: of each recipe's training with the lowest seed, the losses, the onsets, and the first
-    50 alarms of each detector at the shipped threshold."""
-    drawn = []
-    for each in recipes.RECIPES:
-        of = [one for one in found if one["recipe"] == each.name]
-        if of:
-            one = min(of, key=lambda one: one["seed"])
-            first_alarms = {name: at["1.0"][:50] for name, at in one["alarms"].items() if at.get("1.0")}
-            drawn.append(
-                {key: one[key] for key in ("recipe", "seed", "onsets")}
-                | {"twin": each.twin, "curve": curve(one["losses"]), "alarms": first_alarms}
-            )
-    return drawn
-
-
-def curve(means: list[float | None], points: int = 300) -> list[list[float | None]]:
-    """About `points` pairs [first step of a bin, largest of its means]; None: a mean is not finite. A bin has several
-    of the `means`, which are mean losses of blocks of scoring.BLOCK steps."""
-    width = max(1, len(means) // points)
-    bins = [(n, means[n : n + width]) for n in range(0, len(means), width)]
-    return [[scoring.BLOCK * n + 1, None if None in of else max(of)] for n, of in bins]

@@ -13,22 +13,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
-NEVER = str(1 << 20)  # the largest value of --every, in steps; no training here is as long
 # Options of `foreshock run` by kind of training; None: without the monitor.
-KINDS = {"plain": None, "unsampled": ("--every", NEVER), "default": ()}
-RECORDED = {"recorded": ("--record", "{base}/record")}  # default options, with a record
-# Options that do one part of the monitor's work at every step, so that its cost stands out from the noise. Slices are
-# the sampled parts of attention calls.
-EVERY_STEP = {
-    "slices": ("--every", "1", "--weights", "off", "--max-slowdown", "100%"),
-    "weights": ("--every", NEVER, "--weights", "1", "--max-slowdown", "100%"),
-}
+KINDS = {"plain": None, "default": (), "recorded": ("--record", "{base}/record")}
 
 # glibc's malloc returns the memory of freed tensors to the kernel, in some processes more than in others: one training
 # had 1500 page faults in each step of 110 ms, another 2700 (2 % of its time). With high limits malloc returns none.
@@ -37,15 +28,9 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1"} | dict.fromkeys(
 )
 
 
-def cpu_seconds_of(pid: int) -> float:
-    # The fields after the process name; 11 and 12 are the user and the system time in clock ticks (proc(5)).
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 class Trainer:
-    """A training process on cores[0]: training.py, which waits between its turns. `kind`: a key of the tables above,
-    or any word if `given_options` has the options of `foreshock run`. `model`: as training.py expects it. `objects`:
+    """A training process on cores[0]: training.py, which waits between its turns. `kind`: a key of KINDS, or any
+    word if `given_options` has the options of `foreshock run`. `model`: the first argument of training.py. `objects`:
     number of Python objects that the process holds in addition."""
 
     def __init__(
@@ -62,7 +47,7 @@ class Trainer:
         self.summary = self.base / "summary.json"
         command = [sys.executable, str(ROOT / "bench" / "turns" / "training.py"), model, str(objects)]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")} | ENVIRONMENT
-        options = (KINDS | EVERY_STEP | RECORDED)[kind] if given_options is None else given_options
+        options = KINDS[kind] if given_options is None else given_options
         if options is not None:
             options = [option.format(base=self.base) for option in options]
             run = [str(BUILD / "bin" / "foreshock"), "run", "--port", "0", "--run-id", "bench"]
@@ -80,7 +65,7 @@ class Trainer:
 
     def parts(self, steps: int) -> dict[str, dict[str, list[float]]]:
         """Microseconds of parts of a step, without clipping ("plain") and with it ("clipped"): [median, mean] of the
-        optimizer's hooks, the loss and the norm."""
+        optimizer's hooks, the forward attention calls, the loss and the norm."""
         return self._request(f"parts {steps}")
 
     def _request(self, line: str) -> dict:
@@ -91,29 +76,11 @@ class Trainer:
             raise SystemExit(f"{self.base.name} ended with status {self.process.wait()}")
         return json.loads(answer)
 
-    def agent_cpu_seconds(self) -> float:
-        """CPU time of the agent so far; 0 without an agent."""
-        # "bench": the directory of the run, which has the name of its id.
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            return cpu_seconds_of(json.loads((self.base / "bench" / "agent.json").read_text())["pid"])
-        return 0
-
-    def switch(self, command: str) -> None:
-        """Runs `foreshock pause` or `resume`, then one step, since the switch takes effect at the next step."""
-        words = [str(BUILD / "bin" / "foreshock"), command, "--run-id", "bench"]
-        subprocess.run(words, env=os.environ | {"FORESHOCK_DIR": str(self.base)}, check=True, capture_output=True)
-        self.turn(1)
-
     def finish(self) -> dict:
         """Ends the training. Returns the object of its rank in the summary; {} without the monitor."""
         self.process.stdin.close()
         self.process.wait()
         return json.loads(self.summary.read_text())["ranks"][0] if self.summary.exists() else {}
-
-
-def slices_of(rank: dict) -> int:
-    """The sampled slices of both passes, from the summary of a rank."""
-    return sum(one_pass["sampled"] for one_pass in rank["attention"].values())
 
 
 @contextlib.contextmanager
@@ -144,16 +111,3 @@ def interval(sets: list[list[float]], draws: int = 2000) -> tuple[float, float, 
 
     drawn = sorted(estimate([draw(rounds) for rounds in draw(sets)]) for _ in range(draws))
     return estimate(sets), drawn[int(0.025 * draws)], drawn[int(0.975 * draws)]
-
-
-class Rounds:
-    """Yields the numbers 0 to rounds - 1. After the deadline it stops earlier, but not before it has yielded two."""
-
-    def __init__(self, rounds: int, deadline: float) -> None:
-        self.rounds, self.deadline = rounds, deadline
-
-    def __iter__(self) -> Iterator[int]:
-        for number in range(self.rounds):
-            if number >= 2 and time.monotonic() > self.deadline:
-                return
-            yield number

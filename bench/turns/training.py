@@ -1,10 +1,10 @@
 """The training process that trainers.py starts. For each number on stdin it runs as many steps and prints, as JSON,
 their CPU and wall seconds and the wall seconds of the slowest step. For the line `parts STEPS` it prints the
-microseconds of parts of a step (see Parts); only the tests' GPT supports this line.
+microseconds of parts of a step (see Parts).
 
-    python bench/turns/training.py gpt | step | LAYERS,WIDTH,BATCH,LENGTH [OBJECTS]
+    python bench/turns/training.py LAYERS,WIDTH,HEADS,BATCH,LENGTH,DEVICE [OBJECTS]
 
-gpt: the demo's GPT; step: the smallest training with attention; LAYERS,...: the tests' GPT of this size.
+Trains the tests' GPT of this size on DEVICE: cpu or cuda.
 OBJECTS: how many lists the process holds in addition to the training, which shows whether foreshock's work grows with
 the number of Python objects. With OBJECTS, Python's cycle collector is off, since a full collection of millions of
 objects takes longer than a step, also without foreshock.
@@ -25,56 +25,21 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLOCKS: dict[str, Callable[[], float]] = {"cpu": time.process_time, "wall": time.perf_counter}
 
 
-def gpt() -> Callable[[], None]:
-    """Returns a function that runs one step of the demo's GPT."""
-    sys.path.insert(0, str(ROOT / "integrations" / "torch" / "demo"))
-    import torch
-    import train
-
-    text, autocast, size = train.Text(1), train.native_bf16(), train.SIZES[1]  # the second smallest size
-    model = train.Gpt(size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = [text.batch(size) for _ in range(8)]
-    step_numbers = iter(range(1 << 40))  # without a practical end
-
-    def step() -> None:
-        optimizer.zero_grad()
-        train.loss_of(model, batches[next(step_numbers) % len(batches)], autocast).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-    return step
-
-
-def one_parameter() -> Callable[[], None]:
-    """Returns a function that runs one step of the smallest training with attention."""
-    import torch
-
-    weight = torch.nn.Parameter(torch.ones(2, 2))
-    optimizer = torch.optim.SGD([weight], lr=1e-3)
-    query = torch.randn(1, 1, 2, 2)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.nn.functional.scaled_dot_product_attention(query @ weight, query, query).sum().backward()
-        optimizer.step()
-
-    return step
-
-
-def tiny_gpt(layers: int, width: int, batch: int, length: int) -> Callable[[], None]:
+def tiny_gpt(layers: int, width: int, heads: int, batch: int, length: int, device: str) -> Callable[[], None]:
     """Returns a function that runs one step of the tests' GPT."""
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     import tiny_gpt as tests_gpt
     import torch
 
-    model = tests_gpt.TinyGpt(layers, width)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if device != "cpu":
+        torch.set_float32_matmul_precision("high")  # TF32, as usual for trainings on CUDA devices
+    model = tests_gpt.TinyGpt(layers, width, heads).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     batches = tests_gpt.Batches(batch=batch, length=length)
 
     def step(clip: bool = False) -> None:
         optimizer.zero_grad()
-        tests_gpt.loss_of(model, batches()).backward()
+        tests_gpt.loss_of(model, batches().to(device)).backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -84,10 +49,11 @@ def tiny_gpt(layers: int, width: int, batch: int, length: int) -> Callable[[], N
 
 class Parts:
     """Times the parts of a step that foreshock may slow down: the hooks around the optimizer's step, and the functions
-    that compute the loss and the norm of the gradients. Each function is replaced by one that measures its time."""
+    that compute attention (forward), the loss and the norm of the gradients. Each function is replaced by one that
+    measures its time."""
 
     def __init__(self) -> None:
-        self.spent = dict.fromkeys(("hooks", "loss", "norm"), 0)  # nanoseconds of the step in progress
+        self.spent = dict.fromkeys(("hooks", "attention", "loss", "norm"), 0)  # nanoseconds of the step in progress
 
     def timed(self, part: str, function: Callable) -> Callable:
         """Returns a function that does the same as `function` and adds its time to `part`."""
@@ -109,7 +75,9 @@ class Parts:
             # Without foreshock there are no hooks. An empty hook is added, so that the cost of the timing is the same.
             timed_hooks = {number: self.timed("hooks", hook) for number, hook in hooks.items()}
             hooks.update(timed_hooks or {0: self.timed("hooks", lambda *arguments: None)})
-        torch.nn.functional.cross_entropy = self.timed("loss", torch.nn.functional.cross_entropy)
+        functional = torch.nn.functional
+        functional.scaled_dot_product_attention = self.timed("attention", functional.scaled_dot_product_attention)
+        functional.cross_entropy = self.timed("loss", functional.cross_entropy)
         torch.nn.utils.clip_grad_norm_ = self.timed("norm", torch.nn.utils.clip_grad_norm_)
 
     def measure(self, step: Callable[[bool], None], steps: int, clip: bool) -> dict[str, list[float]]:
@@ -123,24 +91,28 @@ class Parts:
         return {part: [statistics.median(column), statistics.fmean(column)] for part, column in columns.items()}
 
 
-def run_steps(step: Callable[[], None], steps: int) -> dict[str, float]:
-    """{"cpu" and "wall": the seconds of all steps; "slowest": the wall seconds of the slowest step}"""
+def run_steps(step: Callable[[], None], steps: int, wait: Callable[[], None]) -> dict[str, float]:
+    """{"cpu" and "wall": the seconds of all steps; "slowest": the wall seconds of the slowest step}. `wait` waits for
+    the device at the end."""
     begin, slowest = {name: clock() for name, clock in CLOCKS.items()}, 0.0
     for _ in range(steps):
         before = time.perf_counter()
         step()
         slowest = max(slowest, time.perf_counter() - before)
+    wait()
     return {name: clock() - begin[name] for name, clock in CLOCKS.items()} | {"slowest": slowest}
 
 
-def serve(training: str, objects: int) -> None:
+def serve(model: str, objects: int) -> None:
     import torch
 
     torch.set_num_threads(1)
     if objects:
         gc.disable()
     extra_lists: list[list[None]] = [[None] for _ in range(objects)]
-    step = {"gpt": gpt, "step": one_parameter}.get(training, lambda: tiny_gpt(*map(int, training.split(","))))()
+    *size, device = model.split(",")
+    step = tiny_gpt(*map(int, size), device)
+    wait = (lambda: None) if device == "cpu" else torch.cuda.synchronize
     parts = None
     for line in sys.stdin:
         if line.startswith("parts"):
@@ -151,7 +123,7 @@ def serve(training: str, objects: int) -> None:
             answer = {name: parts.measure(step, steps, clip) for name, clip in (("plain", False), ("clipped", True))}
             print(json.dumps(answer), flush=True)
             continue
-        print(json.dumps(run_steps(step, int(line))), flush=True)
+        print(json.dumps(run_steps(step, int(line), wait)), flush=True)
     del extra_lists  # a use at the end, so that the objects exist while the training runs
 
 

@@ -5,7 +5,7 @@ replicates with its 95 % interval."""
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,3 +55,12 @@ def verdict(measured: Interval) -> str:
     if low <= measured.low and measured.high <= high:
         return "confirmed"
     return "denied" if measured.high < low or measured.low > high else "undecided"
+
+
+def no_nan(value: Any) -> Any:
+    """A copy of `value`, JSON data, with None in place of numbers that are not finite, which JSON cannot represent."""
+    if isinstance(value, dict):
+        return {key: no_nan(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [no_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

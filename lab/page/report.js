@@ -1,5 +1,5 @@
 'use strict';
-// The first script of the report pages of lab, compare and bench/precursors. Defines the page's data (`study`),
+// The first script of the report pages of lab and compare. Defines the page's data (`study`),
 // colours, and functions that make elements.
 const study = JSON.parse(document.getElementById('study').textContent);
 const COLOURS = ['#2f6db5', '#d1662b', '#1a7f4b', '#8a4fb0', '#b3372e', '#14889a', '#a3801c', '#c24f8e',

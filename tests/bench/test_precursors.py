@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 
-import browser
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -45,12 +44,10 @@ def test_one_pair_through_the_whole_of_it(done):
     assert {name: each["seeds"] for name, each in trained.items()} == {"stable-text": [seed], "corrupt-batches": [seed]}
     assert {name: each["events"] for name, each in trained.items()} == {"stable-text": 0, "corrupt-batches": 1}
     assert [each["steps_lost"] for each in trained.values()] == [0, 0]
-    drawn = json.loads(re.search(r'<script id="study"[^>]*>(.*?)</script>', (out / "report.html").read_text())[1])
-    onsets = {each["recipe"]: each["onsets"] for each in drawn["curves"]}
-    assert onsets == {"corrupt-batches": [recipes.recipe("corrupt-batches").begin(seed)], "stable-text": []}
     for found in results["shipped"].values():
         assert found["all"]["events"] == 1
     fault, control = (one_reduced(out, name) for name in ("corrupt-batches", "stable-text"))
+    assert (fault["onsets"], control["onsets"]) == ([recipes.recipe("corrupt-batches").begin(seed)], [])
     assert min(fault["lines"].values()) > 0, fault["lines"]  # attention, weights and optimizer were watched
     assert len(fault["layers"]) == recipes.LAYERS
     # What the agent found live is what is found in the record: at least the loss event.
@@ -101,28 +98,6 @@ def test_no_time_and_nothing_to_score(tmp_path):
     process = bench(tmp_path / "out", "--minutes", "0")
     assert (process.returncode, process.stderr.count("\n")) == (1, 1)
     assert "nothing to score" in process.stderr
-
-
-def test_the_page_asks_nobody(done):
-    text = (done[0] / "report.html").read_text()
-    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)[^"']*["']""", text)
-    assert "@import" not in text
-    assert "url(" not in text
-
-
-@pytest.mark.skipif(browser.EXECUTABLE is None, reason="no chromium here")
-def test_the_page_shows_what_was_found(done):
-    tab = browser.Browser()
-    try:
-        tab.open((done[0] / "report.html").as_uri())
-        tab.wait_for("document.querySelectorAll('canvas').length === 1")
-        tab.wait_for("Chart.getChart(document.querySelector('canvas')).data.datasets.length >= 3")
-        assert tab.console == []
-        assert [address for address in tab.requests if not address.startswith("file:")] == []
-        shipped = json.loads((done[0] / "results.json").read_text())["shipped"]
-        assert len(tab.texts("#all tbody tr")) == len(shipped)
-    finally:
-        tab.close()
 
 
 def test_published_pages_are_current():

@@ -1,15 +1,13 @@
-"""bench/yardsticks at toy size: resumable, its figures those of foreshock compare, its page whole."""
+"""bench/yardsticks at toy size: resumable, its figures those of foreshock compare."""
 
 import importlib.util
 import json
 import math
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
-import browser
 import pytest
 
 pytestmark = pytest.mark.long
@@ -61,7 +59,6 @@ def test_weights_are_kept_until_they_have_been_compared(done):
         "plan.json",
         "replicate-0.json",
         "replicate-1.json",
-        "report.html",
         "yardsticks.json",
     ]
 
@@ -83,34 +80,6 @@ def test_another_experiment_does_not_mix_with_this_one(done):
     assert other.returncode == 1
     assert other.stderr.count("\n") == 1
     assert "another --out" in other.stderr
-
-
-def test_the_page_asks_nobody(done):
-    text = (done[0] / "report.html").read_text()
-    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)[^"']*["']""", text)
-    assert "@import" not in text
-    assert "url(" not in text
-
-
-@pytest.mark.skipif(browser.EXECUTABLE is None, reason="no chromium here")
-def test_the_page_draws_the_papers_figures(done):
-    tab = browser.Browser()
-    try:
-        tab.open((done[0] / "report.html").as_uri())
-        tab.wait_for("document.querySelectorAll('canvas').length === 8")
-        tab.wait_for(
-            "[...document.querySelectorAll('canvas')].every((c) => Chart.getChart(c).data.datasets.length > 2)"
-        )
-        assert tab.console == []
-        assert [address for address in tab.requests if not address.startswith("file:")] == []
-        assert len(tab.texts("#claim li")) == 8
-        # Thick lines are means over replicates: of W1 of the seeds, the last point.
-        last = json.loads((done[0] / "yardsticks.json").read_text())["summary"]["last"]["w1"]["seed"]["mean"]
-        drawn = "Chart.getChart(document.querySelectorAll('#yardsticks canvas')[0]).data.datasets"
-        seen = tab.value(f"{drawn}.find((d) => d.label.startsWith('seed')).data.at(-1).y")
-        assert math.isclose(seen, last, rel_tol=1e-12)
-    finally:
-        tab.close()
 
 
 def test_intervals_and_verdicts(slopes):

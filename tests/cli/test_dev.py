@@ -178,7 +178,7 @@ def test_stages_of_each_tier(dev, monkeypatch, capsys, reports, words, stages):
     monkeypatch.setattr(dev, "python_tests_and_builds", lambda *_: 0)
     monkeypatch.setattr(dev, "python_tests", lambda *_: 0)
     monkeypatch.setattr(dev, "build", lambda *_: None)
-    monkeypatch.setattr(dev, "run", lambda *words, **_: int("bench/overhead.py" in words))
+    monkeypatch.setattr(dev, "run", lambda *words, **_: int("bench/slowdown.py" in words))
     assert dev.main() == ("--all" in words)
     said = capsys.readouterr().out
     assert re.findall(r"dev: (\w+) +(?:passed|FAILED)", said) == stages
@@ -399,7 +399,7 @@ def test_what_needs_a_device_runs_from_a_kit_where_nothing_can_be_built(dev, mon
     monkeypatch.setattr(dev.sys, "argv", ["dev", "bench", *dev.GPU_BENCHES])
     assert dev.main() == 0
     assert [program for program, *_ in ran[:2]] == [kit / "bin" / f"bench_{name}" for name in ("gpu", "gpu_calls")]
-    assert ran[2][1:] == (str(ROOT / "bench" / "gpu_training.py"), str(kit))
+    assert ran[2][1:] == (str(ROOT / "bench" / "slowdown.py"), str(kit))
     assert {build for *_, build in ran} == {str(kit)}
 
 
@@ -426,7 +426,7 @@ def test_a_short_bench_is_one_that_can_be(dev, monkeypatch, capsys):
     assert ran == [[str(ROOT / "bench" / f"{name}.py"), "--short"] for name in dev.SHORT_BENCHES]
     monkeypatch.setattr(dev.sys, "argv", ["dev", "bench", "--short", "yardsticks"])
     assert dev.main() == 2
-    assert capsys.readouterr().out == "dev: --short is for overhead, precursors, short_steps\n"
+    assert capsys.readouterr().out == "dev: --short is for precursors, short_steps, slowdown\n"
 
 
 def demo_words(dev, *words):

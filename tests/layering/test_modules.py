@@ -22,8 +22,6 @@ OF_A_BUILD = "compiled or included by the build in another way than its neighbou
 OF_A_PROGRAM = "a program or a page of its own"
 OF_PYTHON = "one idea of the helper that nothing else shares"
 SMALL = {
-    "bench/scrape": OF_A_PROGRAM,
-    "bench/yardsticks/slopes": OF_A_PROGRAM,
     "cli/commands": "the list of commands",
     "packaging/glibc_2_31": OF_A_BUILD,
     "cli/report/words": OF_A_PROGRAM,
