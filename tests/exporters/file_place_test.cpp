@@ -35,7 +35,7 @@ class FilePlaceTest : public testing::Test {
   const TemporaryDirectory folder_;
 };
 
-TEST_F(FilePlaceTest, LinksOfThisUserAreResolved) {
+TEST_F(FilePlaceTest, ResolvesLinksOfThisUser) {
   fs::create_symlink("folder", at("relative"));
   fs::create_symlink(at("relative/inner/../file"), at("absolute"));
   const FilePlace place(at("absolute"));
@@ -49,7 +49,7 @@ TEST_F(FilePlaceTest, LinksOfThisUserAreResolved) {
   EXPECT_TRUE(fs::exists(at("folder/missing")));
 }
 
-TEST_F(FilePlaceTest, TextOfThePath) {
+TEST_F(FilePlaceTest, PrintsThePath) {
   EXPECT_EQ(FilePlace(at("folder/./inner//../file")).path(), at("folder/file"));
   EXPECT_EQ(FilePlace(at("no/such/../file")).path(), at("no/file"));
   EXPECT_EQ(FilePlace(at("folder/")).path(), at("folder/"));
@@ -64,7 +64,7 @@ TEST_F(FilePlaceTest, TextOfThePath) {
   EXPECT_FALSE(opens(""));
 }
 
-TEST_F(FilePlaceTest, WhatCannotBeWalkedHasTheErrorOfOpen) {
+TEST_F(FilePlaceTest, FailsWithTheErrorOfOpen) {
   for (const auto& [name, error] : {std::pair("no/such/file", ENOENT), std::pair("folder/file/x", ENOTDIR)}) {
     EXPECT_FALSE(opens(at(name), O_WRONLY | O_CREAT));
     EXPECT_EQ(errno, error) << name;
@@ -72,7 +72,7 @@ TEST_F(FilePlaceTest, WhatCannotBeWalkedHasTheErrorOfOpen) {
   }
 }
 
-TEST_F(FilePlaceTest, ALoopOfLinksIsRefused) {
+TEST_F(FilePlaceTest, RefusesALoopOfLinks) {
   fs::create_symlink("b", at("a"));
   fs::create_symlink("a", at("b"));
   EXPECT_THAT(FilePlace(at("a")).refusal(), HasSubstr(at("a") + " is a link that leads nowhere"));
@@ -81,7 +81,7 @@ TEST_F(FilePlaceTest, ALoopOfLinksIsRefused) {
 }
 
 // The links of procfs have no path as target.
-TEST_F(FilePlaceTest, StandardStreamsAreOpened) {
+TEST_F(FilePlaceTest, OpensStandardStreams) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   EXPECT_TRUE(opens("/dev/fd/" + std::to_string(ends[1]), O_WRONLY));
@@ -90,7 +90,7 @@ TEST_F(FilePlaceTest, StandardStreamsAreOpened) {
   for (const int file : {ends[0], ends[1], folder}) close(file);
 }
 
-TEST_F(FilePlaceTest, LinksOfAnotherUserAreFollowedOnlyInFoldersOfOurs) {
+TEST_F(FilePlaceTest, FollowsLinksOfAnotherUserOnlyInOwnFolders) {
   fs::create_symlink("inner", at("folder/link"));
   if (lchown(at("folder/link").c_str(), kOther, kOther) != 0) GTEST_SKIP() << "needs root";
   for (const char* name : {"folder/link", "folder/link/file"}) {
@@ -112,7 +112,7 @@ TEST_F(FilePlaceTest, LinksOfAnotherUserAreFollowedOnlyInFoldersOfOurs) {
   EXPECT_EQ(FilePlace(at("folder/link")).refusal(), "") << "a link of root";
 }
 
-TEST_F(FilePlaceTest, ALinkThatIsSetAfterwardsIsNotFollowed) {
+TEST_F(FilePlaceTest, DoesNotFollowALinkThatIsSetLater) {
   const FilePlace place(at("folder/later"));
   fs::create_symlink("file", at("folder/later"));
   EXPECT_EQ(place.open(O_WRONLY | O_CREAT), -1);

@@ -135,7 +135,7 @@ TEST_F(Server, RefusesWithTheRightStatus) {
               StartsWith("HTTP/1.1 431"));
 }
 
-TEST_F(Server, HeadHasTheLengthAndNoBody) {
+TEST_F(Server, HeadRepliesHaveALengthAndNoBody) {
   const std::string reply = raw("HEAD /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
   EXPECT_THAT(reply, HasSubstr("Content-Length: 3\r\n"));
   EXPECT_THAT(reply, testing::EndsWith("\r\n\r\n"));
@@ -153,7 +153,7 @@ TEST_F(Server, KeepsAConnectionForPipelinedRequests) {
 
 // One connection of these clients is accepted in each turn of the server's loop, the last client's at the
 // end. Until then each of the others may have been served once, and a further request in each turn.
-TEST_F(Server, PipelinedRequestsOfOthersDelayNobody) {
+TEST_F(Server, PipelinedRequestsDoNotDelayOtherClients) {
   constexpr size_t kClients = 100, kRequests = 20;
   const std::string one = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
   std::string many;
@@ -209,7 +209,7 @@ TEST_F(Server, PipelinedRequestsOfOthersDelayNobody) {
     EXPECT_EQ(client->hear(kRequests * bytes_of_reply), kRequests * bytes_of_reply);
 }
 
-TEST_F(Server, AHundredHalfOpenClientsDelayNobody) {
+TEST_F(Server, HalfOpenClientsDoNotDelayOtherClients) {
   std::vector<std::unique_ptr<Client>> idle;
   for (int i = 0; i < 100; ++i) {
     idle.push_back(std::make_unique<Client>(server_.port()));
@@ -223,14 +223,14 @@ TEST_F(Server, AHundredHalfOpenClientsDelayNobody) {
   }
 }
 
-TEST_F(Server, AHalfSentHeadIsDroppedAfterASecond) {
+TEST_F(Server, DropsAnIncompleteRequestAfterASecond) {
   const auto begin = Clock::now();
   EXPECT_EQ(raw("GET /metrics HTT"), "");
   EXPECT_GT(ms_since(begin), 800);
   EXPECT_LT(ms_since(begin), 3000);
 }
 
-TEST_F(Server, AClientThatDoesNotReadDelaysNobodyAndIsDropped) {
+TEST_F(Server, DropsAClientThatDoesNotRead) {
   const size_t size = 32 << 20;  // more than the socket buffers hold
   publish("ok", std::string(size, 'x'));
   const Client deaf(server_.port());
@@ -242,7 +242,7 @@ TEST_F(Server, AClientThatDoesNotReadDelaysNobodyAndIsDropped) {
   EXPECT_LT(deaf.hear().size(), size);
 }
 
-TEST_F(Server, BeyondTheCapTheOldestIdleConnectionGoes) {
+TEST_F(Server, ClosesTheOldestIdleConnectionAtTheLimit) {
   std::vector<std::unique_ptr<Client>> crowd;
   for (int i = 0; i < 300; ++i) crowd.push_back(std::make_unique<Client>(server_.port()));
   EXPECT_EQ(get("/healthz"), "ok\n");
@@ -253,14 +253,14 @@ TEST_F(Server, BeyondTheCapTheOldestIdleConnectionGoes) {
   EXPECT_THAT(crowd.back()->hear(), HasSubstr("200"));
 }
 
-TEST_F(Server, AClientThatLeavesInMidReplyDoesNoHarm) {
+TEST_F(Server, SurvivesAClientThatLeavesDuringAReply) {
   publish("ok", std::string(16 << 20, 'x'));
   for (int i = 0; i < 5; ++i)
     Client(server_.port()).say("GET /api/v1/state HTTP/1.1\r\nHost: localhost\r\n\r\n");
   EXPECT_EQ(get("/healthz"), "ok\n");
 }
 
-TEST_F(Server, PublishingWhileManyReadIsSafe) {
+TEST_F(Server, PublishesWhileClientsRead) {
   std::atomic<bool> done{false};
   std::thread writer([&] {
     for (int i = 0; !done; ++i) publish("round " + std::to_string(i));
@@ -299,7 +299,7 @@ TEST_F(Server, StopsAtOnceAndStartsAgain) {
   EXPECT_EQ(get("/healthz"), "ok\n");
 }
 
-TEST(HttpServer, WithoutATokenOnlyLoopbackIsServed) {
+TEST(HttpServer, ServesOnlyLoopbackWithoutAToken) {
   for (const char* address : {"0.0.0.0", "::", "10.0.0.1", "", "example.com", "unix:"}) {
     HttpServer server;
     std::string error;
@@ -324,7 +324,7 @@ class ServerWithSecret : public testing::Test {
   HttpServer server_;
 };
 
-TEST_F(ServerWithSecret, EverythingButHealthWantsTheToken) {
+TEST_F(ServerWithSecret, RequiresTheTokenExceptForHealth) {
   ASSERT_TRUE(server_.start("0.0.0.0", 0, &error_, token_file_)) << error_;
   const auto get = [&](const char* path, const char* token) {
     return http_get("0.0.0.0", server_.port(), path, 5000, &body_, &error_, token);
@@ -352,13 +352,13 @@ TEST_F(ServerWithSecret, EverythingButHealthWantsTheToken) {
   EXPECT_THAT(asked.hear(), HasSubstr("WWW-Authenticate: Bearer realm="));
 }
 
-TEST_F(ServerWithSecret, DoesNotStartWithATokenThatIsNone) {
+TEST_F(ServerWithSecret, DoesNotStartWithAnInvalidToken) {
   chmod(token_file_.c_str(), 0644);
   EXPECT_FALSE(server_.start("127.0.0.1", 0, &error_, token_file_));
   EXPECT_THAT(error_, HasSubstr("chmod 600"));
 }
 
-TEST_F(ServerWithSecret, ASocketIsOursAlone) {
+TEST_F(ServerWithSecret, SocketIsReadableByItsOwnerOnly) {
   const std::string place = "unix:" + directory_ + "/agent.sock";
   ASSERT_TRUE(server_.start(place, 9847, &error_)) << error_;
   EXPECT_EQ(server_.endpoint(), place);
@@ -374,7 +374,7 @@ TEST_F(ServerWithSecret, ASocketIsOursAlone) {
   EXPECT_FALSE(std::filesystem::exists(directory_ + "/agent.sock"));
 }
 
-TEST_F(ServerWithSecret, ASocketThatAKilledAgentLeftIsTakenOver) {
+TEST_F(ServerWithSecret, TakesOverTheSocketOfAKilledAgent) {
   const std::string path = directory_ + "/agent.sock";
   const int left = socket(AF_UNIX, SOCK_STREAM, 0);
   sockaddr_un address = {};
@@ -391,7 +391,7 @@ TEST_F(ServerWithSecret, ASocketThatAKilledAgentLeftIsTakenOver) {
 }
 
 // The test ends only if none of these sockets makes the server wait.
-TEST_F(ServerWithSecret, ASocketOfAnotherProgramIsLeftAlone) {
+TEST_F(ServerWithSecret, LeavesTheSocketOfAnotherProgram) {
   const std::string path = directory_ + "/other.sock";
   for (const int type : {SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET}) {
     for (const bool listens : {false, true}) {
@@ -416,7 +416,7 @@ TEST_F(ServerWithSecret, ASocketOfAnotherProgramIsLeftAlone) {
   }
 }
 
-TEST(HttpGet, SaysInOneLineWhatWentWrong) {
+TEST(HttpGet, ReportsAnErrorInOneLine) {
   std::string body, error;
   EXPECT_FALSE(http_get("example.com", 80, "/", 100, &body, &error));
   EXPECT_THAT(error, HasSubstr("not a numeric address"));

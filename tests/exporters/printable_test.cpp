@@ -13,7 +13,7 @@ TEST(Printable, KeepsLettersOfAnyLanguage) {
     EXPECT_EQ(printable(text), text);
 }
 
-TEST(Printable, ReplacesWhatControlsATerminalOrHides) {
+TEST(Printable, ReplacesControlAndInvisibleCharacters) {
   EXPECT_EQ(printable("a\x1b[2Jb\nc\x7f"), "a?[2Jb?c?");
   EXPECT_EQ(printable("a\x1b\nb", /*keeps_newlines=*/true), "a?\nb");
   for (const char* character : {"\xc2\x9b",             // U+009B, the control sequence introducer
@@ -26,7 +26,7 @@ TEST(Printable, ReplacesWhatControlsATerminalOrHides) {
   }
 }
 
-TEST(Printable, ReplacesBytesThatAreNotUtf8) {
+TEST(Printable, ReplacesInvalidUtf8) {
   EXPECT_EQ(printable("\x9b"
                       "1m"),
             "?1m")

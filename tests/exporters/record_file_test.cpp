@@ -53,7 +53,7 @@ class RecordFileTest : public testing::Test {
   const std::string first_ = "{\"schema\":1,\"step\":1}\n", second_ = "{\"schema\":1,\"step\":2}\n";
 };
 
-TEST_F(RecordFileTest, ManySmallWritesAreOneAppend) {
+TEST_F(RecordFileTest, JoinsSmallWritesIntoOneAppend) {
   g_at_once = 5, g_room = SIZE_MAX;
   const auto file = open(take_some);
   const RecordFile::Appended appended = file->append(first_ + second_);
@@ -63,14 +63,14 @@ TEST_F(RecordFileTest, ManySmallWritesAreOneAppend) {
   EXPECT_EQ(file->size(), bytes().size());
 }
 
-TEST_F(RecordFileTest, AnInterruptedWriteIsMadeAgain) {
+TEST_F(RecordFileTest, RepeatsAnInterruptedWrite) {
   g_is_interrupted = false;
   const RecordFile::Appended appended = open(interrupted)->append(first_);
   EXPECT_EQ(appended.error, 0);
   EXPECT_EQ(bytes(), first_);
 }
 
-TEST_F(RecordFileTest, ATornLineIsTakenBack) {
+TEST_F(RecordFileTest, RemovesATornLine) {
   for (const int error : {ENOSPC, EIO, 0}) {
     std::filesystem::remove(path_);
     g_at_once = SIZE_MAX, g_room = first_.size() + 3, g_error = error;
@@ -85,7 +85,7 @@ TEST_F(RecordFileTest, ATornLineIsTakenBack) {
   }
 }
 
-TEST_F(RecordFileTest, KnowsItsFile) {
+TEST_F(RecordFileTest, NoticesThatItsFileWasReplaced) {
   const auto file = open(::write);
   file->append(first_);
   struct stat status;
@@ -96,7 +96,7 @@ TEST_F(RecordFileTest, KnowsItsFile) {
   EXPECT_FALSE(RecordFile::open("/dev/null", &error, ::write)->is_regular());
 }
 
-TEST_F(RecordFileTest, AtHalfOfItsSizeItBecomesTheOlderPart) {
+TEST_F(RecordFileTest, BecomesTheOlderPartAtHalfItsSize) {
   std::string error;
   const auto file = RecordFile::open(path_, &error, ::write, 4 * first_.size());
   ASSERT_NE(file, nullptr) << error;
@@ -113,7 +113,7 @@ TEST_F(RecordFileTest, AtHalfOfItsSizeItBecomesTheOlderPart) {
   EXPECT_EQ(RecordFile::open(path_, &error, ::write), nullptr) << "the new part is locked too";
 }
 
-TEST_F(RecordFileTest, ANewPartReplacesTheEmptyFileOfAKilledAgentAlone) {
+TEST_F(RecordFileTest, ANewPartReplacesOnlyTheEmptyFileOfAKilledAgent) {
   std::string error;
   const std::string next = path_ + ".new";
   for (const std::string left : {"", "of the user"}) {

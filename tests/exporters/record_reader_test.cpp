@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -44,7 +45,7 @@ StepLine step_line(int64_t step) {
 }
 
 // Such files have no end, or no writer.
-TEST_F(RecordReaderTest, DevicesAndNamedPipesAreRefused) {
+TEST_F(RecordReaderTest, RefusesDevicesAndNamedPipes) {
   ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
   for (const std::string& path : {std::string("/dev/zero"), std::string("/dev/null"), path_}) {
     std::string error;
@@ -53,7 +54,7 @@ TEST_F(RecordReaderTest, DevicesAndNamedPipesAreRefused) {
   }
 }
 
-TEST_F(RecordReaderTest, APipeOfAShellIsRead) {
+TEST_F(RecordReaderTest, ReadsAPipeOfAShell) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   const std::string line = to_json_line(step_line(7)) + "\n";
@@ -67,7 +68,7 @@ TEST_F(RecordReaderTest, APipeOfAShellIsRead) {
   close(ends[0]);
 }
 
-TEST_F(RecordReaderTest, ALineWithoutAnEndIsTheEnd) {
+TEST_F(RecordReaderTest, StopsAtALineWithoutAnEnd) {
   put("x");
   std::filesystem::resize_file(path_, 100 << 20);  // zeros that take no space on the disk
   put("\n" + to_json_line(step_line(7)) + "\n");
@@ -77,7 +78,7 @@ TEST_F(RecordReaderTest, ALineWithoutAnEndIsTheEnd) {
   EXPECT_EQ(reader->lines(), 1u);
 }
 
-TEST_F(RecordReaderTest, EveryTypeComesBackFieldByField) {
+TEST_F(RecordReaderTest, ReadsEveryFieldOfEveryType) {
   SampleLine sample;
   sample.run = "r";
   sample.ticket = std::numeric_limits<uint64_t>::max();
@@ -118,7 +119,7 @@ TEST_F(RecordReaderTest, EveryTypeComesBackFieldByField) {
   EXPECT_EQ(reader->bad_lines(), 0u);
 }
 
-TEST_F(RecordReaderTest, NonFiniteIsNaNAndUnknownIsUnknown) {
+TEST_F(RecordReaderTest, ReadsNonFiniteNumbersAsNaNAndKeepsUnknownOnes) {
   StepLine line = step_line(1);
   line.loss = -INFINITY;
   line.gradient_norm.reset();
@@ -130,7 +131,7 @@ TEST_F(RecordReaderTest, NonFiniteIsNaNAndUnknownIsUnknown) {
   EXPECT_TRUE(std::isnan(back.logged.at("broken")));
 }
 
-TEST_F(RecordReaderTest, WhatANewerForeshockAddsIsPassedOver) {
+TEST_F(RecordReaderTest, IgnoresFieldsOfANewerVersion) {
   std::string problem;
   const auto line = parse_record_line(
       R"({"schema":1,"type":"step","step":3,"new":{"a":[1]},"nonfinite":["new"]})", &problem);
@@ -138,7 +139,7 @@ TEST_F(RecordReaderTest, WhatANewerForeshockAddsIsPassedOver) {
   EXPECT_EQ(std::get<StepLine>(*line).step, 3);
 }
 
-TEST_F(RecordReaderTest, WhatIsWrongIsSaid) {
+TEST_F(RecordReaderTest, NamesTheError) {
   EXPECT_EQ(why(""), "not JSON");
   EXPECT_EQ(why("{\"schema\":1,\"type\":\"step\""), "not JSON");
   EXPECT_EQ(why("[1]"), "not a JSON object");
@@ -155,7 +156,7 @@ TEST_F(RecordReaderTest, WhatIsWrongIsSaid) {
   EXPECT_EQ(why(std::string(100000, '[')), "not JSON");
 }
 
-TEST_F(RecordReaderTest, BadLinesArePassedOverAndCounted) {
+TEST_F(RecordReaderTest, SkipsAndCountsBadLines) {
   put("junk\n\n" + to_json_line(step_line(1)) + "\r\n" + std::string("\0\xff\n", 3));
   put(std::string(RecordReader::kLongestLine + 10, 'x') + "\n");
   put(to_json_line(step_line(2)) + "\n");
@@ -168,7 +169,7 @@ TEST_F(RecordReaderTest, BadLinesArePassedOverAndCounted) {
   EXPECT_FALSE(reader->ends_torn());
 }
 
-TEST_F(RecordReaderTest, ALineAsLongAsAllowedIsRead) {
+TEST_F(RecordReaderTest, ReadsTheLongestAllowedLine) {
   std::string line = to_json_line(step_line(1));
   put(line + std::string(RecordReader::kLongestLine - line.size(), ' ') + "\n");
   const auto reader = open();
@@ -176,7 +177,7 @@ TEST_F(RecordReaderTest, ALineAsLongAsAllowedIsRead) {
   EXPECT_EQ(reader->bad_lines(), 0u);
 }
 
-TEST_F(RecordReaderTest, ATornLastLineIsSaidAndNotCounted) {
+TEST_F(RecordReaderTest, ReportsATornLastLineWithoutCountingIt) {
   const std::string line = to_json_line(step_line(2));
   put(to_json_line(step_line(1)) + "\n" + line.substr(0, line.size() / 2));
   const auto reader = open();
@@ -186,7 +187,7 @@ TEST_F(RecordReaderTest, ATornLastLineIsSaidAndNotCounted) {
   EXPECT_EQ(reader->bad_lines(), 0u);
 }
 
-TEST_F(RecordReaderTest, AWholeLastLineWithoutNewlineCounts) {
+TEST_F(RecordReaderTest, CountsAWholeLastLineWithoutNewline) {
   put(to_json_line(step_line(1)));
   const auto reader = open();
   EXPECT_TRUE(reader->next());
@@ -194,12 +195,12 @@ TEST_F(RecordReaderTest, AWholeLastLineWithoutNewlineCounts) {
   EXPECT_FALSE(reader->ends_torn());
 }
 
-TEST_F(RecordReaderTest, AnEmptyFileIsARecordWithoutLines) {
+TEST_F(RecordReaderTest, ReadsAnEmptyFile) {
   put("");
   EXPECT_FALSE(open()->next());
 }
 
-TEST_F(RecordReaderTest, WhatIsNoFileIsRefused) {
+TEST_F(RecordReaderTest, RefusesAFolderAndAMissingFile) {
   std::string error;
   EXPECT_EQ(RecordReader::open("/no/such", &error), nullptr);
   EXPECT_EQ(error, "record /no/such: No such file or directory");
@@ -208,7 +209,7 @@ TEST_F(RecordReaderTest, WhatIsNoFileIsRefused) {
 }
 
 // What --record-size has left: the older part first, whose lines a reader of the newer one alone lacks.
-TEST_F(RecordReaderTest, ARecordInTwoPartsIsReadAsOne) {
+TEST_F(RecordReaderTest, ReadsTwoPartsAsOneRecord) {
   std::ofstream(older_part(path_)) << to_json_line(step_line(1)) + "\n" + to_json_line(step_line(2)) + "\n";
   put(to_json_line(step_line(3)) + "\n");
   std::vector<int64_t> steps;
@@ -227,6 +228,64 @@ TEST_F(RecordReaderTest, ARecordInTwoPartsIsReadAsOne) {
   EXPECT_EQ(std::get<StepLine>(*open()->next()).step, 3)
       << "of another program's file of that name nothing is read";
   std::filesystem::remove(older_part(path_));
+}
+
+size_t columns(const std::string& row) {
+  return 1 + static_cast<size_t>(std::count(row.begin(), row.end(), ','));
+}
+
+TEST(Csv, QuotesTextWithSpecialCharacters) {
+  EXPECT_EQ(csv_text("plain text"), "plain text");
+  EXPECT_EQ(csv_text(""), "");
+  EXPECT_EQ(csv_text("a,b"), "\"a,b\"");
+  EXPECT_EQ(csv_text("say \"no\"\n"), "\"say \"\"no\"\"\n\"");
+}
+
+TEST(Csv, DisarmsFormulasAndControlSequences) {
+  for (const char* begin : {"=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)"})
+    EXPECT_EQ(csv_text(begin), std::string("'") + begin);
+  EXPECT_EQ(csv_text("\t=1"), "'?=1");
+  EXPECT_EQ(csv_text("\r=1"), "'?=1");
+  EXPECT_EQ(csv_text("a=b - c@d"), "a=b - c@d");
+  EXPECT_EQ(csv_text("\x1b[2J\xc2\x9b\xe2\x80\xae"), "?[2J??");
+  EventLine line;
+  line.layer = "=1+1";
+  line.value = -0.5;
+  EXPECT_EQ(csv_row(line), ",,,,,'=1+1,,-0.5,,,\n") << "a number is left alone";
+}
+
+TEST(Csv, NumbersRoundTripExactly) {
+  EventLine line;
+  line.run = "r,1";
+  line.step = -3;
+  line.event = "loss_spike";
+  line.value = 0.1;
+  line.score = NAN;
+  EXPECT_EQ(csv_header(line), "run,rank,step,time,event,layer,detail,value,detector,level,score\n");
+  EXPECT_EQ(csv_row(line), "\"r,1\",,-3,,loss_spike,,,0.1,,,nan\n");
+  line.value = std::nextafter(0.1, 1);
+  EXPECT_EQ(csv_row(line), "\"r,1\",,-3,,loss_spike,,,0.10000000000000002,,,nan\n");
+}
+
+TEST(Csv, ListsAndBoolsTakeOneCell) {
+  SampleLine sample;
+  sample.heads = {3, -1};
+  EXPECT_NE(csv_row(sample).find(",3 -1,"), std::string::npos);
+  StepLine step;
+  step.sampled = false;
+  step.logged = {{"a", 1.5}, {"b,c", NAN}};
+  EXPECT_NE(csv_row(step).find(",\"a=1.5 b,c=nan\","), std::string::npos) << csv_row(step);
+  EXPECT_NE(csv_row(step).find(",false,"), std::string::npos);
+}
+
+TEST(Csv, RowsHaveAsManyColumnsAsTheHeader) {
+  for (const RecordLine& line :
+       {RecordLine(RunLine()), RecordLine(StepLine()), RecordLine(SampleLine()), RecordLine(OptimizerLine()),
+        RecordLine(GradientLine()), RecordLine(SpectrumLine()), RecordLine(EventLine()),
+        RecordLine(FindingLine()), RecordLine(VerdictLine())}) {
+    EXPECT_EQ(columns(csv_header(line)), columns(csv_row(line))) << type_of(line);
+    EXPECT_EQ(columns(csv_header(line)), record_fields(type_of(line)).size()) << type_of(line);
+  }
 }
 
 }  // namespace

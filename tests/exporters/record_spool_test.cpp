@@ -21,7 +21,7 @@ class Spool : public testing::Test {
   const std::string path_ = std::string(temporary_.path()) + "/record.spool";
 };
 
-TEST_F(Spool, GivesTheNextAgentWhatTheRecordLacks) {
+TEST_F(Spool, GivesTheNextAgentTheMissingLines) {
   {
     RecordSpool spool = open();
     EXPECT_TRUE(spool.add("one\ntwo\n", {7, 100}));
@@ -32,32 +32,32 @@ TEST_F(Spool, GivesTheNextAgentWhatTheRecordLacks) {
   EXPECT_EQ(open().missing({7, 114}), "");
 }
 
-TEST_F(Spool, OfARecordThatIsAnotherOrHasBecomeShorterAllIsMissing) {
+TEST_F(Spool, AllLinesAreMissingFromAnotherOrShorterRecord) {
   EXPECT_TRUE(open().add("one\ntwo\n", {7, 100}));
   EXPECT_EQ(open().missing({8, 104}), "one\ntwo\n");
   EXPECT_EQ(open().missing({7, 99}), "one\ntwo\n");
 }
 
-TEST_F(Spool, OfARecordThatHasGoneOnWithoutItNothingIs) {
+TEST_F(Spool, NothingIsMissingFromALongerRecord) {
   EXPECT_TRUE(open().add("one\ntwo\n", {7, 100}));
   EXPECT_EQ(open().missing({7, 109}), "");
   EXPECT_EQ(open().missing({7, UINT64_MAX}), "");
 }
 
-TEST_F(Spool, ATornLineIsNone) {
+TEST_F(Spool, IgnoresATornLine) {
   EXPECT_TRUE(open().add("one\ntwo\n", {7, 100}));
   std::ofstream(path_, std::ios::app) << "thr";
   EXPECT_EQ(open().missing({7, 104}), "two\n");
 }
 
-TEST_F(Spool, WhatItCannotReadIsNothing) {
+TEST_F(Spool, AnUnreadableSpoolIsEmpty) {
   for (const char* bytes : {"", "\n", "hello\nworld\n", "foreshock spool 1 2\none\n", "foreshock spool "}) {
     std::ofstream(path_, std::ios::trunc) << bytes;
     EXPECT_EQ(open().missing({7, 0}), "") << bytes;
   }
 }
 
-TEST_F(Spool, ClearedItBeginsElsewhere) {
+TEST_F(Spool, StartsAtTheGivenPlaceAfterClearing) {
   {
     RecordSpool spool = open();
     EXPECT_TRUE(spool.add("one\n", {7, 100}));
@@ -69,7 +69,7 @@ TEST_F(Spool, ClearedItBeginsElsewhere) {
   EXPECT_EQ(std::filesystem::file_size(path_), 0u);
 }
 
-TEST_F(Spool, WhatDoesNotFitIsNotAddedAndNothingBehindIt) {
+TEST_F(Spool, RefusesALineThatDoesNotFitAndAllLaterOnes) {
   std::signal(SIGXFSZ, SIG_IGN);
   rlimit before;
   getrlimit(RLIMIT_FSIZE, &before);
@@ -88,7 +88,7 @@ TEST_F(Spool, WhatDoesNotFitIsNotAddedAndNothingBehindIt) {
   EXPECT_EQ(open().missing({7, 114}), "four\n");
 }
 
-TEST_F(Spool, HasItsLimit) {
+TEST_F(Spool, HasALimit) {
   RecordSpool spool = open();
   const std::string line = std::string((size_t{1} << 20) - 1, 'x') + "\n";
   uint64_t added = 0;
@@ -97,7 +97,7 @@ TEST_F(Spool, HasItsLimit) {
   EXPECT_EQ(open().missing({7, 0}).size(), added);
 }
 
-TEST_F(Spool, WithoutAFileNothingIsAdded) {
+TEST_F(Spool, AddsNothingWithoutAFile) {
   RecordSpool spool(-1);
   EXPECT_FALSE(spool.add("one\n", {7, 100}));
   EXPECT_FALSE(spool.is_whole());

@@ -118,7 +118,7 @@ StepLine step_line(int64_t step) {
   return line;
 }
 
-TEST_F(Record, EveryTypeComesBackAsItWasWritten) {
+TEST_F(Record, WritesEveryTypeReadably) {
   SampleLine sample;
   sample.run = "r";
   sample.rank = 3;
@@ -162,7 +162,7 @@ TEST_F(Record, EveryTypeComesBackAsItWasWritten) {
   EXPECT_TRUE(read[2]["layer"].is_null()) << "unknown is null";
 }
 
-TEST_F(Record, NonFiniteNumbersAreNullAndNamed) {
+TEST_F(Record, WritesNonFiniteNumbersAsNullAndNamesThem) {
   StepLine line = step_line(1);
   line.loss = std::nan("");
   line.gradient_norm = std::numeric_limits<double>::infinity();
@@ -173,7 +173,7 @@ TEST_F(Record, NonFiniteNumbersAreNullAndNamed) {
   EXPECT_FALSE(json::parse(to_json_line(step_line(1))).contains("nonfinite"));
 }
 
-TEST_F(Record, AnyBytesStayOneLineOfJson) {
+TEST_F(Record, WritesAnyBytesAsOneLineOfJson) {
   EventLine line;
   line.detail = "a\nb\xff\"\\\xc3";
   const std::string text = to_json_line(line);
@@ -181,7 +181,7 @@ TEST_F(Record, AnyBytesStayOneLineOfJson) {
   EXPECT_THAT(json::parse(text)["detail"].get<std::string>(), StartsWith("a\nb"));
 }
 
-TEST_F(Record, GoesOnBehindTheLastWholeLine) {
+TEST_F(Record, AppendsAfterTheLastWholeLine) {
   { open()->write(step_line(1)); }
   put(R"({"schema":1,"type":"step","ru)");
   { open()->write(step_line(2)); }
@@ -190,7 +190,7 @@ TEST_F(Record, GoesOnBehindTheLastWholeLine) {
   EXPECT_EQ(read[1]["step"], 2);
 }
 
-TEST_F(Record, LeavesAForeignFileAlone) {
+TEST_F(Record, LeavesAFileThatIsNoRecord) {
   put("print('my training script')\n");
   EXPECT_THAT(open_error(), HasSubstr("not a record"));
   EXPECT_EQ(bytes(), "print('my training script')\n");
@@ -201,13 +201,13 @@ TEST_F(Record, RefusesASecondWriter) {
   EXPECT_THAT(open_error(), HasSubstr("another writer"));
 }
 
-TEST_F(Record, SaysWhyAFileCannotBeOpened) {
+TEST_F(Record, ReportsWhyAFileCannotBeOpened) {
   std::string error;
   EXPECT_EQ(RecordWriter::open("/nonexistent/record.jsonl", &error), nullptr);
   EXPECT_THAT(error, HasSubstr("/nonexistent/record.jsonl: No such file"));
 }
 
-TEST_F(Record, AFullDeviceIsOneErrorAndNoMore) {
+TEST_F(Record, ReportsAFullDeviceOnce) {
   std::string error;
   const auto writer = RecordWriter::open("/dev/full", &error);
   ASSERT_NE(writer, nullptr) << error;
@@ -220,7 +220,7 @@ TEST_F(Record, AFullDeviceIsOneErrorAndNoMore) {
   EXPECT_GT(writer->lines_lost(), 0u);
 }
 
-TEST_F(Record, GoesOnUnderItsPathIfAnotherProgramTakesTheFileAway) {
+TEST_F(Record, ContinuesAtItsPathAfterTheFileWasMoved) {
   const std::string other = path_ + ".other";
   const auto replace_by = [&](const std::string& content) {
     std::ofstream(other) << content;
@@ -261,7 +261,7 @@ TEST_F(Record, GoesOnUnderItsPathIfAnotherProgramTakesTheFileAway) {
   EXPECT_TRUE(writer->is_incomplete());
 }
 
-TEST_F(Record, LeavesAloneWhatIsNoRecordAndGoesOnOnceThatIsGone) {
+TEST_F(Record, ContinuesAfterAForeignFileIsGone) {
   const std::string other = path_ + ".other";
   const auto writer = open();
   for (const bool is_link : {false, true}) {
@@ -282,7 +282,7 @@ TEST_F(Record, LeavesAloneWhatIsNoRecordAndGoesOnOnceThatIsGone) {
   std::filesystem::remove(other);
 }
 
-TEST_F(Record, AtASizeLimitTheFileKeepsWholeLinesAndGrowsOnAfterwards) {
+TEST_F(Record, KeepsWholeLinesAtAFileSizeLimit) {
   rlimit before;
   getrlimit(RLIMIT_FSIZE, &before);
   const auto writer = open();
@@ -304,7 +304,7 @@ TEST_F(Record, AtASizeLimitTheFileKeepsWholeLinesAndGrowsOnAfterwards) {
   for (int i = 0; i < 100; ++i) EXPECT_EQ(read[i]["step"], i);
 }
 
-TEST_F(Record, SaysThatAFullDiskHasRoomAgain) {
+TEST_F(Record, ReportsThatADiskHasRoomAgain) {
   const auto writer = open_with_spool();
   EXPECT_TRUE(writer->flush());
   Disk::hang(ENOSPC);
@@ -323,7 +323,7 @@ TEST_F(Record, SaysThatAFullDiskHasRoomAgain) {
   expect_steps(1);
 }
 
-TEST_F(Record, ALinkOfAnotherUserIsNotFollowed) {
+TEST_F(Record, DoesNotFollowALinkOfAnotherUser) {
   const std::string folder = path_ + ".folder";
   std::filesystem::create_directory(folder);
   std::filesystem::create_symlink("../victim.jsonl", folder + "/link");
@@ -339,7 +339,7 @@ TEST_F(Record, ALinkOfAnotherUserIsNotFollowed) {
 }
 
 // That anything at all happens while the disk hangs is the test: who waited for it would wait for ever.
-TEST_F(Record, ADiskThatHangsHoldsUpNobody) {
+TEST_F(Record, AHangingDiskDoesNotBlockTheCaller) {
   const auto writer = open_with_spool();
   Disk::hang();
   for (int i = 0; i < 100; ++i) {
@@ -363,7 +363,7 @@ TEST_F(Record, ADiskThatHangsHoldsUpNobody) {
   EXPECT_EQ(std::filesystem::file_size(spool_path_), 0u);
 }
 
-TEST_F(Record, WithoutASpoolItWaitsForADiskThatHangsOnceOnly) {
+TEST_F(Record, WaitsForAHangingDiskOnceWithoutASpool) {
   std::string error;
   const auto writer = RecordWriter::open(path_, &error, -1, Disk::write);
   Disk::hang();
@@ -380,7 +380,7 @@ TEST_F(Record, WithoutASpoolItWaitsForADiskThatHangsOnceOnly) {
   expect_steps(100);
 }
 
-TEST_F(Record, WhatIsHandedOverIsFoundByTheNextAgent) {
+TEST_F(Record, TheNextAgentFindsQueuedLines) {
   {
     const auto writer = open_with_spool();
     for (int i = 0; i < 5; ++i) writer->write(step_line(i));
@@ -406,7 +406,7 @@ TEST_F(Record, WhatIsHandedOverIsFoundByTheNextAgent) {
   EXPECT_EQ(std::filesystem::file_size(spool_path_), 0u);
 }
 
-TEST_F(Record, ItEndsThoughItsDiskHangs) {
+TEST_F(Record, EndsThoughItsDiskHangs) {
   const auto begin = std::chrono::steady_clock::now();
   {
     const auto writer = open_with_spool();
@@ -423,7 +423,7 @@ TEST_F(Record, ItEndsThoughItsDiskHangs) {
   expect_steps(1);
 }
 
-TEST_F(Record, ManyHandedOverWhileItIsWrittenAreInTheirOrder) {
+TEST_F(Record, KeepsTheOrderOfQueuedLines) {
   const auto writer = open_with_spool();
   for (int i = 0; i < 5000; ++i) {
     writer->write(step_line(i));
@@ -441,6 +441,34 @@ TEST_F(Record, MarkdownNamesEveryField) {
     for (const RecordField& field : record_fields(type))
       EXPECT_THAT(text, HasSubstr(std::string("| `") + field.name + "` | "));
   }
+}
+
+TEST(Base64, MatchesTheStandard) {  // RFC 4648, section 10
+  const char* cases[][2] = {{"", ""},
+                            {"f", "Zg=="},
+                            {"fo", "Zm8="},
+                            {"foo", "Zm9v"},
+                            {"foob", "Zm9vYg=="},
+                            {"fooba", "Zm9vYmE="},
+                            {"foobar", "Zm9vYmFy"}};
+  for (const auto& [bytes, text] : cases) {
+    EXPECT_EQ(to_base64(bytes), text);
+    EXPECT_EQ(from_base64(text), bytes);
+  }
+}
+
+TEST(Base64, RoundTripsAllBytes) {
+  std::string bytes;
+  for (int n = 0; n < 1000; ++n) {
+    EXPECT_EQ(from_base64(to_base64(bytes)), bytes);
+    bytes += static_cast<char>(n * 37);
+  }
+}
+
+TEST(Base64, RefusesInvalidText) {
+  for (const char* text :
+       {"Z", "Zg", "Zg=", "Zg===", "Zh==", "Zm9=", "Z===", "====", "Zm 9", "Zm9v\n", "Zg==Zg=="})
+    EXPECT_EQ(from_base64(text), std::nullopt) << text;
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
+#include "exporters/tensorboard.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
-
-#include "exporters/tensorboard.h"
 
 namespace foreshock {
 namespace {
@@ -29,7 +29,7 @@ SampleLine sample(int64_t step, const std::string& layer, double ratio, double b
   return line;
 }
 
-TEST(RecordScalars, AStepGivesWhatIsKnownOfIt) {
+TEST(RecordScalars, AStepGivesItsKnownValues) {
   StepLine line;
   line.run = std::string("r");
   line.rank = 1;
@@ -51,7 +51,7 @@ TEST(RecordScalars, AStepGivesWhatIsKnownOfIt) {
   EXPECT_EQ(out[0].rank, 1);
 }
 
-TEST(RecordScalars, SamplesOfAStepBecomeOneValueOnceItIsOver) {
+TEST(RecordScalars, JoinsTheSamplesOfAStepAfterItsEnd) {
   RecordScalars scalars;
   EXPECT_TRUE(scalars.take(sample(8, "000", 0.5, 1, 10)).empty());
   EXPECT_TRUE(scalars.take(sample(8, "001", 0.9, 1, 30)).empty());
@@ -67,7 +67,7 @@ TEST(RecordScalars, SamplesOfAStepBecomeOneValueOnceItIsOver) {
   EXPECT_TRUE(scalars.finish().empty());
 }
 
-TEST(RecordScalars, RanksAreKeptApart) {
+TEST(RecordScalars, SeparatesRanks) {
   RecordScalars scalars;
   SampleLine other = sample(8, "", 2.0, 0, 0);
   other.rank = 3;
@@ -79,7 +79,7 @@ TEST(RecordScalars, RanksAreKeptApart) {
   EXPECT_EQ(ratios, (std::map<int64_t, double>{{2, 1.0}, {3, 2.0}}));
 }
 
-TEST(RecordScalars, AnEventIsAPoint) {
+TEST(RecordScalars, AnEventGivesOnePoint) {
   EventLine line;
   line.rank = 0;
   line.step = 5;
@@ -89,7 +89,7 @@ TEST(RecordScalars, AnEventIsAPoint) {
   EXPECT_EQ(values_of(scalars.take(line)), (Values{{"event/nonfinite_003", 1}}));
 }
 
-TEST(RecordScalars, WithoutARankOrAStepThereIsNoPoint) {
+TEST(RecordScalars, IgnoresLinesWithoutRankOrStep) {
   RecordScalars scalars;
   StepLine step;
   step.loss = 1;
@@ -98,6 +98,31 @@ TEST(RecordScalars, WithoutARankOrAStepThereIsNoPoint) {
   EXPECT_TRUE(scalars.take(EventLine()).empty());
   EXPECT_TRUE(scalars.take(RunLine()).empty());
   EXPECT_TRUE(scalars.finish().empty());
+}
+
+TEST(EventFile, ChecksumIsMaskedCrc32c) {
+  // RFC 3720, B.4: 32 bytes of zeroes give 0x8a9136aa, 32 of 0xff give 0x62a8ab43; then the mask of TFRecord.
+  const auto masked = [](uint32_t crc) { return ((crc >> 15) | (crc << 17)) + 0xa282ead8u; };
+  EXPECT_EQ(masked_crc32c(std::string(32, '\0')), masked(0x8a9136aau));
+  EXPECT_EQ(masked_crc32c(std::string(32, '\xff')), masked(0x62a8ab43u));
+}
+
+TEST(EventFile, FramedRecordHasLengthAndTwoChecksums) {
+  const std::string record = framed_record("abc");
+  ASSERT_EQ(record.size(), 8u + 4 + 3 + 4);
+  EXPECT_EQ(record.substr(0, 8), std::string("\3\0\0\0\0\0\0\0", 8));
+  EXPECT_EQ(record.substr(12, 3), "abc");
+}
+
+TEST(EventFile, ScalarEventMatchesTensorflowsProtocolBuffer) {
+  // wall_time 1.0, step 300, summary { value { tag: "a" simple_value: 2 } }
+  EXPECT_EQ(scalar_event(1.0, 300, "a", 2.0f), std::string("\x09\0\0\0\0\0\0\xf0\x3f"
+                                                           "\x10\xac\x02"
+                                                           "\x2a\x0a\x0a\x08\x0a\x01"
+                                                           "a\x15\0\0\0\x40",
+                                                           24));
+  // A negative step is ten bytes of varint.
+  EXPECT_EQ(scalar_event(1.0, -1, "a", 2.0f).size(), 24u + 8);
 }
 
 }  // namespace

@@ -1,14 +1,22 @@
+#include "exporters/metrics.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <clocale>
 #include <cmath>
 #include <limits>
 #include <locale>
+#include <set>
 #include <string>
+#include <string_view>
+#include <vector>
 
-#include "exporters/metrics.h"
+#include "detect/condition_rules.h"
+#include "detect/detector.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 namespace {
@@ -20,9 +28,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 std::string text_of(const Registry& registry) { return exposition(*registry.snapshot()); }
 
-TEST(LabelText, LetsHarmlessTextThrough) {
-  EXPECT_EQ(label_text("blocks.3/attn:q-k_v"), "blocks.3/attn:q-k_v");
-}
+TEST(LabelText, KeepsHarmlessText) { EXPECT_EQ(label_text("blocks.3/attn:q-k_v"), "blocks.3/attn:q-k_v"); }
 
 TEST(LabelText, ReplacesEveryOtherByte) {
   EXPECT_EQ(label_text("a b\"\\\n{}\xc3\xa4"),
@@ -70,7 +76,7 @@ TEST(Registry, WritesNonFiniteGaugesAsTheFormatSays) {
   EXPECT_THAT(text, HasSubstr("foreshock_loss{run=\"r\",rank=\"2\"} -Inf\n"));
 }
 
-TEST(Registry, CountersNeverFallNorLoseTheirNumber) {
+TEST(Registry, CountersNeverFall) {
   Registry registry;
   EXPECT_TRUE(registry.set(Metric::kStepsTotal, {"r", "0"}, 7));
   EXPECT_FALSE(registry.set(Metric::kStepsTotal, {"r", "0"}, 6));
@@ -81,7 +87,7 @@ TEST(Registry, CountersNeverFallNorLoseTheirNumber) {
   EXPECT_THAT(text_of(registry), HasSubstr("foreshock_steps_total{run=\"r\",rank=\"0\"} 9\n"));
 }
 
-TEST(Registry, RefusesLabelsThatAreNotInTheCatalog) {
+TEST(Registry, RefusesUnknownLabels) {
   Registry registry;
   EXPECT_FALSE(registry.set(Metric::kLoss, {"r"}, 1));
   EXPECT_FALSE(registry.set(Metric::kLoss, {"r", "0", "extra"}, 1));
@@ -127,7 +133,7 @@ TEST(Registry, ForgetsTheLayersOfARank) {
 }
 
 // The drop order of metrics.h: layer series first, the youngest first; rank series next; node series never.
-TEST(Registry, DropOrder) {
+TEST(Registry, DropsSeriesInTheDocumentedOrder) {
   Registry registry(3);
   EXPECT_TRUE(registry.set(Metric::kLayerGradientNorm, {"r", "0", "000"}, 1));
   EXPECT_TRUE(registry.set(Metric::kLayerGradientNorm, {"r", "0", "001"}, 1));
@@ -154,7 +160,7 @@ TEST(Registry, DropOrder) {
 }
 
 // A rank without them would pass for dead.
-TEST(Registry, WhatElseIsKnownOfARankGoesBeforeItsLife) {
+TEST(Registry, DropsARanksOtherSeriesBeforeRankUp) {
   Registry registry(3);
   EXPECT_TRUE(registry.set(Metric::kRankUp, {"r", "0"}, 1));
   EXPECT_TRUE(registry.set(Metric::kLoss, {"r", "0"}, 1));
@@ -166,7 +172,7 @@ TEST(Registry, WhatElseIsKnownOfARankGoesBeforeItsLife) {
 }
 
 // It is forgotten and set anew at each publication, and would be the first of the layers to go.
-TEST(Registry, TheLayerOfAWarningIsNotDroppedBeforeOtherLayers) {
+TEST(Registry, DropsTheLayerOfAWarningLast) {
   Registry registry(3);
   EXPECT_TRUE(registry.set(Metric::kLoss, {"r", "0"}, 1));
   EXPECT_TRUE(registry.set(Metric::kLayerGradientNorm, {"r", "0", "000"}, 1));
@@ -181,7 +187,7 @@ TEST(Registry, TheLayerOfAWarningIsNotDroppedBeforeOtherLayers) {
   EXPECT_EQ(registry.series_dropped(), 1u) << "the youngest layer, once";
 }
 
-TEST(Registry, NinetySixLayersOnEightRanksFitIntoTheDefaultBudget) {
+TEST(Registry, EightRanksOf96LayersFitIntoTheDefaultBudget) {
   Registry registry;
   for (int rank = 0; rank < 8; ++rank) {
     for (int layer = 0; layer < 96; ++layer) {
@@ -224,9 +230,9 @@ TEST(Registry, ExpositionIsIndependentOfTheLocale) {
   EXPECT_THAT(text, HasSubstr("foreshock_steps_total{run=\"r\",rank=\"0\"} 1234567\n"));
 }
 
-// The target is 1 us per series on a quiet core (bench_scrape measures it); the bound here leaves room for
-// sanitizers and a busy machine, and still finds anything that grows faster than the number of series.
-TEST(Registry, ScrapeCostGrowsWithTheSeriesOnly) {
+// The target is 1 us per series on an idle core. The bound here leaves room for sanitizers and a busy
+// machine, and still finds anything that grows faster than the number of series.
+TEST(Registry, ScrapeCostIsLinearInTheSeries) {
   Registry registry(20000);
   for (int i = 0; i < 10000; ++i) {
     registry.set(Metric::kLayerAttentionDeviationRatio, {"r", "0", std::to_string(i), "forward"}, i * 0.1);
@@ -238,6 +244,77 @@ TEST(Registry, ScrapeCostGrowsWithTheSeriesOnly) {
   EXPECT_GT(bytes, 10000u * 40);
   RecordProperty("us_per_series", std::to_string(took.count() / 10000));
   EXPECT_LT(took.count() / 10000, 50);
+}
+
+bool is_name(std::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+  });
+}
+
+TEST(Catalog, NamesAreUniqueAndPrefixed) {
+  std::set<std::string_view> names;
+  for (const MetricInfo& info : all_metrics()) {
+    EXPECT_TRUE(is_name(info.name)) << info.name;
+    EXPECT_TRUE(info.name.starts_with("foreshock_")) << info.name;
+    EXPECT_TRUE(names.insert(info.name).second) << info.name;
+  }
+  EXPECT_EQ(names.size(), kMetricCount);
+}
+
+TEST(Catalog, OnlyCountersEndInTotal) {
+  for (const MetricInfo& info : all_metrics()) {
+    EXPECT_EQ(info.name.ends_with("_total"), info.type == MetricType::kCounter) << info.name;
+  }
+}
+
+TEST(Catalog, HelpNeedsNoEscaping) {
+  for (const MetricInfo& info : all_metrics()) {
+    EXPECT_FALSE(info.help.empty()) << info.name;
+    EXPECT_EQ(info.help.find_first_of("\\\n\r|"), std::string_view::npos) << info.name;
+    EXPECT_FALSE(info.unit.empty()) << info.name;
+  }
+}
+
+TEST(Catalog, LabelNamesAreValidAndNotHead) {
+  for (const MetricInfo& info : all_metrics()) {
+    std::set<std::string_view> keys;
+    for (const LabelInfo& label : info.labels) {
+      EXPECT_TRUE(is_name(label.key)) << info.name;
+      EXPECT_NE(label.key, "head") << info.name;
+      EXPECT_TRUE(keys.insert(label.key).second) << info.name;
+    }
+    if (keys.contains("rank")) {
+      EXPECT_EQ(info.labels[0].key, "run") << info.name;
+      EXPECT_EQ(info.labels[1].key, "rank") << info.name;
+    }
+  }
+}
+
+// The exporters know nothing of the segment; its reasons are repeated in the catalog and must stay the same.
+TEST(Catalog, ReasonsMatchTheSegment) {
+  const auto reasons_of = [](Metric metric) { return metric_info(metric).labels.back().values; };
+  EXPECT_TRUE(std::ranges::equal(reasons_of(Metric::kAttentionSkippedTotal), segment::kSkipReasonNames));
+  EXPECT_TRUE(std::ranges::equal(reasons_of(Metric::kAttentionLostTotal), segment::kLostReasonNames));
+}
+
+TEST(Catalog, DetectorsMatchTheirTable) {
+  const auto named = metric_info(Metric::kPrecursorLevel).labels.back().values;
+  EXPECT_TRUE(std::ranges::equal(named, kDetectorTable, {}, {}, &DetectorInfo::name));
+}
+
+TEST(Catalog, ConditionsMatchTheirTable) {
+  const auto labels = metric_info(Metric::kCondition).labels;
+  EXPECT_TRUE(std::ranges::equal(labels[1].values, kConditionTable, {}, {}, &ConditionInfo::name));
+}
+
+TEST(Catalog, MarkdownHasARowPerMetric) {
+  const std::string text = metrics_markdown();
+  EXPECT_EQ(static_cast<size_t>(std::count(text.begin(), text.end(), '\n')), kMetricCount + 2);
+  EXPECT_NE(
+      text.find("| `foreshock_loss_window` | gauge | nats | `run`, `rank`, `stat` = min \\| mean \\| max |"),
+      std::string::npos)
+      << text;
 }
 
 }  // namespace
