@@ -62,7 +62,7 @@ class DamagedFiles : public SegmentFiles {
 };
 
 // It is neither a signal nor the end of what the agent learns.
-TEST_F(DamagedFiles, ATrainerGoesOnWithATruncatedSegment) {
+TEST_F(DamagedFiles, TrainerContinuesWithATruncatedSegment) {
   for (int64_t step = 1; step <= 3; ++step) ASSERT_TRUE(train(step));
   EXPECT_EQ(judge_all(), 3u);
   EXPECT_EQ(reader_->new_steps().size(), 3u);
@@ -84,7 +84,7 @@ TEST_F(DamagedFiles, ATrainerGoesOnWithATruncatedSegment) {
   EXPECT_LE(fs::file_size(path(".seg")), reader_->header().file_size);
 }
 
-TEST_F(DamagedFiles, SlicesThatWereThereAreNotTakenForOthers) {
+TEST_F(DamagedFiles, OldSlicesAreNotTakenForNewOnes) {
   for (int64_t step = 1; step <= 4; ++step) ASSERT_TRUE(train(step));
   fs::resize_file(path(".seg"), 0);
   EXPECT_FALSE(train(5)) << "no agent has consumed the slices";
@@ -92,7 +92,7 @@ TEST_F(DamagedFiles, SlicesThatWereThereAreNotTakenForOthers) {
   EXPECT_EQ(reader_->judged(0), 0u);
 }
 
-TEST_F(DamagedFiles, StepsThatWereLostDoNotKeepTheLaterOnes) {
+TEST_F(DamagedFiles, LostStepsDoNotHideLaterOnes) {
   for (int64_t step = 1; step <= 3; ++step) ASSERT_TRUE(train(step));
   fs::resize_file(path(".seg"), 0);
   for (int64_t step = 4; step <= 6; ++step) train(step);
@@ -103,7 +103,7 @@ TEST_F(DamagedFiles, StepsThatWereLostDoNotKeepTheLaterOnes) {
   EXPECT_EQ(reader_->steps_damaged(), 3u);
 }
 
-TEST_F(DamagedFiles, ATruncatedControlFileFreesNothingAndCommandsNothing) {
+TEST_F(DamagedFiles, ATruncatedControlFileHasNoEffect) {
   reader_->set_interval(4, 1);
   for (int64_t step = 1; step <= 4; ++step) ASSERT_TRUE(train(step));
   EXPECT_EQ(writer_.control()->interval, 4u);
@@ -124,7 +124,7 @@ TEST_F(DamagedFiles, ATruncatedControlFileFreesNothingAndCommandsNothing) {
 }
 
 // A trainer closes all descriptors, and the file that it opens next gets the number of ours.
-TEST_F(DamagedFiles, AFileThatGotOurDescriptorIsNotWrittenInto) {
+TEST_F(DamagedFiles, DoesNotWriteIntoAFileThatReusesTheDescriptor) {
   ASSERT_TRUE(train(1));
   int ours = -1;
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
@@ -146,7 +146,7 @@ TEST_F(DamagedFiles, AFileThatGotOurDescriptorIsNotWrittenInto) {
   close(ours);
 }
 
-TEST_F(DamagedFiles, ALimitOfFileSizesThatCameLaterIsNoSignal) {
+TEST_F(DamagedFiles, ALaterFileSizeLimitRaisesNoSignal) {
   rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   const rlimit small = {64 << 10, before.rlim_max};
@@ -159,7 +159,7 @@ TEST_F(DamagedFiles, ALimitOfFileSizesThatCameLaterIsNoSignal) {
   EXPECT_GT(reader_->coverage().writes_failed, 0u);
 }
 
-TEST_F(DamagedFiles, WhatLiesOutsideTheImageIsNotWritten) {
+TEST_F(DamagedFiles, DoesNotWriteOutsideTheImage) {
   const std::vector<char> other(64, 'x');
   const char* end = writer_.slot_region() + writer_.slot_region_bytes();
   writer_.write({{other.data(), other.size()}, {end, 1}, {end - 8, 16}, {end - 8, ~uint64_t{0}}});
@@ -169,7 +169,7 @@ TEST_F(DamagedFiles, WhatLiesOutsideTheImageIsNotWritten) {
   EXPECT_EQ(content.find("xxxxxxxx"), std::string::npos);
 }
 
-TEST_F(DamagedFiles, AnyChangedByteOfASliceIsDamage) {
+TEST_F(DamagedFiles, FindsAnyChangedByteOfASlice) {
   const uint64_t at = reader_->header().regions[kSlots].offset;
   const int fd = ::open(path(".seg").c_str(), O_RDWR | O_CLOEXEC);
   uint64_t damaged = 0;
@@ -192,7 +192,7 @@ TEST_F(DamagedFiles, AnyChangedByteOfASliceIsDamage) {
 }
 
 // Its offset means nothing: neither is more read than the slice has, nor is the slice invalid.
-TEST_F(DamagedFiles, APayloadOfNoBytesIsAbsentWhereverItLies) {
+TEST_F(DamagedFiles, AnEmptyPayloadIsAbsentAtAnyOffset) {
   const uint64_t slot_bytes = writer_.slot_bytes(), most = ~uint64_t{0};
   for (const uint64_t offset :
        {uint64_t{0}, uint64_t{64}, slot_bytes - 8, slot_bytes, slot_bytes + 8, most}) {
@@ -214,7 +214,7 @@ TEST_F(DamagedFiles, APayloadOfNoBytesIsAbsentWhereverItLies) {
   }
 }
 
-TEST_F(DamagedFiles, AScribbledRingOfStepsHasNoSteps) {
+TEST_F(DamagedFiles, ReadsNoStepsFromADamagedRing) {
   for (int64_t step = 1; step <= 100; ++step) train(step);
   const Region& region = reader_->header().regions[kSteps];
   std::mt19937_64 random(1);

@@ -58,7 +58,7 @@ std::vector<uint32_t> firsts(const uint32_t (&words)[kRowsPerSlice], uint32_t co
 
 using Words = std::vector<uint32_t>;
 
-TEST(SettlePacked, BecomesTheSliceOfTheSequenceAlone) {
+TEST(SettlePacked, KeepsTheRowsOfOneSequence) {
   const std::pair<uint32_t, Words> kinds[] = {{packed_word(0), {7, 7, 7, 7, 7, 7}},
                                               {kPackedTopLeft, {2, 4, 6, 2, 4, 6}},
                                               {kPackedBottomRight, {3, 5, 7, 3, 5, 7}}};
@@ -93,7 +93,7 @@ TEST(SettlePacked, BecomesTheSliceOfTheSequenceAlone) {
   }
 }
 
-TEST(SettlePacked, AsManyPositionsAsWerePlanned) {
+TEST(SettlePacked, HasThePlannedNumberOfPositions) {
   PackedSlice planned(kPackedTopLeft);
   planned.slot.told = {.number = 0, .queries = 12, .keys = 10, .positions = 4, .position = {0, 4, 7, 11}};
   SlotView view;
@@ -103,7 +103,7 @@ TEST(SettlePacked, AsManyPositionsAsWerePlanned) {
   EXPECT_EQ(firsts(view.header.head, 8), Words({6, 6, 6, 6, 7, 7, 7, 7}));
 }
 
-TEST(SettlePacked, LeavesOtherSlicesAlone) {
+TEST(SettlePacked, LeavesUnpackedSlicesUnchanged) {
   PackedSlice other(kNotPacked);
   SlotView view;
   ASSERT_EQ(other.parse(&view), nullptr);
@@ -124,7 +124,7 @@ const char* settle_changed(uint32_t packed, const std::function<void(SequenceTol
   return why;
 }
 
-TEST(SettlePacked, ThereAreNoRowsWhereNothingWasBrought) {
+TEST(SettlePacked, HasNoRowsIfNoneWereCopied) {
   const std::pair<uint32_t, std::function<void(SequenceTold&)>> nothing[] = {
       {packed_word(0), [](SequenceTold& t) { t = {}; }},
       {packed_word(0), [](SequenceTold& t) { t.keys = 0; }},
@@ -144,7 +144,7 @@ TEST(SettlePacked, ThereAreNoRowsWhereNothingWasBrought) {
   EXPECT_EQ(slot.rows, 6u);
 }
 
-TEST(SettlePacked, RefusesWhatCannotBe) {
+TEST(SettlePacked, RefusesInvalidPlans) {
   const std::function<void(SequenceTold&)> changes[] = {
       [](SequenceTold& t) { t.queries = 13; },      [](SequenceTold& t) { t.keys = 11; },
       [](SequenceTold& t) { t.keys = ~0u; },        [](SequenceTold& t) { t.positions = 5; },
@@ -162,7 +162,7 @@ TEST(SettlePacked, RefusesWhatCannotBe) {
   EXPECT_NE(settle_packed(&view), nullptr);
 }
 
-TEST(SettlePacked, AMaskOrAnUnknownKindIsNoPackedSlice) {
+TEST(SettlePacked, RefusesAMaskAndAnUnknownKind) {
   SlotView view;
   PackedSlice unknown(kPackedBottomRight + 1);
   EXPECT_NE(unknown.parse(&view), nullptr);
@@ -174,7 +174,7 @@ TEST(SettlePacked, AMaskOrAnUnknownKindIsNoPackedSlice) {
   EXPECT_NE(masked.parse(&view), nullptr);
 }
 
-TEST(SettlePacked, PartsThatTellOfDifferentSequencesAreNotJoined) {
+TEST(SettlePacked, DoesNotJoinPartsOfDifferentSequences) {
   PackedSlice first(kPackedTopLeft), second(kPackedTopLeft);
   for (PackedSlice* part : {&first, &second}) {
     Slot& slot = part->slot;

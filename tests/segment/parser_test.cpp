@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -76,7 +77,7 @@ TEST(ParseSlot, AcceptsDropoutAndASoftCap) {
   EXPECT_EQ(parse_changed([](Slot& slot) { slot.soft_cap = 50; }), nullptr);
 }
 
-TEST(ParseSlot, AcceptsWhatTheWriterMakes) {
+TEST(ParseSlot, AcceptsSlotsOfTheWriter) {
   const std::vector<std::byte> bytes = good_slot();
   SlotView view;
   ASSERT_EQ(parse_slot(bytes, &view), nullptr);
@@ -207,7 +208,7 @@ TEST(ParseSlot, SliceOfKeyPositionsHasItsOwnLimits) {
   }
 }
 
-TEST(ParseSlot, AForwardSliceMayComeWithoutOutput) {
+TEST(ParseSlot, AcceptsAForwardSliceWithoutOutput) {
   EXPECT_EQ(parse_changed(make_forward), nullptr);
   const auto without = [](Slot& s) {
     make_forward(s);
@@ -226,7 +227,7 @@ TEST(ParseSlot, RefusesEveryTruncation) {
   }
 }
 
-TEST(ParseHeader, RefusesWhatIsNotOurs) {
+TEST(ParseHeader, RefusesForeignFiles) {
   Header header;
   std::vector<std::byte> zeros(4096);
   EXPECT_NE(parse_header(zeros, 4096, &header), nullptr);
@@ -241,7 +242,7 @@ StepRecord step_record(uint64_t number) {
   return record;
 }
 
-TEST(ParseSteps, OrdersAndCountsWhatWasOverwritten) {
+TEST(ParseSteps, OrdersStepsAndCountsOverwrittenOnes) {
   std::vector<StepRecord> ring(4);
   for (uint64_t number = 5; number <= 8; ++number) ring[number % 4] = step_record(number);
   uint64_t lost = 0;
@@ -279,7 +280,7 @@ TEST(ParseThreads, SumsTheBlocks) {
 }
 
 // A seed of an older layout is refused at its header, and the fuzzer then sees nothing behind it.
-TEST(FuzzSeeds, WholeFilesAndSlotsAreOfThisLayout) {
+TEST(FuzzSeeds, HaveThisLayout) {
   int files = 0, slots = 0, split_columns = 0;
   for (const auto& entry : std::filesystem::directory_iterator(FORESHOCK_SEGMENT_CORPUS)) {
     const std::string name = entry.path().filename();
@@ -306,6 +307,89 @@ TEST(FuzzSeeds, WholeFilesAndSlotsAreOfThisLayout) {
   EXPECT_GE(files, 3);
   EXPECT_GE(slots, 4);
   EXPECT_GE(split_columns, 1);
+}
+
+constexpr uint32_t kDim = 4, kWidth = 6, kCount = 3;
+
+struct Payload {
+  TensorHeads head = {.sides = kQuerySide | kKeySide,
+                      .head_dim = kDim,
+                      .width = kWidth,
+                      .kv_heads = 8,
+                      .count = kCount,
+                      .reserved = 0};
+  uint32_t numbers[kCount + 1] = {0, 2, 7, 0};  // up to a multiple of 8 bytes
+  int bytes_more = 0;
+
+  std::vector<std::byte> bytes(uint64_t element_bytes) const {
+    const uint64_t side = uint64_t{kCount} * kDim * kWidth * element_bytes;
+    std::vector<std::byte> all(values_offset(kCount) + 2 * side);
+    std::memcpy(all.data(), &head, sizeof head);
+    std::memcpy(all.data() + sizeof head, numbers, sizeof numbers);
+    for (uint64_t n = values_offset(kCount); n < all.size(); ++n) all[n] = static_cast<std::byte>(n % 251);
+    all.resize(static_cast<size_t>(static_cast<int64_t>(all.size()) + bytes_more));
+    return all;
+  }
+};
+
+TEST(TensorHeads, FindsBothSides) {
+  for (const uint64_t element_bytes : {2, 4}) {
+    const auto bytes = Payload().bytes(element_bytes);
+    TensorHeadsView view;
+    ASSERT_EQ(parse_tensor_heads(bytes, element_bytes, &view), nullptr);
+    EXPECT_EQ(view.numbers, (std::vector<uint32_t>{0, 2, 7}));
+    EXPECT_EQ(view.queries.data(), bytes.data() + values_offset(kCount));
+    EXPECT_EQ(view.keys.data(), view.queries.data() + view.queries.size());
+    EXPECT_EQ(view.keys.size(), kCount * kDim * kWidth * element_bytes);
+    EXPECT_EQ(view.keys.data() + view.keys.size(), bytes.data() + bytes.size());
+  }
+}
+
+TEST(TensorHeads, FindsOneSideAlone) {
+  Payload payload;
+  for (const uint32_t side : {kQuerySide, kKeySide}) {
+    payload.head.sides = side;
+    payload.bytes_more = -static_cast<int>(kCount * kDim * kWidth * 2);
+    const auto bytes = payload.bytes(2);
+    TensorHeadsView view;
+    ASSERT_EQ(parse_tensor_heads(bytes, 2, &view), nullptr);
+    EXPECT_EQ(view.queries.empty(), side == kKeySide);
+    EXPECT_EQ(view.keys.empty(), side == kQuerySide);
+  }
+}
+
+TEST(TensorHeads, RefusesInvalidHeadsWithAReason) {
+  const struct {
+    const char* why;
+    std::function<void(Payload*)> spoil;
+  } cases[] = {
+      {"heads of no known side", [](Payload* p) { p->head.sides = 0; }},
+      {"heads of no known side", [](Payload* p) { p->head.sides = 4; }},
+      {"heads of an impossible number", [](Payload* p) { p->head.count = 0; }},
+      {"heads of an impossible number", [](Payload* p) { p->head.count = 9; }},
+      {"heads of an impossible number", [](Payload* p) { p->head.head_dim = 0; }},
+      {"heads of an impossible number", [](Payload* p) { p->head.width = 0; }},
+      {"more heads than bytes", [](Payload* p) { p->head.count = p->head.kv_heads = 0xffffffff; }},
+      {"more values of heads than bytes", [](Payload* p) { p->head.head_dim = p->head.width = 0xffffffff; }},
+      {"more values of heads than bytes", [](Payload* p) { p->head.width = 1000; }},
+      {"heads of another size", [](Payload* p) { p->head.width = kWidth - 1; }},
+      {"heads of another size", [](Payload* p) { p->bytes_more = 2; }},
+      {"heads of another size", [](Payload* p) { p->bytes_more = -2; }},
+      {"heads of another size", [](Payload* p) { p->head.sides = kKeySide; }},
+      {"heads out of order", [](Payload* p) { p->numbers[1] = 0; }},
+      {"heads out of order", [](Payload* p) { p->numbers[2] = 8; }},
+  };
+  for (const auto& [why, spoil] : cases) {
+    Payload payload;
+    spoil(&payload);
+    TensorHeadsView view;
+    EXPECT_STREQ(parse_tensor_heads(payload.bytes(4), 4, &view), why);
+  }
+  TensorHeadsView view;
+  EXPECT_STREQ(parse_tensor_heads({}, 4, &view), "heads of an impossible size");
+  const auto bytes = Payload().bytes(4);
+  for (size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_NE(parse_tensor_heads(std::span(bytes).first(size), 4, &view), nullptr) << size;
 }
 
 }  // namespace

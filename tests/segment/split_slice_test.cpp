@@ -65,7 +65,7 @@ void expect_slice(const SegmentReader::Ready& ready, uint32_t parts) {
   }
 }
 
-TEST_F(SplitSlices, CrossWholeAndCountOnce) {
+TEST_F(SplitSlices, ArriveWholeAndCountOnce) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer, 0, 0x10, 8), nullptr);
   auto reader = open();
@@ -85,7 +85,7 @@ TEST_F(SplitSlices, CrossWholeAndCountOnce) {
   }
 }
 
-TEST_F(SplitSlices, AreTakenWholeOrNotAtAll) {
+TEST_F(SplitSlices, AreReadWholeOrNotAtAll) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer, 0, 0x10, 8), nullptr);
   ASSERT_TRUE(write_slice(writer, 1, 3));
@@ -108,7 +108,7 @@ TEST_F(SplitSlices, AreTakenWholeOrNotAtAll) {
   EXPECT_TRUE(reader->torn().empty());
 }
 
-TEST_F(SplitSlices, AnAgentThatDiedInTheMiddleOfConsumingCountsNothingTwice) {
+TEST_F(SplitSlices, AnAgentKilledWhileReadingCountsNothingTwice) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer, 0, 0x10, 8), nullptr);
   ASSERT_TRUE(write_slice(writer, 1, 4));
@@ -134,7 +134,7 @@ TEST_F(SplitSlices, AnAgentThatDiedInTheMiddleOfConsumingCountsNothingTwice) {
 }
 
 // A writer that dies at any place loses one slice, as torn.
-TEST_F(SplitSlices, AWriterThatDiesInTheMiddleLeavesOneTornSlice) {
+TEST_F(SplitSlices, AWriterKilledWhileWritingLeavesOneTornSlice) {
   // The slots of a slice of four parts, of which the file has the first `written`, with odd sequences.
   const auto begin = [](SegmentWriter& writer, uint32_t written, Slot** slots) {
     writer.claim(1, 4, slots, header_of(4));
@@ -189,7 +189,7 @@ TEST_F(SplitSlices, AWriterThatDiesInTheMiddleLeavesOneTornSlice) {
   }
 }
 
-TEST_F(SplitSlices, PartsThatDoNotBelongTogetherAreRefusedAsOneSlice) {
+TEST_F(SplitSlices, RefusesPartsOfDifferentSlices) {
   const std::vector<std::function<void(Slot*)>> changes = {
       [](Slot* slot) { slot->first_ticket = 9; }, [](Slot* slot) { slot->part = 2; },
       [](Slot* slot) { slot->first_key = 1; },    [](Slot* slot) { slot->part_keys = 3; },
@@ -225,7 +225,7 @@ TEST_F(SplitSlices, PartsThatDoNotBelongTogetherAreRefusedAsOneSlice) {
 
 // Once the first part is consumed a trainer may claim its slot, and its header is that of a slice of more
 // parts, for one.
-TEST_F(SplitSlices, WhatIsInTheSlotByThenIsNotAskedHowManyPartsThereWere) {
+TEST_F(SplitSlices, TheNumberOfPartsIsNotReadFromAReusedSlot) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer, 0, 0x10, 8), nullptr);
   Slot* slots[kMaxSlots];

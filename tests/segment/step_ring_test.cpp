@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <fstream>
+#include <initializer_list>
 #include <string>
 #include <thread>
 
@@ -16,7 +17,7 @@
 namespace foreshock::segment {
 namespace {
 
-TEST_F(SegmentFiles, OverwrittenStepsAreCounted) {
+TEST_F(SegmentFiles, CountsOverwrittenSteps) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);
   auto reader = open();
@@ -31,7 +32,7 @@ TEST_F(SegmentFiles, OverwrittenStepsAreCounted) {
   EXPECT_EQ(steps.back().step, static_cast<int>(kStepRecords) + 10);
 }
 
-TEST_F(SegmentFiles, AStepWithoutScalarsHasNoneOfTheStepThatItOverwrites) {
+TEST_F(SegmentFiles, AStepWithoutScalarsHasNoOldOnes) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);
   auto reader = open();
@@ -53,7 +54,7 @@ TEST_F(SegmentFiles, AStepWithoutScalarsHasNoneOfTheStepThatItOverwrites) {
 }
 
 // Killed at each of its system calls in turn.
-TEST_F(SegmentFiles, AKilledReaderHasCountedWhatWasLostOrNotPassedIt) {
+TEST_F(SegmentFiles, AKilledReaderCountsLostStepsOnce) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);
   for (int n = 1; n <= static_cast<int>(kStepRecords) + 10; ++n) writer.append_step(StepRecord());
@@ -109,7 +110,7 @@ uint64_t bytes_read() {
   return key == "rchar:" ? value : 0;
 }
 
-TEST_F(SegmentFiles, AFewNewStepsAreReadWithoutTheRing) {
+TEST_F(SegmentFiles, AFewNewStepsAreReadWithoutCopyingTheRing) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);
   auto reader = open();
@@ -135,7 +136,7 @@ TEST_F(SegmentFiles, AFewNewStepsAreReadWithoutTheRing) {
   EXPECT_EQ(reader->new_steps().size(), kStepRecords / 2) << "many at once";
 }
 
-TEST_F(SegmentFiles, AStepWhoseNumbersAreOnTheirWayIsWaitedFor) {
+TEST_F(SegmentFiles, WaitsForTheNumbersOfAStep) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);
   auto reader = open();
@@ -167,7 +168,7 @@ TEST_F(SegmentFiles, AStepWhoseNumbersAreOnTheirWayIsWaitedFor) {
   EXPECT_EQ(reader->steps_lost(), 0u);
 }
 
-TEST_F(SegmentFiles, AStepIsNotWaitedForWithoutEnd) {
+TEST_F(SegmentFiles, StopsWaitingForAStep) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);
   const uint64_t first = pending_step(1).time_ns, second = pending_step(1).duration_ns;
@@ -197,7 +198,7 @@ TEST_F(SegmentFiles, AStepIsNotWaitedForWithoutEnd) {
 }
 
 // An agent that reads while a step is completed finds either what is pending or all of it.
-TEST_F(SegmentFiles, AStepThatIsCompletedWhileItIsReadIsWhole) {
+TEST_F(SegmentFiles, AStepCompletedDuringTheReadIsWhole) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);
   auto reader = open();
@@ -224,6 +225,37 @@ TEST_F(SegmentFiles, AStepThatIsCompletedWhileItIsReadIsWhole) {
     }
   }
   EXPECT_EQ(reader->steps_lost(), 0u);
+}
+
+int64_t after(std::initializer_list<int64_t> told) {
+  StepStride stride;
+  for (const int64_t step : told) stride.add(step);
+  return stride.steps();
+}
+
+TEST(StepStride, IsOneUntilAPatternRepeats) {
+  EXPECT_EQ(after({}), 1);
+  EXPECT_EQ(after({10}), 1);
+  EXPECT_EQ(after({10, 20}), 1);
+  EXPECT_EQ(after({10, 20, 30}), 10);
+}
+
+TEST(StepStride, IgnoresASingleJump) {
+  EXPECT_EQ(after({1, 2, 1000}), 1);
+  EXPECT_EQ(after({1, 2, 1000, 1001}), 1);
+  EXPECT_EQ(after({10, 20, 30, 35, 45}), 5);
+  EXPECT_EQ(after({10, 20, 30, 35, 45, 55}), 10);
+}
+
+TEST(StepStride, IgnoresStepsBackwards) {
+  EXPECT_EQ(after({100, 110, 120, 50}), 1);
+  EXPECT_EQ(after({100, 110, 120, 50, 60, 70}), 10);
+  EXPECT_EQ(after({5, 5, 5}), 1);
+}
+
+TEST(StepStride, AcceptsAnyNumber) {
+  EXPECT_EQ(after({INT64_MAX, INT64_MIN, INT64_MAX}), 1);
+  EXPECT_EQ(after({10, 20, 30, -1, 40}), 1);
 }
 
 }  // namespace

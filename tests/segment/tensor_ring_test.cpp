@@ -48,7 +48,7 @@ class TensorRingTest : public SegmentFiles {
   TensorWriter tensors_;
 };
 
-TEST_F(TensorRingTest, RecordsOfAnyLengthCrossInOrderManyTimesRoundTheRing) {
+TEST_F(TensorRingTest, RecordsOfAnyLengthArriveInOrder) {
   auto reader = open();
   SegmentReader::ReadyTensor ready;
   EXPECT_FALSE(reader->next_tensor(&ready));
@@ -70,7 +70,7 @@ TEST_F(TensorRingTest, RecordsOfAnyLengthCrossInOrderManyTimesRoundTheRing) {
   EXPECT_EQ(reader->tensor_ring().snapshots_taken, 500u);
 }
 
-TEST_F(TensorRingTest, WhatWasNotReadIsNotOverwritten) {
+TEST_F(TensorRingTest, DoesNotOverwriteUnreadRecords) {
   int64_t written = 0;
   while (write(written + 1, 1000)) ++written;
   EXPECT_GT(written, 10);
@@ -89,7 +89,7 @@ TEST_F(TensorRingTest, WhatWasNotReadIsNotOverwritten) {
   }
 }
 
-TEST_F(TensorRingTest, ANewAgentGoesOnWhereTheLastOneEnded) {
+TEST_F(TensorRingTest, ANewAgentContinuesWhereTheLastOneEnded) {
   ASSERT_TRUE(write(1, 10));
   ASSERT_TRUE(write(2, 10));
   SegmentReader::ReadyTensor ready;
@@ -104,7 +104,7 @@ TEST_F(TensorRingTest, ANewAgentGoesOnWhereTheLastOneEnded) {
   EXPECT_EQ(ready.view.record.step, 2);
 }
 
-TEST_F(TensorRingTest, ASegmentWithoutARingHasNone) {
+TEST_F(TensorRingTest, ASegmentMayHaveNoRing) {
   SegmentWriter other;
   ASSERT_EQ(create(&other, 1, 0x20), nullptr);
   EXPECT_EQ(other.tensors(), nullptr);
@@ -114,7 +114,7 @@ TEST_F(TensorRingTest, ASegmentWithoutARingHasNone) {
   EXPECT_EQ(reader->tensor_ring().tensors, 0u);
 }
 
-TEST_F(TensorRingTest, APayloadOfNoBytesIsAbsentWhereverItLies) {
+TEST_F(TensorRingTest, AnEmptyPayloadIsAbsentAtAnyOffset) {
   auto reader = open();
   SegmentReader::ReadyTensor ready;
   ASSERT_TRUE(write(1, 100));
@@ -129,7 +129,7 @@ TEST_F(TensorRingTest, APayloadOfNoBytesIsAbsentWhereverItLies) {
   }
 }
 
-TEST_F(TensorRingTest, WhatNoWriterMakesIsRefusedAndPassedOver) {
+TEST_F(TensorRingTest, SkipsInvalidRecords) {
   const std::pair<const char*, std::function<void(TensorRecord&)>> changes[] = {
       {"length", [](TensorRecord& r) { r.bytes = 63; }},
       {"no length", [](TensorRecord& r) { r.bytes = 0; }},

@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <thread>
+#include <vector>
 
 #include "segment/checksum.h"
 #include "tests/segment/segment_files.h"
@@ -35,7 +37,7 @@ void store_word(const std::string& path, std::streamoff offset, uint32_t value) 
   file.write(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-TEST_F(SegmentFiles, AnotherLayoutVersionIsRefusedWithTheSideToUpgrade) {
+TEST_F(SegmentFiles, RefusesAnotherLayoutAndNamesTheSideToUpgrade) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);
   const std::string path = directory_ + "/0-0000000000000010";
@@ -55,7 +57,7 @@ TEST_F(SegmentFiles, AnotherLayoutVersionIsRefusedWithTheSideToUpgrade) {
 }
 
 // A device pins whole pages, and no page may be pinned twice.
-TEST_F(SegmentFiles, WhatADeviceWritesToBeginsOnAPageOfItsOwn) {
+TEST_F(SegmentFiles, RegionsWrittenByADeviceBeginOnAPage) {
   for (const long page : {4096, 16384, 65536}) {
     g_page_bytes = page;
     SegmentWriter writer;
@@ -77,7 +79,7 @@ TEST_F(SegmentFiles, WhatADeviceWritesToBeginsOnAPageOfItsOwn) {
   }
 }
 
-TEST_F(SegmentFiles, ALimitOfFileSizesIsARefusalNotASignal) {
+TEST_F(SegmentFiles, AFileSizeLimitIsRefusedWithoutASignal) {
   rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   const rlimit small = {64 << 10, before.rlim_max};
@@ -89,7 +91,7 @@ TEST_F(SegmentFiles, ALimitOfFileSizesIsARefusalNotASignal) {
   EXPECT_TRUE(fs::is_empty(directory_));
 }
 
-TEST_F(SegmentFiles, AProfilersTimerDoesNotKeepTheSpaceFromUs) {
+TEST_F(SegmentFiles, ReservesItsSpaceDespiteAProfilersTimer) {
   struct sigaction counting = {}, before = {};
   counting.sa_handler = [](int) {};
   ASSERT_EQ(sigaction(SIGALRM, &counting, &before), 0);
@@ -103,7 +105,7 @@ TEST_F(SegmentFiles, AProfilersTimerDoesNotKeepTheSpaceFromUs) {
 }
 
 // A daemon's are closed; whatever prints there all the same would print into the segment.
-TEST_F(SegmentFiles, ItsDescriptorIsNoneOfTheStandardStreams) {
+TEST_F(SegmentFiles, DoesNotUseADescriptorOfAStandardStream) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
@@ -120,7 +122,7 @@ TEST_F(SegmentFiles, ItsDescriptorIsNoneOfTheStandardStreams) {
   ASSERT_NE(open(), nullptr);
 }
 
-TEST_F(SegmentFiles, SlicesCrossOnceAndAreAcknowledged) {
+TEST_F(SegmentFiles, SlicesArriveOnceAndAreAcknowledged) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);
   auto reader = open();
@@ -150,7 +152,7 @@ TEST_F(SegmentFiles, SlicesCrossOnceAndAreAcknowledged) {
 }
 
 // As the stream of a device publishes: it stores payload, times and words, and counts nothing.
-TEST_F(SegmentFiles, ASliceOfADeviceWakesTheReaderByTheDevicesWord) {
+TEST_F(SegmentFiles, ADeviceSliceIsReadAfterTheDeviceMarksIt) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);
   auto reader = open();
@@ -189,7 +191,7 @@ TEST_F(SegmentFiles, ASliceOfADeviceWakesTheReaderByTheDevicesWord) {
   }
 }
 
-TEST_F(SegmentFiles, ASliceWhoseWriterDiedBeforeItCountedIsFoundAtTheEnd) {
+TEST_F(SegmentFiles, FindsTheUncountedSliceOfAKilledWriter) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);
   auto reader = open();
@@ -205,7 +207,7 @@ TEST_F(SegmentFiles, ASliceWhoseWriterDiedBeforeItCountedIsFoundAtTheEnd) {
   EXPECT_TRUE(reader->next_ready(&ready));
 }
 
-TEST_F(SegmentFiles, ANewAgentGoesOnExactly) {
+TEST_F(SegmentFiles, ANewAgentContinuesExactly) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);
   for (uint64_t ticket = 1; ticket <= 3; ++ticket) {
@@ -241,7 +243,7 @@ TEST_F(SegmentFiles, ANewAgentGoesOnExactly) {
   EXPECT_EQ(second->judged(0) + second->lost(1, Lost::kRefused), 3u);
 }
 
-TEST_F(SegmentFiles, AWriterThatDiedInMidSlotLeavesATornSlice) {
+TEST_F(SegmentFiles, AWriterKilledInASlotLeavesATornSlice) {
   const pid_t child = fork();
   if (child == 0) {
     SegmentWriter writer;
@@ -269,7 +271,7 @@ TEST_F(SegmentFiles, AWriterThatDiedInMidSlotLeavesATornSlice) {
   EXPECT_TRUE(reader->torn().empty());
 }
 
-TEST_F(SegmentFiles, HostileFilesAreRefusedWithAReason) {
+TEST_F(SegmentFiles, RefusesHostileFilesWithAReason) {
   SegmentWriter writer;
   ASSERT_EQ(create(&writer), nullptr);
   const std::string good = directory_ + "/0-0000000000000010";
@@ -342,6 +344,214 @@ TEST_F(SegmentFiles, ManyThreadsAndAReaderLoseNothing) {
   EXPECT_EQ(reader->judged(0), published.load());
   EXPECT_EQ(published.load(), 1200u);
   EXPECT_TRUE(reader->torn().empty());
+}
+
+// -- who lives, and which of several processes has a rank: locks of the kernel --
+
+// Runs `body` in a child that owns a segment and ends when told.
+template <class Body>
+void with_live_segment(const std::string& directory, int rank, uint64_t nonce, Body body) {
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    SegmentWriter writer;
+    const char* why = writer.create({directory.c_str(), rank, nonce, 2, 4096});
+    const char byte = why == nullptr ? 'y' : 'n';
+    if (write(ready[1], &byte, 1) != 1) _exit(1);
+    pause();
+    _exit(0);
+  }
+  char byte = 0;
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  EXPECT_EQ(byte, 'y');
+  body();
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  close(ready[0]);
+  close(ready[1]);
+}
+
+TEST_F(SegmentFiles, AKernelLockShowsLiveness) {
+  std::unique_ptr<SegmentReader> reader;
+  with_live_segment(directory_, 0, 0x10, [&] {
+    reader = open();
+    EXPECT_TRUE(reader->is_locked());
+  });
+  EXPECT_FALSE(reader->is_locked());
+}
+
+TEST_F(SegmentFiles, RefusesASecondWriterOfARankWhileTheFirstLives) {
+  with_live_segment(directory_, 3, 0x10, [&] {
+    SegmentWriter second, other_rank;
+    EXPECT_STREQ(create(&second, 3, 0x20), "rank_taken");
+    EXPECT_FALSE(fs::exists(directory_ + "/3-0000000000000020.seg"));
+    EXPECT_FALSE(fs::exists(directory_ + "/3-0000000000000020.ctl"));
+    EXPECT_EQ(create(&other_rank, 4, 0x30), nullptr);
+  });
+  SegmentWriter after;
+  EXPECT_EQ(create(&after, 3, 0x40), nullptr);
+}
+
+// The first one has far more to reserve, so the second one is done while nothing of the first has its name
+// yet.
+TEST_F(SegmentFiles, OneOfTwoWritersOfARankThatStartTogetherStays) {
+  for (int round = 0; round < 10; ++round) {
+    int done[2], end[2];
+    ASSERT_EQ(pipe(done), 0);
+    ASSERT_EQ(pipe(end), 0);
+    pid_t children[2];
+    for (uint32_t n = 0; n < 2; ++n) {
+      children[n] = fork();
+      if (children[n] != 0) continue;
+      close(end[1]);
+      SegmentWriter writer;
+      const char* why = writer.create({directory_.c_str(), 3, 100 + n, n == 0 ? 16u : 2u, 1 << 20});
+      const char byte = why == nullptr ? 'y' : std::string(why) == "rank_taken" ? 't' : 'n';
+      if (write(done[1], &byte, 1) != 1) _exit(1);
+      char none;
+      _exit(read(end[0], &none, 1) == 0 ? 0 : 1);  // both live until both have tried
+    }
+    std::string answers(2, ' ');
+    for (char& answer : answers) ASSERT_EQ(read(done[0], &answer, 1), 1);
+    std::sort(answers.begin(), answers.end());
+    EXPECT_EQ(answers, "ty");
+    for (const int fd : {end[1], end[0], done[0], done[1]}) close(fd);
+    for (const pid_t child : children) waitpid(child, nullptr, 0);
+    for (const auto& entry : fs::directory_iterator(directory_)) fs::remove(entry.path());
+  }
+}
+
+TEST_F(SegmentFiles, AWriterWithoutASegmentLeavesItsRankFree) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small = {64 << 10, before.rlim_max};
+  SegmentWriter writer;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  EXPECT_STREQ(create(&writer, 3, 0x10), "file_limit");
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  with_live_segment(directory_, 3, 0x20, [this] { EXPECT_FALSE(fs::exists(directory_ + "/3.rank")); });
+}
+
+// -- the slot protocol under load: many writers, and a reader that is slow, dies between reading and
+// acknowledging, and comes back. Every count is conserved. --
+
+using namespace std::chrono_literals;
+
+constexpr int kWriters = 6;
+constexpr uint64_t kTicketsEach = 4000;
+constexpr uint32_t kSlots = 8;
+constexpr uint64_t kSteps = 3000;
+constexpr int kSlicesRead = 500;  // the writers go on until the agent has read these, however late it starts
+
+class SlotStress : public SegmentFiles {
+ protected:
+  // Attention calls of one thread: each ends as sampled or as ring_full. Every 7th slice is one that the
+  // parser refuses.
+  void write_slices() {
+    for (uint64_t n = 0; n < kTicketsEach || read_ < kSlicesRead; ++n) {
+      const uint64_t ticket = tickets_.fetch_add(1) + 1;
+      Slot* slot = writer_.claim(ticket);
+      if (slot == nullptr) {
+        ring_full_.fetch_add(1);
+        if (n % 16 == 0) std::this_thread::sleep_for(50us);
+        continue;
+      }
+      sampled_.fetch_add(1);
+      fill(slot, ticket);
+      if (ticket % 7 == 0) slot->rows = kRowsPerSlice + 1;
+      writer_.publish(slot, ticket);
+    }
+  }
+  void write_steps() {
+    for (uint64_t n = 1; n <= kSteps; ++n) {
+      StepRecord record = {};
+      record.step = static_cast<int64_t>(n);
+      record.loss = static_cast<double>(n);
+      writer_.append_step(record);
+      if (n % 64 == 0) std::this_thread::sleep_for(100us);
+    }
+  }
+
+  void take_steps(SegmentReader& reader) {
+    for (const StepRecord& record : reader.new_steps()) {
+      ASSERT_EQ(record.loss, static_cast<double>(record.step)) << "a torn record";
+      ASSERT_GT(record.step, last_step_) << "taken twice, or out of order";
+      last_step_ = record.step;
+    }
+  }
+  void acknowledge(SegmentReader& reader, const SegmentReader::Ready& ready) {
+    if (ready.why != nullptr) return reader.consume_lost(ready, Lost::kRefused);
+    ASSERT_EQ(query_of(ready), static_cast<double>(ready.ticket)) << "a torn slice";
+    reader.consume_judged(ready);
+  }
+  // One life of the agent: some slices, then it dies with one of them read and not acknowledged.
+  void read_for_a_life(int slices) {
+    const auto reader = open();
+    SegmentReader::Ready ready;
+    for (int n = 0; reader->next_ready(&ready);) {
+      take_steps(*reader);
+      if (++n > slices) return;
+      if (n % 32 == 0) std::this_thread::sleep_for(200us);  // slow
+      acknowledge(*reader, ready);
+      read_.fetch_add(1);
+    }
+    take_steps(*reader);
+  }
+
+  SegmentWriter writer_;
+  std::atomic<uint64_t> tickets_{0}, sampled_{0}, ring_full_{0};
+  std::atomic<int> read_{0};  // slices that the agent has acknowledged
+  int64_t last_step_ = 0;
+};
+
+TEST_F(SlotStress, CountsAreConservedOverRestartsOfTheReader) {
+  ASSERT_EQ(create(&writer_, 0, 0x10, kSlots), nullptr);
+  std::atomic<bool> done{false};
+  std::thread agent([&] {
+    for (int life = 1; !done.load(); ++life) read_for_a_life(life % 100);
+  });
+  std::vector<std::thread> threads;
+  for (int n = 0; n < kWriters; ++n) threads.emplace_back([this] { write_slices(); });
+  threads.emplace_back([this] { write_steps(); });
+  for (std::thread& thread : threads) thread.join();
+  done = true;
+  agent.join();
+  read_for_a_life(1 << 30);  // what was left
+
+  EXPECT_EQ(sampled_ + ring_full_, tickets_.load()) << "every call ends as one of the two";
+  EXPECT_GE(tickets_.load(), kWriters * kTicketsEach);
+  const auto reader = open();
+  EXPECT_EQ(reader->judged(0) + reader->lost(0, Lost::kRefused), sampled_.load());
+  EXPECT_GT(reader->judged(0), kSlots) << "the reader was really there";
+  EXPECT_GT(reader->lost(0, Lost::kRefused), 0u);
+  EXPECT_TRUE(reader->torn().empty());
+  EXPECT_EQ(writer_.free_slots(), kSlots) << "every slot can be had again";
+  EXPECT_EQ(reader->steps_consumed() + reader->steps_lost(), kSteps);
+}
+
+// A thread of a killed trainer leaves its slot odd: lost once, whoever looks.
+TEST_F(SlotStress, SlotsOfDeadWritersAreCountedAsLostOnce) {
+  ASSERT_EQ(create(&writer_, 0, 0x10, kSlots), nullptr);
+  std::vector<std::thread> threads;
+  std::atomic<uint64_t> torn{0};
+  for (int n = 0; n < 4; ++n)
+    threads.emplace_back([&] {
+      const uint64_t ticket = tickets_.fetch_add(1) + 1;
+      Slot* slot = writer_.claim(ticket);
+      if (slot == nullptr) return;
+      writer_.write({{slot, sizeof *slot}});  // the first half of publish()
+      torn.fetch_add(1);
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(torn.load(), 4u);
+  for (int life = 0; life < 2; ++life) {
+    const auto reader = open();
+    SegmentReader::Ready ready;
+    EXPECT_FALSE(reader->next_ready(&ready));
+    for (const SegmentReader::Ready& each : reader->torn()) reader->consume_lost(each, Lost::kTorn);
+    EXPECT_EQ(reader->lost(0, Lost::kTorn), torn.load());
+  }
 }
 
 }  // namespace
