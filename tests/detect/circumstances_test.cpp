@@ -8,7 +8,7 @@ namespace {
 
 using testing::IsEmpty;
 
-TEST(Circumstances, AJumpOfTheRateCountsAndAScheduleDoesNot) {
+TEST(Circumstances, ReportsAJumpOfTheRateButNoSchedule) {
   StepTrail trail, warm_up;
   for (int64_t step = 1; step <= 100; ++step) {
     trail.add(step, {.gradient_norm = {}, .learning_rate = step < 100 ? 0.003 : 0.3, .skipped_steps = {}});
@@ -25,7 +25,7 @@ TEST(Circumstances, AJumpOfTheRateCountsAndAScheduleDoesNot) {
   EXPECT_THAT(warm_up.before(100), IsEmpty());
 }
 
-TEST(Circumstances, ANormCountsBeforeTheOnsetOnly) {
+TEST(Circumstances, ReportsANormOnlyBeforeTheOnset) {
   StepTrail trail;
   for (int64_t step = 1; step <= 60; ++step)
     trail.add(step, {.gradient_norm = step >= 50 ? 2349 : 1.5, .learning_rate = 0.1, .skipped_steps = {}});
@@ -34,7 +34,7 @@ TEST(Circumstances, ANormCountsBeforeTheOnsetOnly) {
   EXPECT_EQ(text_of(trail.before(52)[0], 52), "2 steps after the gradient norm went from 1.5 to 2349");
 }
 
-TEST(Circumstances, SkippedStepsAndAReturnAreNamedInTheirOrder) {
+TEST(Circumstances, ReportsSkippedStepsAndAReturnInOrder) {
   StepTrail trail;
   for (int64_t step = 1; step <= 200; ++step) trail.add(step, {});
   trail.go_back(200, 150);

@@ -43,7 +43,7 @@ double warm_cosine(double t, double warm, double total) {
   return std::min(1.0, t / warm) * 0.5 * (1 + std::cos(kPi * t / total));
 }
 
-TEST(Conditions, TheTableIsInTheOrderOfTheIds) {
+TEST(Conditions, TableIsOrderedById) {
   for (size_t n = 0; n < kConditions; ++n) {
     EXPECT_EQ(static_cast<size_t>(kConditionTable[n].id), n);
     EXPECT_EQ(*kConditionTable[n].headline != 0, kConditionTable[n].kind == ConditionKind::kFault);
@@ -71,7 +71,7 @@ TEST(Conditions, AWarmUpFromZeroAndADecayToZeroAreSound) {
   EXPECT_EQ(training.name(), "");
 }
 
-TEST(Conditions, ARateThatRisesAgainAfterItsEndIsNamed) {
+TEST(Conditions, ReportsARateThatRisesAfterItsEnd) {
   Training training;
   // The scheduler is stepped twice per step, so that the cosine is at its end after 150 steps.
   training.rates(300,
@@ -129,7 +129,7 @@ TEST(Conditions, AJumpOfTheRateIsNamed) {
             "the learning rate jumps at step 120 to 0.3, its largest value before was 0.003");
 }
 
-TEST(Conditions, NoStepIsTakenWhileTheScalerSkipsAll) {
+TEST(Conditions, ReportsThatNoStepIsTakenIfTheScalerSkipsAll) {
   Training training;
   for (int64_t n = 1; n <= 149; ++n) training.step({.step = n, .skipped_steps = 0});
   training.conditions.observe_skipped(0, 149, 20, &training.begun);
@@ -159,7 +159,7 @@ TEST(Conditions, AScalerThatSkipsManyStepsIsNamed) {
   EXPECT_EQ(named(1, 10), "");  // a growth interval of 10 steps
 }
 
-TEST(Conditions, ASingleLossThatStandsOutIsNamed) {
+TEST(Conditions, ReportsASingleLossThatStandsOut) {
   std::mt19937_64 engine(5);
   std::normal_distribution<double> noise(0, 0.05);
   Training training;
@@ -227,7 +227,7 @@ TEST(Conditions, AGradientOfZeroWithoutALossOfZeroIsNamed) {
   EXPECT_TRUE(training.only().is_over);
 }
 
-TEST(Conditions, ALossThatBlowsUpInTheFirstStepsIsNamed) {
+TEST(Conditions, ReportsALossThatRisesInTheFirstSteps) {
   Training training;
   for (int64_t n = 1; n <= 600; ++n)
     training.step({.step = n, .loss = n < 30 ? 1.65 - 0.01 * static_cast<double>(n) : 4.6, .is_nll = true});
@@ -279,7 +279,7 @@ std::string name_of_causal(int64_t keys, int64_t more, int64_t calls = 8, std::s
   return training.name();
 }
 
-TEST(Conditions, KeysThatACausalMaskHidesFromAllQueriesAreNamed) {
+TEST(Conditions, ReportsKeysHiddenFromAllQueries) {
   std::string sentence;
   EXPECT_EQ(name_of_causal(80, 1, 8, &sentence), "unseen_keys");
   EXPECT_EQ(
@@ -445,11 +445,11 @@ void has_no_gradient(TensorFacts* values, OptimizerFacts* optimizer, GradientSta
   optimizer->optimizer_step.reset();
 }
 
-TEST(Conditions, ASoundTrainingHasNoneOfItsTensors) {
+TEST(Conditions, ASoundTrainingHasNoTensorConditions) {
   EXPECT_EQ((Looks{.training = {}, .names = kNames, .change = {}}).run(2000), "");
 }
 
-TEST(Conditions, ParametersWithoutAGradientAreOneSentence) {
+TEST(Conditions, ParametersWithoutGradientAreOneCondition) {
   Looks looks = {
       .training = {}, .names = kNames, .change = [](auto& name, auto, auto* values, auto* optimizer) {
         if (name.find("norm") != std::string::npos)
@@ -507,7 +507,7 @@ TEST(Conditions, NothingIsTrainedWithARateOfZero) {
             "nothing is trained since step 5: none of 11 tensors has changed; the learning rate is 0");
 }
 
-TEST(Conditions, LooksThatCannotTellAChangeAreNotJudged) {
+TEST(Conditions, SnapshotsTooCoarseForAChangeAreNotJudged) {
   Looks looks = {.training = {}, .names = kNames, .change = [](auto&, auto, auto* values, auto*) {
                    values->update_max.reset();  // on a device
                    values->histogram_hash = "";
@@ -555,7 +555,7 @@ TEST(Conditions, WeightsThatAreNotFiniteAreNamedWhileGradientsAre) {
   EXPECT_EQ(name_if(NAN), "");
 }
 
-TEST(Conditions, AnAgentThatStartsAgainGoesOn) {
+TEST(Conditions, ARestartedAgentContinues) {
   Training whole, first, second;
   std::mt19937_64 engine(11);
   std::normal_distribution<double> noise(0, 0.05);

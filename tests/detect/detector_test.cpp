@@ -13,7 +13,7 @@
 namespace foreshock {
 namespace {
 
-TEST(Level, RisesAtOnceAndFallsWhenTheScoreStaysLow) {
+TEST(Level, RisesAtOnceAndFallsAfterLowScores) {
   LevelRule rule;
   EXPECT_EQ(rule.observe(0.49, 0.5), Level::kQuiet);
   EXPECT_EQ(rule.observe(0.5, 0.5), Level::kWatch);
@@ -24,20 +24,20 @@ TEST(Level, RisesAtOnceAndFallsWhenTheScoreStaysLow) {
   EXPECT_EQ(rule.observe(0, 0.5), Level::kQuiet);
 }
 
-TEST(Level, AScoreThatSwingsAroundTheThresholdIsOneEvent) {
+TEST(Level, AScoreAroundTheThresholdIsOneEvent) {
   LevelRule rule;
   rule.observe(1.1, 0.5);
   for (int n = 0; n < 1000; ++n) EXPECT_EQ(rule.observe(n % 8 == 7 ? 1.1 : 0.1, 0.5), Level::kWarn);
 }
 
-TEST(Baseline, TheFirstValuesHaveTheirPlainMeanAndSpread) {
+TEST(Baseline, FirstValuesGiveThePlainMeanAndSpread) {
   Baseline baseline;
   for (double x : {3.0, 5.0, 10.0}) baseline.add(x, 100, 50);
   EXPECT_NEAR(baseline.mean(), 6, 1e-15);
   EXPECT_NEAR(baseline.std(), std::sqrt((9 + 1 + 16) / 2.0), 1e-14);  // n - 1
 }
 
-TEST(Baseline, LaterItIsTheWeightedMeanOfAllValues) {
+TEST(Baseline, LaterValuesGiveAWeightedMean) {
   constexpr double kMemory = 8;
   Baseline baseline;
   std::vector<double> weights, values;
@@ -55,7 +55,7 @@ TEST(Baseline, LaterItIsTheWeightedMeanOfAllValues) {
   EXPECT_NEAR(baseline.std(), std::sqrt(variance * 100 / 99), 1e-14);
 }
 
-TEST(Baseline, OneWildValueDoesNotBecomeUsual) {
+TEST(Baseline, OneOutlierDoesNotChangeIt) {
   Baseline baseline;
   std::mt19937_64 engine(1);
   std::normal_distribution<double> draw(0, 1);
@@ -67,7 +67,7 @@ TEST(Baseline, OneWildValueDoesNotBecomeUsual) {
   EXPECT_LE(baseline.std(), before * std::sqrt(1 + 16.0 / 128) * (1 + 1e-12));
 }
 
-TEST(Baseline, ALevelThatHasMovedForGoodIsLearned) {
+TEST(Baseline, LearnsALastingNewLevel) {
   Baseline baseline;
   std::mt19937_64 engine(1);
   std::normal_distribution<double> draw(0, 1e-3);
@@ -95,7 +95,7 @@ double simulated_run_length(double threshold, double shift, int runs) {
 }
 
 // Four standard errors, and 3 % for the formula itself (its own error at these thresholds: 1 to 2 %).
-TEST(Cusum, FalseAlarmsComeAsOftenAsSiegmundSays) {
+TEST(Cusum, FalseAlarmRateMatchesSiegmund) {
   for (double threshold : {3.0, 4.0, 5.0}) {
     const int runs = 4000;
     const double expected = cusum_run_length(0.5, threshold);
@@ -104,7 +104,7 @@ TEST(Cusum, FalseAlarmsComeAsOftenAsSiegmundSays) {
   }
 }
 
-TEST(Cusum, RunLengthsOfTheLiterature) {
+TEST(Cusum, RunLengthsMatchTheLiterature) {
   // Two sides: half of it; table of science: h = 5, 8, 13, 18.
   EXPECT_NEAR(cusum_run_length(0.5, 5) / 2, 470, 10);
   EXPECT_NEAR(cusum_run_length(0.5, 8) / 2, 9.6e3, 100);
@@ -114,12 +114,12 @@ TEST(Cusum, RunLengthsOfTheLiterature) {
 // Siegmund's formula for a drift of d = 1 - 0.5 a value: (exp(-2 d b) + 2 d b - 1) / (2 d^2), b = 18 + 1.166.
 // The delay has a spread of sqrt(b / d^3) = 12, its mean of 2000 runs one of 0.28; four of them, and 1 % for
 // the formula.
-TEST(Cusum, AShiftIsFoundWhenItShouldBe) {
+TEST(Cusum, FindsAShiftAfterTheExpectedTime) {
   const double b = 18 + 1.166;
   EXPECT_NEAR(simulated_run_length(18, 1, 2000), (std::exp(-b) + b - 1) / 0.5, 4 * 0.28 + 0.4);
 }
 
-TEST(Cusum, HoldsAtItsCapAndForgetsWhenItIsOver) {
+TEST(Cusum, IsCappedAndFallsAfterTheShift) {
   Cusum sum;
   for (int n = 0; n < 1000; ++n) sum.add(4, 0.5, 36, 2);
   EXPECT_EQ(sum.sum(), 36);
@@ -157,7 +157,7 @@ TEST(Drift, AHealthySeriesOfUnknownSpreadIsQuiet) {
 
 // A spread that falls by a factor of ten over the run, as that of gradients does, and values with heavy
 // tails.
-TEST(Drift, ASpreadThatChangesAndHeavyTailsAreNoDrift) {
+TEST(Drift, AChangingSpreadAndHeavyTailsAreQuiet) {
   for (uint64_t stream = 0; stream < 50; ++stream) {
     std::mt19937_64 engine(stream);
     std::student_t_distribution<double> draw(3);
@@ -167,7 +167,7 @@ TEST(Drift, ASpreadThatChangesAndHeavyTailsAreNoDrift) {
 }
 
 // As when a bias that has nothing to do with the gradient makes the products larger, of either sign.
-TEST(Drift, NoiseThatSwellsTenfoldIsNoDrift) {
+TEST(Drift, TenfoldNoiseIsQuiet) {
   for (uint64_t stream = 0; stream < 200; ++stream) {
     std::mt19937_64 engine(stream);
     std::normal_distribution<double> draw(0, 1);
@@ -177,7 +177,7 @@ TEST(Drift, NoiseThatSwellsTenfoldIsNoDrift) {
 }
 
 // A quarter ulp over a noise of 0.03 is 8 spreads, clipped to 4: (18 / 3.5 = 5.1) six values.
-TEST(Drift, AQuarterUlpIsFoundInSixSlicesAfterTheLearning) {
+TEST(Drift, FindsAQuarterUlpSixSlicesAfterLearning) {
   std::mt19937_64 engine(1);
   std::normal_distribution<double> draw(0, 0.03);
   const auto from_the_start = [&](int) { return std::pair(0.25 + draw(engine), 0.0); };
@@ -196,14 +196,14 @@ TEST(Drift, ACertainButSmallBiasDoesNotWarn) {
   EXPECT_EQ(first_warning(kBias, 2000, [&](int) { return std::pair(draw(engine), 0.0); }), -1);
 }
 
-TEST(Drift, WhatTheRoundedReferenceShowsTooIsNoAlarm) {
+TEST(Drift, ABiasOfTheRoundedReferenceIsQuiet) {
   std::mt19937_64 engine(1);
   std::normal_distribution<double> draw(0, 0.03);
   const auto both = [&](int) { return std::pair(0.25 + draw(engine), 0.25 + draw(engine)); };
   EXPECT_EQ(first_warning(kBias, 1000, both), -1);
 }
 
-TEST(Drift, AConstantSeriesHasNoSpreadAndSaysNothing) {
+TEST(Drift, AConstantSeriesIsQuiet) {
   EXPECT_EQ(first_warning(kDrift, 1000, [](int) { return std::pair(1.0, 0.0); }), -1);
 }
 
@@ -225,7 +225,7 @@ TEST(Shift, AHealthySeriesIsQuiet) {
   }
 }
 
-TEST(Shift, AJumpIsFoundInItsDirectionOnly) {
+TEST(Shift, FindsAJumpInItsDirectionOnly) {
   std::mt19937_64 engine(1);
   std::lognormal_distribution<double> draw(0, 0.1);
   const auto up = [&](int n) { return (n >= 300 ? 4 : 1) * draw(engine); };
@@ -241,18 +241,18 @@ TEST(Shift, ACertainButSmallJumpDoesNotWarn) {
   EXPECT_EQ(first_warning(DetectorId::kGradientNorm, 600, [](int n) { return n >= 300 ? 1.2 : 1.0; }), -1);
 }
 
-TEST(Shift, NothingIsSaidWhileItLearns) {
+TEST(Shift, IsQuietWhileLearning) {
   EXPECT_EQ(first_warning(DetectorId::kGradientNorm, 64, [](int n) { return n % 2 == 0 ? 1e-9 : 1e9; }), -1);
 }
 
-TEST(Shift, ZeroAndNegativeValuesAreTheSmallest) {
+TEST(Shift, ZeroAndNegativeValuesCountAsTheSmallest) {
   Shift shift;
   for (int n = 0; n < 100; ++n)
     EXPECT_TRUE(std::isfinite(shift.observe(info_of(DetectorId::kEntropyDrop), -n)));
 }
 
 // An alarm that feeds its own baseline must end, though the level stays.
-TEST(Shift, ANewLevelBecomesUsual) {
+TEST(Shift, LearnsANewLevel) {
   Shift shift;
   std::mt19937_64 engine(1);
   std::lognormal_distribution<double> draw(0, 0.1);
@@ -280,7 +280,7 @@ TEST(Limit, IsTheSecondLargestOfTheLastValues) {
   }
 }
 
-TEST(Limit, OneSliceBeyondIsChance) {
+TEST(Limit, OneSliceBeyondDoesNotWarn) {
   Limit limit;
   const DetectorInfo& info = info_of(DetectorId::kDeviationForward);
   double most = 0;
@@ -324,7 +324,7 @@ double last_score(DetectorId id, int count, const std::function<double(int)>& va
   return score;
 }
 
-TEST(Growth, LogitsThatWillMeetTheLimitAreForecast) {
+TEST(Growth, ForecastsLogitsThatReachTheLimit) {
   std::mt19937_64 engine(1);
   std::normal_distribution<double> noise(0, 1);
   const auto at = [&](double slope) { return [&, slope](int n) { return 30 + slope * n + noise(engine); }; };
@@ -335,7 +335,7 @@ TEST(Growth, LogitsThatWillMeetTheLimitAreForecast) {
 }
 
 // From far below its own mean square, as before a spike of Adam; and what grows from above it is no secret.
-TEST(Growth, AHiddenGrowthOfTheGradientIsSeen) {
+TEST(Growth, FindsAGrowingGradientUnderNoise) {
   std::mt19937_64 engine(1);
   std::lognormal_distribution<double> noise(0, 0.05);
   const auto quiet = [&](int n) { return n < 300 ? noise(engine) : 1e-4 * noise(engine); };
@@ -346,7 +346,7 @@ TEST(Growth, AHiddenGrowthOfTheGradientIsSeen) {
   EXPECT_EQ(last_score(DetectorId::kGradientGrowth, 400, open), 0);
 }
 
-TEST(Growth, StepsOfAnySizeOverflowNothing) {
+TEST(Growth, AcceptsStepNumbersOfAnySize) {
   Growth growth;
   for (int64_t step : {INT64_MIN, INT64_MAX, int64_t{0}, INT64_MAX, INT64_MIN, int64_t{5}})
     for (int n = 0; n < 20; ++n)
@@ -367,7 +367,7 @@ TEST(DetectorTable, IsInOrderAndItsNamesDiffer) {
   }
 }
 
-TEST(Detector, WhatIsNotFiniteChangesNothing) {
+TEST(Detector, IgnoresNonFiniteValues) {
   for (const DetectorInfo& info : kDetectorTable) {
     Detector with(info.id), without(info.id);
     std::mt19937_64 engine(1);
@@ -384,7 +384,7 @@ TEST(Detector, WhatIsNotFiniteChangesNothing) {
 }
 
 // The values of doubles at the ends of their range, in any order.
-TEST(Detector, NoFiniteValueMakesTheScoreAnythingButANumber) {
+TEST(Detector, FiniteValuesGiveFiniteScores) {
   const double values[] = {0, -0.0, 1e308, -1e308, 5e-324, 1, -1, 1e154, -1e154};
   for (const DetectorInfo& info : kDetectorTable) {
     Detector detector(info.id);
@@ -397,7 +397,7 @@ TEST(Detector, NoFiniteValueMakesTheScoreAnythingButANumber) {
   }
 }
 
-TEST(Detector, ARestoredOneGoesOnAsIfNothingHadHappened) {
+TEST(Detector, ARestoredDetectorContinuesUnchanged) {
   for (const DetectorInfo& info : kDetectorTable) {
     Detector whole(info.id), part(info.id);
     std::mt19937_64 engine(1);

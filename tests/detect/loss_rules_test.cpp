@@ -29,7 +29,7 @@ TEST(Window, OneValueHasNoSpread) {
   EXPECT_EQ(w.summary()->std, 0);
 }
 
-TEST(Window, KeepsTheLastOnly) {
+TEST(Window, KeepsTheLastValuesOnly) {
   Window<3> w;
   for (const double x : {100.0, 1.0, 2.0, 6.0}) w.add(x);
   EXPECT_TRUE(w.full());
@@ -39,7 +39,7 @@ TEST(Window, KeepsTheLastOnly) {
   EXPECT_DOUBLE_EQ(w.summary()->std, std::sqrt((4 + 1 + 9) / 2.0));
 }
 
-TEST(Window, NonFiniteIsCountedAndKeptOut) {
+TEST(Window, CountsAndLeavesOutNonFiniteValues) {
   Window<3> w;
   for (const double x : {1.0, std::nan(""), std::numeric_limits<double>::infinity(), 3.0}) w.add(x);
   EXPECT_EQ(w.nonfinite(), 2u);
@@ -58,7 +58,7 @@ TEST(Window, HugeValuesDoNotOverflow) {
 }
 
 // A running sum would have lost the small values behind the large one.
-TEST(Window, CarriesNoErrorFromValuesThatLeft) {
+TEST(Window, HasNoErrorFromRemovedValues) {
   Window<2> w;
   w.add(1e20);
   w.add(0.1);
@@ -75,13 +75,13 @@ std::vector<double> normal_values(size_t count) {
 }
 
 // Median and spread of 256 normal values are known to about 1.25 / 16 and 1.17 / 16 standard deviations.
-TEST(RobustZ, IsTheUsualZOnNormalValues) {
+TEST(RobustZ, EqualsTheUsualZOnNormalValues) {
   const auto values = normal_values(256);
   EXPECT_NEAR(*robust_z(values.data(), values.size(), 10 + 5 * 2), 5, 5 * 0.25);
   EXPECT_NEAR(*robust_z(values.data(), values.size(), 10), 0, 0.25);
 }
 
-TEST(RobustZ, AFewWildValuesDoNotMatter) {
+TEST(RobustZ, IgnoresAFewOutliers) {
   auto values = normal_values(200);
   const double before = *robust_z(values.data(), values.size(), 20);
   for (int i = 0; i < 10; ++i) values[i] = 1e12;
@@ -96,7 +96,7 @@ TEST(RobustZ, ByHand) {
   EXPECT_DOUBLE_EQ(*robust_z(values.data(), 16, 16.5), 8 / (1.4826 * 4));
 }
 
-TEST(RobustZ, AbsentWhereItMeansNothing) {
+TEST(RobustZ, IsAbsentWithoutSpread) {
   const auto values = normal_values(100);
   EXPECT_FALSE(robust_z(values.data(), 15, 1).has_value());
   EXPECT_FALSE(robust_z(values.data(), 100, std::nan("")).has_value());
@@ -160,7 +160,7 @@ TEST(LossEvent, ThreeHighLossesAreASpikeWithItsOnset) {
   EXPECT_EQ(run.rule.spikes(), 1u);
 }
 
-TEST(LossEvent, TwoHighLossesAreNone) {
+TEST(LossEvent, TwoHighLossesAreNoSpike) {
   Series run;
   run.warm_up();
   for (int i = 0; i < 20; ++i) {
@@ -183,7 +183,7 @@ TEST(LossEvent, ALongSpikeIsOneEvent) {
   EXPECT_EQ(run.events.size(), 2u);
 }
 
-TEST(LossEvent, SixSigmaIsTheEdge) {
+TEST(LossEvent, SixSigmaIsTheLimit) {
   Series run;
   for (int i = 0; i < 128; ++i) run.feed(i % 2 == 0 ? 1.0 : 3.0);
   const double std = std::sqrt(128.0 / 127);
@@ -195,7 +195,7 @@ TEST(LossEvent, SixSigmaIsTheEdge) {
   EXPECT_NEAR(*copy.observe(0, 2 + 4 * std).z, 4, 1e-12);
 }
 
-TEST(LossEvent, NothingIsHighBeforeTheWindowIsFull) {
+TEST(LossEvent, IsQuietBeforeTheWindowIsFull) {
   Series run;
   run.warm_up(127);
   for (int i = 0; i < 3; ++i) {
@@ -223,7 +223,7 @@ TEST(LossEvent, ThreeNonFiniteLossesDiverge) {
   EXPECT_FALSE(run.last.z.has_value());
 }
 
-TEST(LossEvent, ASpikeThatEndsInNaNIsBoth) {
+TEST(LossEvent, ASpikeThatEndsInNaNIsASpikeAndADivergence) {
   Series run;
   run.warm_up();
   for (int i = 0; i < 5; ++i) run.feed(9);
@@ -233,7 +233,7 @@ TEST(LossEvent, ASpikeThatEndsInNaNIsBoth) {
   EXPECT_EQ(run.events[1].onset_step, run.events[0].onset_step);
 }
 
-TEST(LossEvent, ALossThatStaysUpDivergesAndThenHasANewLevel) {
+TEST(LossEvent, ALastingRiseDivergesAndBecomesTheLevel) {
   Series run;
   run.warm_up();
   for (int i = 0; i < 400; ++i) run.feed(6 + run.healthy.next());
@@ -261,7 +261,7 @@ TEST(LossEvent, ZeroLossIsHandled) {
   EXPECT_FALSE(run.last.z.has_value());
 }
 
-TEST(LossEvent, ACopyGoesOnAlike) {
+TEST(LossEvent, ACopyContinuesUnchanged) {
   Series run;
   run.warm_up();
   run.feed(9);
@@ -346,7 +346,7 @@ TEST(LossRise, ATinyNoiseOrNoneIsQuiet) {
   EXPECT_TRUE(run_of(5000, [](int) { return 0; }).onsets.empty());
 }
 
-TEST(LossRise, AnOutlierThatIsAloneIsNoneAndHidesNothing) {
+TEST(LossRise, ASingleOutlierIsNoRiseAndHidesNone) {
   Noise noise(1, 0.05);
   const auto often_alone = [&](int n) {
     return n > 200 && n % 20 == 19 ? 9 : 2 + 0.005 * std::max(n - 1000, 0) + noise();
@@ -362,7 +362,7 @@ TEST(LossRise, AnOutlierThatIsAloneIsNoneAndHidesNothing) {
 
 // 0.5 % a step is 16 % a block of 32: the first whole block after 1000 is the one from 1024 on or, where
 // losses were left out, near it; three blocks tell.
-TEST(LossRise, ASlowFailureIsFoundThoughNoStepOfItIsHigh) {
+TEST(LossRise, FindsASlowFailureWithoutHighSteps) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     Noise noise(seed, 0.2);
     const Losses run = run_of(1140, [&](int n) { return 2 + 0.01 * std::max(n - 1000, 0) + noise(); });
@@ -390,7 +390,7 @@ TEST(LossRise, TheFirstDescentDoesNotHideAnEarlyFailure) {
   }
 }
 
-TEST(LossRise, AVerySlowRiseIsFoundOnce) {
+TEST(LossRise, FindsAVerySlowRiseOnce) {
   Noise noise(1, 0.05);
   // 5 % more is reached after 1000 steps, declared three blocks later, and then counted from there.
   const Losses run = run_of(4600, [&](int n) { return 2 * (1 + 5e-5 * std::max(n - 3000, 0)) + noise(); });
@@ -399,7 +399,7 @@ TEST(LossRise, AVerySlowRiseIsFoundOnce) {
   EXPECT_LE(run.onsets[0], 3000 + 1200);
 }
 
-TEST(LossRise, ALevelReachedIsToldOnce) {
+TEST(LossRise, ReportsALevelOnce) {
   LossRiseRule rule;
   Noise noise(1, 0.05);
   int found = 0;
@@ -408,20 +408,20 @@ TEST(LossRise, ALevelReachedIsToldOnce) {
   EXPECT_EQ(found, 1);
 }
 
-TEST(LossRise, WhatTheOtherRuleTellsIsNotToldAgain) {
+TEST(LossRise, DoesNotRepeatAnEventOfTheOtherRule) {
   Noise noise(1, 0.05);
   const Losses run = run_of(3000, [&](int n) { return (n < 1000 ? 2 : n < 1100 ? 50 : 3) + noise(); });
   EXPECT_EQ(run.told, (std::vector<int64_t>{1000, 1000}));  // a spike, and as it lasts a divergence
   EXPECT_TRUE(run.onsets.empty());
 }
 
-TEST(LossRise, LossesThatAreNotFiniteAreLeftOut) {
+TEST(LossRise, IgnoresNonFiniteLosses) {
   Noise noise(1, 0.05);
   const auto with_gaps = [&](int n) { return n % 7 == 0 ? NAN : n % 11 == 0 ? INFINITY : 2 + noise(); };
   EXPECT_TRUE(run_of(3000, with_gaps).onsets.empty());
 }
 
-TEST(LossRise, AfterARestartWhatWasUsualIsForgotten) {
+TEST(LossRise, ForgetsTheLevelAfterARestart) {
   Noise noise(1, 0.05);
   Losses run = run_of(2000, [&](int) { return 2 + noise(); });
   run.events.restart();
@@ -432,7 +432,7 @@ TEST(LossRise, AfterARestartWhatWasUsualIsForgotten) {
   EXPECT_FALSE(run.onsets.empty());
 }
 
-TEST(LossRise, ItsStateGoesOnAlike) {
+TEST(LossRise, ARestoredRuleContinuesUnchanged) {
   Noise noise(1, 0.05);
   LossRiseRule rule;
   int64_t step = 0;

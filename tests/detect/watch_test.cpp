@@ -11,7 +11,7 @@
 namespace foreshock {
 namespace {
 
-TEST(State, WhatIsWrittenIsRead) {
+TEST(State, RoundTrips) {
   StateWriter writer;
   const double number = -0.1;
   const int64_t step = INT64_MIN;
@@ -34,7 +34,7 @@ TEST(State, WhatIsWrittenIsRead) {
   EXPECT_EQ(text, std::string("a\0b", 3));
 }
 
-TEST(State, BytesThatAreMissingOrWrongAreRefusedForGood) {
+TEST(State, RefusesMissingAndWrongBytes) {
   uint64_t number = 5;
   StateReader empty("");
   empty(number);
@@ -59,7 +59,7 @@ TEST(State, BytesThatAreMissingOrWrongAreRefusedForGood) {
 
 constexpr DetectorId kBias = DetectorId::kBias, kLogit = DetectorId::kMaxLogit;
 
-TEST(Precursors, ThoseThatBeganBeforeAndLastedOrHaveJustEnded) {
+TEST(Precursors, AreEpisodesThatLastedUntilShortlyBefore) {
   Precursors precursors;
   precursors.note(kLogit, "000", "000", Level::kWatch, 10);
   precursors.note(kLogit, "000", "000", Level::kQuiet, 20);  // long over at 1000
@@ -77,7 +77,7 @@ TEST(Precursors, ThoseThatBeganBeforeAndLastedOrHaveJustEnded) {
   EXPECT_EQ(before[1].warn_step, -1);
 }
 
-TEST(Precursors, TheirNumberIsBoundedAndWhatLastsIsKept) {
+TEST(Precursors, AreBoundedAndKeepLastingEpisodes) {
   Precursors precursors;
   precursors.note(kBias, "first", "", Level::kWarn, 0);
   for (int n = 1; n < 1000; ++n) {
@@ -140,7 +140,7 @@ TEST(Watch, AHealthyTrainingIsQuiet) {
   EXPECT_EQ(training.told(), "");
 }
 
-TEST(Watch, ABiasIsNamedAndStandsBeforeTheSpike) {
+TEST(Watch, ReportsABiasBeforeTheSpike) {
   Training training;
   training.run(1000);
   training.bias = 0.3;
@@ -164,7 +164,7 @@ TEST(Watch, ABiasIsNamedAndStandsBeforeTheSpike) {
   EXPECT_EQ(state.last_warn_step, seen.preceded_by[0].warn_step);
 }
 
-TEST(Watch, ALossThatIsNoNumberIsADivergenceAndNothingElse) {
+TEST(Watch, ANaNLossIsADivergenceOnly) {
   Training training;
   training.run(500);
   training.loss_factor = NAN;
@@ -173,7 +173,7 @@ TEST(Watch, ALossThatIsNoNumberIsADivergenceAndNothingElse) {
   EXPECT_EQ(training.events[0].step, 501);
 }
 
-TEST(Watch, InfiniteGradientsAreToldOnceAStretch) {
+TEST(Watch, ReportsConsecutiveInfiniteGradientsOnce) {
   Training training;
   training.run(500);
   training.gradient = INFINITY;
@@ -187,7 +187,7 @@ TEST(Watch, InfiniteGradientsAreToldOnceAStretch) {
 }
 
 // The loss is what it was long ago, and so is everything else: no spike, no precursor.
-TEST(Watch, AResumeWithALowerStepIsAResumeAndNothingElse) {
+TEST(Watch, ALowerStepIsAResumeOnly) {
   Training training;
   training.loss_factor = 0.3;
   training.run(1000);
@@ -200,7 +200,7 @@ TEST(Watch, AResumeWithALowerStepIsAResumeAndNothingElse) {
   EXPECT_EQ(training.events[0].value, 1000);
 }
 
-TEST(Watch, AStepToldTwiceOrLeftOutIsNoResume) {
+TEST(Watch, ARepeatedOrMissingStepIsNoResume) {
   Training training;
   training.run(500);
   --training.step;
@@ -210,7 +210,7 @@ TEST(Watch, AStepToldTwiceOrLeftOutIsNoResume) {
   EXPECT_EQ(training.told(), "");
 }
 
-TEST(Watch, ARestoredOneFindsTheSameEvents) {
+TEST(Watch, ARestoredWatchFindsTheSameEvents) {
   Training whole, parts;
   for (Training* each : {&whole, &parts}) {
     for (int part = 0; part < 40; ++part) {
@@ -230,7 +230,7 @@ TEST(Watch, ARestoredOneFindsTheSameEvents) {
 }
 
 // Truncated anywhere, or with any byte changed: refused, or a state that can be used; never worse.
-TEST(Watch, AStateOfAnyBytesDoesNoHarm) {
+TEST(Watch, AcceptsAStateOfAnyBytes) {
   Training training;
   training.run(600);
   training.loss_factor = 9;
@@ -269,7 +269,7 @@ DetectorState state_of(const RankWatch& watch, DetectorId detector) {
 }
 
 // Models with experts have 10^5 tensors, and their values come before those of the first layer.
-TEST(Watch, AHundredThousandTensorsKeepNoLayerOut) {
+TEST(Watch, ManyTensorsDoNotDisplaceLayers) {
   RankWatch watch;
   std::vector<WatchEvent> events;
   const int tensors = 100000;
@@ -289,7 +289,7 @@ TEST(Watch, AHundredThousandTensorsKeepNoLayerOut) {
   EXPECT_EQ(state_of(watch, DetectorId::kDeviationForward).series_dropped, 0u);
 }
 
-TEST(Watch, AThousandLayersWarnEachForItself) {
+TEST(Watch, AThousandLayersWarnSeparately) {
   RankWatch watch;
   std::vector<WatchEvent> events;
   for (int layer = 0; layer < 1000; ++layer)
@@ -306,7 +306,7 @@ TEST(Watch, AThousandLayersWarnEachForItself) {
 }
 
 // A trainer that makes up new names all the time: what is new is followed, what is old and quiet goes.
-TEST(Watch, TheLayerThatIsQuietForLongestGivesUpItsPlace) {
+TEST(Watch, ReplacesTheLayerThatIsQuietLongest) {
   RankWatch watch;
   std::vector<WatchEvent> events;
   feed(&watch, DetectorId::kMaxLogit, "warns", 2, 500, &events);
@@ -322,7 +322,7 @@ TEST(Watch, TheLayerThatIsQuietForLongestGivesUpItsPlace) {
 }
 
 // Each value removes a series. To search for it among all of them is thousands of times the work.
-TEST(Watch, ManyMoreLayersThanThereIsRoomForTakeNoLonger) {
+TEST(Watch, LayersBeyondTheLimitCostNoMoreTime) {
   RankWatch watch;
   std::vector<WatchEvent> events;
   constexpr size_t kLayers = 16000, kSteps = test::kIsSanitized ? 2 : 16;
@@ -336,7 +336,7 @@ TEST(Watch, ManyMoreLayersThanThereIsRoomForTakeNoLonger) {
 }
 
 // Where every series is above quiet, the one that goes ends its episode: nothing would ever end it later.
-TEST(Watch, ASeriesThatIsGivenUpIsQuiet) {
+TEST(Watch, ARemovedSeriesIsQuiet) {
   RankWatch watch;
   std::vector<WatchEvent> events;
   for (size_t n = 0; n < RankWatch::kMostLayers; ++n)
@@ -349,7 +349,7 @@ TEST(Watch, ASeriesThatIsGivenUpIsQuiet) {
 }
 
 // Distances of weights over twice the steps are larger without anything being wrong.
-TEST(Watch, AnotherIntervalIsLearnedInTheSameSeries) {
+TEST(Watch, LearnsAgainAfterTheIntervalChanges) {
   RankWatch watch;
   std::vector<WatchEvent> events;
   int64_t step = 0;
@@ -362,7 +362,7 @@ TEST(Watch, AnotherIntervalIsLearnedInTheSameSeries) {
   EXPECT_EQ(state_of(watch, DetectorId::kWeightShift).values, 440u);
 }
 
-TEST(Watch, SeriesAreBoundedAndNamesCut) {
+TEST(Watch, LimitsSeriesAndLengthsOfNames) {
   RankWatch watch;
   std::vector<WatchEvent> events;
   for (size_t n = 0; n < RankWatch::kMostLayers + 10; ++n)

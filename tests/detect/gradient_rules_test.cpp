@@ -1,4 +1,6 @@
 // The rule over looks at gradients, on gradients that are summed as a training sums them, in fp32 or bf16.
+#include "detect/gradient_rules.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 #include <vector>
 
 #include "detect/conditions.h"
-#include "detect/gradient_rules.h"
 #include "detect/state.h"
 
 namespace foreshock {
@@ -270,7 +271,7 @@ TEST(Gradients, OnlyTheLastPassOfAllParametersIsNamed) {
             "*.weight (10): the gradient used is that of the last backward pass only, since step 1");
 }
 
-TEST(Gradients, OneLookIsNotEnough) {
+TEST(Gradients, OneLookDoesNotReport) {
   Job job;
   job.spoil_used = of_bad([](Job::Gradient* own) { own->sum.assign(Job::kElements, 0); });
   job.step(1);
@@ -279,7 +280,7 @@ TEST(Gradients, OneLookIsNotEnough) {
   EXPECT_EQ(job.sentences(), "");
 }
 
-TEST(Gradients, ALookThatARankLacksIsNotJudged) {
+TEST(Gradients, ALookWithAMissingRankIsNotJudged) {
   Job job{.ranks = 2};
   job.spoil_used = of_bad([](Job::Gradient* own) { own->sum.assign(Job::kElements, 0); });
   job.ranks = 1;  // two ranks are expected, one reports
@@ -294,7 +295,7 @@ TEST(Gradients, ALookThatARankLacksIsNotJudged) {
   EXPECT_EQ(job.sentences(), "");
 }
 
-TEST(Gradients, LooksOfTwoProcessesOfARankAreNotJoined) {
+TEST(Gradients, DoesNotJoinLooksOfTwoProcessesOfARank) {
   Job job{.ranks = 2};
   job.conditions.observe_process(0, 10);
   job.conditions.observe_process(1, 11);
@@ -317,7 +318,7 @@ TEST(Gradients, LooksOfTwoProcessesOfARankAreNotJoined) {
   EXPECT_EQ(job.sentences(), "");
 }
 
-TEST(Gradients, TheStateOfTheRuleComesBack) {
+TEST(Gradients, RestoresTheStateOfTheRule) {
   Job job;
   job.spoil_used = of_bad([](Job::Gradient* own) { own->sum.assign(Job::kElements, 0); });
   job.step(1);
