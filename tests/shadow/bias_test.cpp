@@ -30,7 +30,7 @@ TEST(UnexplainedBias, IsTheDistanceFromAllControls) {
   EXPECT_EQ(unexplained_bias({INFINITY, 10}, {below}), 0);
 }
 
-TEST(BiasPool, ZNeedsSixteenClusters) {
+TEST(BiasPool, HasNoZBelowSixteenClusters) {
   BiasPool pool;
   for (int i = 0; i < 15; ++i) pool.add(step(i), {1.0 + i % 3, 10});
   for (int i = 0; i < 20; ++i) pool.add(step(14), {1.0 + i % 3, 10});
@@ -58,7 +58,7 @@ TEST(BiasPool, EachPartOfTheClusterCounts) {
   EXPECT_EQ(pool.bias()->clusters, 5);
 }
 
-TEST(BiasPool, ForgetsAllButTheLast64) {
+TEST(BiasPool, KeepsTheLast64Slices) {
   BiasPool pool;
   for (int i = 0; i < 64; ++i) pool.add(step(i), {100, 1});
   for (int i = 0; i < 64; ++i) pool.add(step(64 + i), {1, 2});
@@ -66,7 +66,7 @@ TEST(BiasPool, ForgetsAllButTheLast64) {
   EXPECT_EQ(pool.bias()->slices, 64);
 }
 
-TEST(BiasPool, LeavesOutWhatIsNotFinite) {
+TEST(BiasPool, IgnoresNonFiniteSlices) {
   BiasPool pool;
   pool.add(step(1), {std::nan(""), 1});
   pool.add(step(2), {INFINITY, 1});
@@ -75,7 +75,7 @@ TEST(BiasPool, LeavesOutWhatIsNotFinite) {
   EXPECT_FALSE(pool.bias().has_value());
 }
 
-TEST(BiasPool, NoSpreadNoZ) {
+TEST(BiasPool, HasNoZWithoutSpread) {
   BiasPool pool;
   for (int i = 0; i < 20; ++i) pool.add(step(i), {0, 4});
   EXPECT_EQ(pool.bias()->ulp, 0);
@@ -84,7 +84,7 @@ TEST(BiasPool, NoSpreadNoZ) {
 
 // A run that diverges, as seen with a learning rate growing until NaN: one slice of an exploding step has a
 // million times the gradient of all others, and rules a ratio of sums alone.
-TEST(BiasPool, OneHugeSliceDecidesNothing) {
+TEST(BiasPool, OneHugeSliceIsNoBias) {
   std::mt19937_64 engine(5);
   std::normal_distribution<double> normal;
   BiasPool pool;
@@ -96,7 +96,7 @@ TEST(BiasPool, OneHugeSliceDecidesNothing) {
   EXPECT_LT(std::fabs(before.ulp), 0.05);
 }
 
-TEST(BiasPool, SlicesOfAGradientThatHasDiedAreLeftOut) {
+TEST(BiasPool, IgnoresSlicesWithVanishedGradients) {
   BiasPool pool;
   for (int i = 0; i < 20; ++i) pool.add(step(i), {i % 2 == 0 ? 30.0 : -30.0, 1000});
   for (int i = 0; i < 40; ++i) pool.add(step(20 + i), {-2.5e-3, 1e-3});
@@ -131,7 +131,7 @@ double exceedance(int clusters, int slices_per_cluster, double limit, double bia
 
 // Student with 63 and 15 degrees of freedom beyond 2: 0.050 and 0.064; the linearisation and the uneven
 // weights add a little. 4000 pools: standard deviation 0.0035.
-TEST(BiasPool, FalseAlarmsAsOftenAsStudentSays) {
+TEST(BiasPool, FalseAlarmRateMatchesStudent) {
   EXPECT_NEAR(exceedance(64, 1, 2, 0), 0.052, 0.015);
   EXPECT_NEAR(exceedance(16, 1, 2, 0), 0.070, 0.02);
   EXPECT_LE(exceedance(64, 1, 6, 0), 0.0005);

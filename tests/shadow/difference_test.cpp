@@ -54,13 +54,13 @@ class DifferenceOf : public testing::TestWithParam<std::tuple<DType, DType, size
   }
 };
 
-TEST_P(DifferenceOf, SumsArePairByPair) {
+TEST_P(DifferenceOf, SumsOverPairs) {
   Values x = test::normal(1, count(), 1), y = test::normal(2, count(), 1);
   const std::vector<char> a = test::stored(type_a(), &x), b = test::stored(type_b(), &y);
   expect_sums(measure(a, b), x, y);
 }
 
-TEST_P(DifferenceOf, PairsThatAreNotFiniteAreLeftOutAndCounted) {
+TEST_P(DifferenceOf, CountsAndLeavesOutNonFinitePairs) {
   Values x = test::normal(3, count(), 1), y = test::normal(4, count(), 1);
   for (size_t n = 0; n < count(); n += 97) x[n] = n % 2 ? NAN : INFINITY;
   for (size_t n = 0; n < count(); n += 101) y[n] = n % 2 ? INFINITY : -INFINITY;

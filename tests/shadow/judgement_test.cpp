@@ -1,8 +1,9 @@
+#include "shadow/judgement.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "shadow/judgement.h"
 #include "tests/shadow/slice_data.h"
 #include "tests/support/variations.h"
 
@@ -169,7 +170,7 @@ TEST(Deviation, PlantedBiasIsFoundAndTheControlIsQuiet) {
   }
 }
 
-TEST(Deviation, RoundedReferenceStaysQuietOverSlices) {
+TEST(Deviation, RoundedReferenceHasNoBiasOverSlices) {
   FORESHOCK_SKIP_IF_SANITIZED();
   for (const DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32}) {
     const Pooled pooled =
@@ -280,7 +281,7 @@ void fill_gradient_as_fused_kernel(SliceData* data) {
 // difference of two sums of the same 64 products. Plain summed them in one order and was exact, so that a
 // kernel, which takes two, erred 1e39 times as much. The errors of both are of a few roundings now: those of
 // PyTorch's kernel, from logits of 3 to 10,000, had ratios from 0.7 to 1.4. Sums in more lanes err less.
-TEST(Deviation, WhereSoftmaxSaturatesAKernelErrsAsPlainDoes) {
+TEST(Deviation, AKernelErrsAsPlainDoesUnderSaturatedSoftmax) {
   int decided = 0;
   for (const double factor : {1, 100, 1000, 10000}) {
     for (const uint64_t seed : {1, 2, 3, 4}) {
@@ -306,7 +307,7 @@ void let_one_row_outweigh(SliceData* data, double factor) {
     data->grad_out.set(5 * columns + c, factor * data->grad_out.get(5 * columns + c));
 }
 
-TEST(Deviation, OneRowThatOutweighsAllOthersDecidesNoRatioBackward) {
+TEST(Deviation, OneLargeRowDoesNotDecideTheBackwardRatio) {
   SliceData data({DType::kFp32, 16, 64, 16, 16, true});
   fill_results(&data, unchanged);
   SliceDeviation d = judged(data);
@@ -330,7 +331,7 @@ TEST(Deviation, OneRowThatOutweighsAllOthersDecidesNoRatioBackward) {
   EXPECT_TRUE(judged(forward).deviation_ratio);
 }
 
-TEST(Deviation, ARowThatErrsAloneAmongEqualOnesIsJudged) {
+TEST(Deviation, FindsTheErrorOfOneRowAmongEqualOnes) {
   SliceData data({DType::kBf16, 16, 64, 64, 64, true});  // what is stored in bf16 errs in each element
   fill_results(&data, unchanged);
   for (size_t c = 0; c < 64; ++c) data.grad_query.set(5 * 64 + c, 2 * data.grad_query.get(5 * 64 + c));
@@ -448,7 +449,7 @@ TEST(Deviation, ErrorsUnderLargeScoresAreFoundByTheFusedFloor) {
   }
 }
 
-TEST(Deviation, NonFiniteResultIsAResult) {
+TEST(Deviation, JudgesANonFiniteResult) {
   for (const double planted : {kNaN, kInfinity}) {
     SliceData data({DType::kBf16, 16, 100, 64, 64, false});
     fill_results(&data, unchanged);
@@ -468,7 +469,7 @@ TEST(Deviation, NonFiniteResultIsAResult) {
 }
 
 // Beside a saturated softmax a gradient is almost 0. A wrong one is far from it, and still a number.
-TEST(Deviation, ErrorOfAlmostNothingIsFinite) {
+TEST(Deviation, ErrorOfTinyOutputsIsFinite) {
   SliceData data({DType::kFp64, 16, 100, 64, 64, true});
   for (size_t n = 0; n < 16 * 64; ++n) data.grad_out.set(n, 1e-155 * data.grad_out.get(n));
   fill_results(&data, unchanged);
@@ -480,7 +481,7 @@ TEST(Deviation, ErrorOfAlmostNothingIsFinite) {
 }
 
 // As under a loss scale that is too large: the gradients going in are finite, one going out is not.
-TEST(Deviation, WhatTheFormatCannotHoldIsNotComparedWhereTheTrainerHasThatInf) {
+TEST(Deviation, DoesNotCompareAnInfThatTheFormatRequires) {
   SliceData data({DType::kFp16, 16, 100, 64, 64, true});
   for (size_t n = 0; n < 100 * 64; ++n) data.key.set(n, 8 * data.key.get(n));
   for (size_t n = 0; n < 16 * 64; ++n) data.grad_out.set(n, 14000 * data.grad_out.get(n));
@@ -533,7 +534,7 @@ TEST(Deviation, ScoresThatOverflowInEveryKernelAreNotJudged) {
 }
 
 // The exact gradient of 1e-60 is 0 in fp32, so a relative error of 1 or more is not the kernel's.
-TEST(Deviation, AlmostNothingHasNoRelativeError) {
+TEST(Deviation, TinyOutputsHaveNoRelativeError) {
   SliceData data({DType::kFp32, 16, 100, 64, 64, true});
   for (size_t i = 0; i < data.query.size(); ++i) data.query.set(i, 1000 * data.query.get(i));
   fill_gradient_as_fused_kernel(&data);
@@ -570,7 +571,7 @@ TEST(Deviation, NonFiniteInputsMakeRowsIncomparable) {
   EXPECT_EQ(*d.logit_abs_max, kInfinity);
 }
 
-TEST(Deviation, RowsWithoutKeysAreCountedNotCompared) {
+TEST(Deviation, CountsRowsWithoutKeys) {
   SliceData data({DType::kBf16, 4, 100, 32, 32, false});
   data.key_limit[2] = 0;
   fill_results(&data, unchanged);
@@ -582,7 +583,7 @@ TEST(Deviation, RowsWithoutKeysAreCountedNotCompared) {
   EXPECT_GT(*d.entropy_min, 0);
 }
 
-TEST(Deviation, NothingToCompareIsAbsent) {
+TEST(Deviation, IsAbsentWithoutRows) {
   SliceData data({DType::kBf16, 2, 10, 8, 8, true});
   data.key_limit = {0, 0};
   const SliceDeviation d = judged(data);
@@ -600,7 +601,7 @@ TEST(Deviation, OneKeyHasNoErrorAndNoRatio) {
   EXPECT_EQ(*d.entropy_mean, 0);
 }
 
-TEST(Deviation, LseErrorAndScores) {
+TEST(Deviation, ReportsLogSumExpErrorAndScores) {
   SliceData data({DType::kFp64, 1, 2, 1, 1, false});
   data.query.set(0, 1);
   data.key.set(0, -5);
@@ -618,7 +619,7 @@ TEST(Deviation, LseErrorAndScores) {
 }
 
 // Transformers masks padded keys by adding the lowest number of fp32.
-TEST(Deviation, AMaskIsNoScore) {
+TEST(Deviation, MasksAreNotCountedAsScores) {
   SliceData data({DType::kFp64, 1, 3, 1, 1, false});
   data.query.set(0, 1);
   for (const int key : {0, 1, 2}) data.key.set(key, 1.0 + key);
@@ -651,7 +652,7 @@ TEST(Deviation, WithoutOutputOnlyScoresAreJudged) {
   EXPECT_GT(whole.rows_compared, 0);
 }
 
-TEST(Deviation, DriftIsTheProductWithGradOut) {
+TEST(Deviation, ReportsTheProductOfErrorAndGradOut) {
   SliceData data({DType::kFp32, 2, 50, 8, 8, true});
   fill_results(&data, unchanged);
   const double before = *judged(data).grad_out_drift;
@@ -661,7 +662,7 @@ TEST(Deviation, DriftIsTheProductWithGradOut) {
   EXPECT_FALSE(judged(data).grad_out_drift.has_value());
 }
 
-TEST(Deviation, PlainThatOverflowsIsLeftOutOfTheRatio) {
+TEST(Deviation, RatioLeavesOutAnOverflowOfPlain) {
   SliceData data({DType::kFp16, 2, 64, 8, 8, false});
   for (int k = 0; k < 8; ++k) data.query.set(k, 6000);
   fill_results(&data, unchanged);
@@ -670,7 +671,7 @@ TEST(Deviation, PlainThatOverflowsIsLeftOutOfTheRatio) {
   EXPECT_TRUE(std::isfinite(*d.deviation_ratio));
 }
 
-TEST(Deviation, ValidSlices) {
+TEST(Deviation, RefusesInvalidSlices) {
   const SliceData data({DType::kBf16, 2, 10, 8, 8, true});
   EXPECT_TRUE(is_valid(data.view()));
   auto broken = [&](auto change) {

@@ -1,6 +1,7 @@
+#include "shadow/slice.h"
+
 #include <gtest/gtest.h>
 
-#include "shadow/slice.h"
 #include "tests/shadow/slice_data.h"
 
 namespace foreshock {
@@ -27,7 +28,7 @@ TEST(Mask, BoolHidesWhereFalse) {
   EXPECT_EQ(masked_score(s, 0, 1, 5.0), kHidden);
 }
 
-TEST(Mask, AdditiveAddsAndTheLimitStillHolds) {
+TEST(Mask, AdditiveMasksAddAndTheLimitStillHolds) {
   SliceData data({DType::kBf16, 1, 3, 8, 8});
   data.mask = PackedArray(DType::kFp32, 3);
   data.mask.set(0, -2.5);

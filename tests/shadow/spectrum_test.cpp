@@ -1,8 +1,8 @@
+#include "shadow/spectrum.h"
+
 #include <gtest/gtest.h>
 
 #include <random>
-
-#include "shadow/spectrum.h"
 
 namespace foreshock {
 namespace {
@@ -63,7 +63,7 @@ void expect_increment(const std::optional<LayerSpectrum>& found, const Shown& be
   EXPECT_DOUBLE_EQ(found->effective_rank_mean, (first.effective_rank + second.effective_rank) / 2);
 }
 
-TEST(LayerSpectra, TheSecondLookAtAFusedProjectionTells) {
+TEST(LayerSpectra, FindsAChangeAtTheSecondSnapshot) {
   LayerSpectra spectra;
   const Shown first(1), second(2), third(3);
   EXPECT_FALSE(spectra.take("000", first.rows(64)));
@@ -88,7 +88,7 @@ TEST(LayerSpectra, QueriesAndKeysOfTwoTensors) {
   EXPECT_EQ(found->steps, 64);
 }
 
-TEST(LayerSpectra, OverUnequalTimesNothingIsSaid) {
+TEST(LayerSpectra, IsAbsentOverUnequalIntervals) {
   LayerSpectra spectra;
   const Shown a(1), b(2), c(3), d(4);
   spectra.take("000", a.rows(64));
@@ -97,7 +97,7 @@ TEST(LayerSpectra, OverUnequalTimesNothingIsSaid) {
   expect_increment(spectra.take("000", d.rows(256)), c, d);
 }
 
-TEST(LayerSpectra, AnotherIntervalOrShapeBeginsAnew) {
+TEST(LayerSpectra, RestartsAfterAnotherIntervalOrShape) {
   LayerSpectra spectra;
   const Shown first(1), second(2);
   spectra.take("000", first.rows(64));
@@ -122,7 +122,7 @@ TEST(LayerSpectra, MemoryIsBounded) {
   EXPECT_FALSE(spectra.take("002", second.rows(128)));
 }
 
-TEST(LayerSpectra, WhatDoesNotFitIsLeftOut) {
+TEST(LayerSpectra, LeavesOutTensorsThatDoNotFit) {
   LayerSpectra spectra;
   const Shown first(1), second(2);
   ProjectionRows wrong = first.rows(64);

@@ -30,7 +30,7 @@ std::vector<std::string> texts_of(const AttentionSlice& slice) {
   return texts;
 }
 
-TEST(StoredSlice, ComesBackAsTheSameJudgement) {
+TEST(StoredSlice, RoundTripsWithTheSameJudgement) {
   for (DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32, DType::kFp64})
     for (DType mask : {DType::kBool, DType::kFp32}) {
       const SliceData data = full_slice(dtype, mask);
@@ -42,7 +42,7 @@ TEST(StoredSlice, ComesBackAsTheSameJudgement) {
     }
 }
 
-TEST(StoredSlice, ComesBackUnderDropoutAndSoftCap) {
+TEST(StoredSlice, RoundTripsUnderDropoutAndSoftCap) {
   for (DType kept : {DType::kBool, DType::kBf16}) {
     SliceData data = full_slice(DType::kBf16, DType::kBool);
     data.drop(0.25, kept);
@@ -59,7 +59,7 @@ TEST(StoredSlice, ComesBackUnderDropoutAndSoftCap) {
   }
 }
 
-TEST(StoredColumns, ComeBackAsTheSameJudgement) {
+TEST(StoredColumns, RoundTripWithTheSameJudgement) {
   const auto texts = [](const KeyColumns& columns, ColumnReference* reference) {
     const ColumnDeviation deviation = judge(columns, reference);
     std::vector<std::string> all;
@@ -92,7 +92,7 @@ TEST(StoredColumns, ComeBackAsTheSameJudgement) {
   }
 }
 
-TEST(StoredColumns, RefusesWhatIsNotWhole) {
+TEST(StoredColumns, RefusesIncompleteFiles) {
   ColumnData data({DType::kBf16, 5, 2, 30, 24, 40, true});
   data.add_mask(DType::kBool, [](size_t, int) { return 0; });
   std::vector<ColumnSum> sums(key_sum_count(24, 40)), read;
@@ -148,7 +148,7 @@ TEST(StoredSlice, EachArrayHasItsShape) {
   }
 }
 
-TEST(StoredSlice, OfAForwardSliceThereIsNoGradient) {
+TEST(StoredSlice, AForwardSliceHasNoGradient) {
   const SliceData data(SliceShape{});
   Reference golden;
   reference(data.view(), &golden);
@@ -159,7 +159,7 @@ TEST(StoredSlice, OfAForwardSliceThereIsNoGradient) {
   EXPECT_FALSE(back.backward());
 }
 
-TEST(StoredSlice, ASliceWhoseRowsSeeNoKeyIsOne) {
+TEST(StoredSlice, AcceptsASliceWhoseRowsSeeNoKey) {
   const SliceData data({DType::kBf16, 2, 0, 8, 8, false});
   Reference golden;
   reference(data.view(), &golden);
@@ -168,7 +168,7 @@ TEST(StoredSlice, ASliceWhoseRowsSeeNoKeyIsOne) {
   EXPECT_EQ(back.keys, 0);
 }
 
-TEST(StoredSlice, WhatDoesNotFitIsRefused) {
+TEST(StoredSlice, RefusesArraysThatDoNotFit) {
   const SliceData data = full_slice(DType::kBf16, DType::kBool);
   Reference golden;
   reference(data.view(), &golden);
@@ -246,7 +246,7 @@ TEST(Figures, TextIsExact) {
   EXPECT_EQ(exact_text(std::numeric_limits<double>::infinity()), "inf");
 }
 
-TEST(Figures, EveryNumberOfTheJudgementIsThere) {
+TEST(Figures, HaveEveryNumberOfTheJudgement) {
   SliceDeviation d;
   const auto texts = [&d] {
     std::string all;

@@ -29,7 +29,7 @@ void expect_exact(const Wasserstein& distance, double expected) {
 
 class WassersteinOf : public testing::TestWithParam<DType> {};
 
-TEST_P(WassersteinOf, SixteenBitsAreTheSortingTruth) {
+TEST_P(WassersteinOf, EqualsTheSortedDistanceFor16Bits) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const size_t unequal = 1000 + 137 * seed;
     Values x = test::normal(2 * seed, 1000), y = test::normal(2 * seed + 1, unequal, 0.021, 1e-3);
@@ -50,7 +50,7 @@ TEST_P(WassersteinOf, IsADistance) {
   EXPECT_LE(ab, (ac + bc) * (1 + kTolerance));
 }
 
-TEST_P(WassersteinOf, OnlyFiniteValuesCount) {
+TEST_P(WassersteinOf, IgnoresNonFiniteValues) {
   Values x{1, 2, 3, NAN, INFINITY}, y{2, 3, 4, -INFINITY}, none{NAN};
   const Histogram a = histogram_of(GetParam(), &x), b = histogram_of(GetParam(), &y);
   expect_exact(wasserstein(a, b), 1);
@@ -155,7 +155,7 @@ TEST(Wasserstein, Fp32EstimatesAreClose) {
 
 // The mean W1 of many pairs of independent draws is the noise floor. One such W1 has a relative standard
 // deviation of about a third, the mean of 200 of 2.4 %: 12 % are five of them.
-TEST(Wasserstein, NoiseFloorIsWhatIndependentDrawsShow) {
+TEST(Wasserstein, NoiseFloorMatchesIndependentDraws) {
   FORESHOCK_SKIP_IF_SANITIZED();
   constexpr int kPairs = 200;
   for (const auto& [n, m] : {std::pair<size_t, size_t>{1000, 1000}, {500, 2000}}) {
