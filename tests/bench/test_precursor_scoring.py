@@ -30,7 +30,7 @@ def written(path: pathlib.Path, losses: list[float], norms: list[float]) -> path
     return path
 
 
-def test_a_record_made_up_is_reduced_to_its_onsets_and_alarms(tmp_path):
+def test_reduces_a_record_to_onsets_and_alarms(tmp_path):
     """The norm is tenfold from step 281 on, the loss from 301 to 310; both waver a little around 1."""
     wavering = [1 + 0.01 * math.sin(n) for n in range(1, 401)]
     losses = [10 * x if 301 <= n <= 310 else x for n, x in enumerate(wavering, start=1)]
@@ -82,7 +82,7 @@ def test_alarms_by_chance_have_no_lift():
     assert found["lift_low"] <= found["lift"] <= found["lift_high"]
 
 
-def test_an_event_in_the_aftermath_of_another_is_none():
+def test_an_event_in_the_aftermath_of_another_is_not_counted():
     losses = dict.fromkeys(range(1, 801), 1.0)
     losses |= dict.fromkeys(range(300, 320), 9.0) | dict.fromkeys(range(350, 360), 9.0) | {700: math.nan}
     onsets, masked = scoring.masks(losses, [350, 300, 700], 800)
@@ -94,7 +94,7 @@ def test_an_event_in_the_aftermath_of_another_is_none():
     )
 
 
-def test_a_twin_counts_no_further_than_its_fault_and_a_false_alarm_once():
+def test_a_twin_counts_up_to_its_fault_and_a_false_alarm_once():
     """A twin that goes on for ever would make every lift as large as one likes."""
     pair = [made_up(1001, "adam-net", {"1.0": [580]}), made_up(1001, "stable-net", {"1.0": [900, 5000]})]
     pair[1] |= {"last_step": 25600}
@@ -105,7 +105,7 @@ def test_a_twin_counts_no_further_than_its_fault_and_a_false_alarm_once():
     assert scoring.quiet([control], ["d"]) == scoring.Quiet(2, 25600 - scoring.FIRST_STEP + 1)
 
 
-def test_a_failure_that_the_rule_misses_is_seen_beside_the_twin():
+def test_comparison_with_the_twin_finds_failures_that_the_rule_misses():
     twin = [1 + 0.01 * math.sin(n) for n in range(60)]
     failed = [x * (1.2 if n >= 31 else 1) for n, x in enumerate(twin)]
     assert scoring.excess(twin, twin) is None
@@ -139,7 +139,7 @@ def planted(seed: int, drift: list[tuple[int, str]], onset: int | None, recipe: 
     }  # fmt: skip
 
 
-def test_an_error_of_attention_is_to_be_named_before_the_loss_event_and_in_its_layer():
+def test_an_attention_error_counts_if_warned_before_the_event_in_its_layer():
     begin = recipes.recipe(PLANTED).begin(1001)
     right, wrong = "blocks.1", "blocks.0"
     before, after = begin + 20, begin + 80
@@ -188,7 +188,7 @@ def test_intervals():
     assert scoring.bootstrap([scoring.Tally(alarms=1)] * 4, lambda t: t.alarms) == (4, 4)
 
 
-def test_the_level_rule_is_that_of_the_detectors():
+def test_the_level_rule_matches_the_detectors():
     """Rises at once, anywhere; falls after eight values in a row below 0.7 of the threshold."""
     calm = [(n, "a", 0.69) for n in range(10, 18)]
     assert alarms.alarms([(1, "a", 1.0), *calm, (18, "a", 1.0)]) == [(1, "a"), (18, "a")]
@@ -197,7 +197,7 @@ def test_the_level_rule_is_that_of_the_detectors():
     assert alarms.alarms([(1, "a", 1.0), (2, "a", 2.0)], 2.0) == [(2, "a")]
 
 
-def test_the_rules_of_others():
+def test_published_rules():
     wavering = [1 + 0.01 * math.sin(n) for n in range(300)]
     jump = [*wavering, 3.0, *wavering[:50]]
     assert [n for n, score in enumerate(alarms.zclip(jump)) if score >= 1] == [300]

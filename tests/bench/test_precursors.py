@@ -35,7 +35,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, subpro
     return pathlib.Path(f"{out}-short"), process
 
 
-def test_one_pair_through_the_whole_of_it(done):
+def test_one_pair_from_training_to_results(done):
     out, process = done
     assert process.returncode == 0, process.stderr
     results = json.loads((out / "results.json").read_text())
@@ -78,7 +78,7 @@ def test_a_record_is_never_made_twice(done):
     assert (out / "results.json").read_bytes() == whole
 
 
-def test_trainings_of_another_length_do_not_mix_with_these(done, tmp_path):
+def test_trainings_of_another_length_are_refused(done, tmp_path):
     out = tmp_path / "out-short"
     out.mkdir()
     (out / "steps.json").write_text("null")
@@ -88,13 +88,13 @@ def test_trainings_of_another_length_do_not_mix_with_these(done, tmp_path):
 
 
 @pytest.mark.parametrize("words", [["--tuning"], []])
-def test_what_is_short_or_for_tuning_is_not_kept(tmp_path, words):
+def test_short_and_tuning_trainings_are_not_kept(tmp_path, words):
     process = bench(tmp_path / "out", "--keep", *words)
     assert (process.returncode, process.stderr.count("\n")) == (2, 1)
     assert "--keep is for whole trainings" in process.stderr
 
 
-def test_no_time_and_nothing_to_score(tmp_path):
+def test_no_trainings_is_an_error(tmp_path):
     process = bench(tmp_path / "out", "--minutes", "0")
     assert (process.returncode, process.stderr.count("\n")) == (1, 1)
     assert "nothing to score" in process.stderr
@@ -118,7 +118,7 @@ def test_published_pages_are_current():
     assert min(seeds) >= recipes.FIRST_SEED
 
 
-def test_the_published_results_are_those_of_the_kept_trainings():
+def test_published_results_match_the_kept_trainings():
     """But for the intervals, which take a thousand draws each."""
     found = comparison.completed([one for one in provenance.stored() if provenance.is_made_alike(one)])
     assert found
@@ -133,7 +133,7 @@ def test_the_published_results_are_those_of_the_kept_trainings():
     assert results["attention_errors"] == attention_errors.results(found)
 
 
-def test_the_page_of_the_detectors_says_what_the_figures_say():
+def test_the_page_of_the_detectors_matches_the_results():
     results = json.loads(tables.RESULTS.read_text())
     rows = re.findall(r"^\| `(\w+)` .*\| (\w+) \|$", (ROOT / "docs" / "detectors.md").read_text(), re.MULTILINE)
     assert len(rows) == 12
@@ -160,7 +160,7 @@ def test_results_of_other_detectors_are_marked_stale():
     assert "the attention errors" not in re.sub(r"\s+", " ", tables.page(results, results["detectors"]))
 
 
-def test_neither_comments_nor_breaks_of_lines_make_other_detectors():
+def test_comments_and_line_breaks_do_not_change_the_hash_of_detectors():
     source = "int a = 1;  // one\n// two\nint b;\n"
     assert provenance.without_comments(source) == provenance.without_comments("int a = 1; int b;\n")
     assert provenance.without_comments(source) != provenance.without_comments("int a = 2; int b;\n")
@@ -190,7 +190,7 @@ def test_trainings_of_different_days_add_up(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
-def test_a_training_that_lost_looks_at_weights_is_not_kept(tmp_path, monkeypatch):
+def test_a_training_with_lost_snapshots_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "FOLDER", tmp_path / "trainings")
     provenance.keep([kept_training("stable-net", 1000), kept_training("stable-net", 1001, looks=90)])
     again = kept_training("stable-net", 1001, day=2, looks=80)

@@ -38,6 +38,6 @@ def test_growth_beyond_its_bound_fails(soak):
     assert [row["ok"] for row in soak.growth_rows(parts, bounds, 1000)] == [True, True, True]
 
 
-def test_what_has_no_bound_may_not_grow(soak):
+def test_a_quantity_without_a_bound_may_not_grow(soak):
     parts = [(1000 * n, {"files": 10 if n < 10 else 11}) for n in range(1, 11)]
     assert [row["ok"] for row in soak.growth_rows(parts, {}, 1000)] == [False]

@@ -36,7 +36,7 @@ def slopes():
     return module
 
 
-def test_twins_differ_in_what_they_are_meant_to(done):
+def test_twins_differ_only_as_planned(done):
     out, process = done
     assert process.returncode == 0, process.stderr
     whole = json.loads((out / "yardsticks.json").read_text())
@@ -53,7 +53,7 @@ def test_twins_differ_in_what_they_are_meant_to(done):
     assert first != second
 
 
-def test_weights_are_kept_until_they_have_been_compared(done):
+def test_weights_are_deleted_after_their_comparison(done):
     out, _ = done
     assert sorted(path.name for path in out.iterdir()) == [
         "plan.json",
@@ -63,7 +63,7 @@ def test_weights_are_kept_until_they_have_been_compared(done):
     ]
 
 
-def test_it_goes_on_where_it_was_and_finds_the_same(done):
+def test_continues_with_the_same_results(done):
     out, _ = done
     before = (out / "replicate-1.json").read_bytes()
     (out / "replicate-1.json").unlink()
@@ -74,7 +74,7 @@ def test_it_goes_on_where_it_was_and_finds_the_same(done):
     assert (out / "replicate-1.json").read_bytes() == before
 
 
-def test_another_experiment_does_not_mix_with_this_one(done):
+def test_refuses_the_folder_of_another_experiment(done):
     out, _ = done
     other = experiment(out, "--steps", "10")
     assert other.returncode == 1

@@ -23,12 +23,12 @@ CONFIG = DASHBOARDS / "alertmanager" / "alertmanager.yml"
 RANKS = 2000
 
 
-def test_the_configuration_is_that_of_the_values():
+def test_configuration_matches_the_values():
     assert CONFIG.read_text() == alertmanager_yaml(VALUES), "run ./dev docs"
 
 
 @needs["amtool"]
-def test_the_configuration_is_right():
+def test_amtool_accepts_the_configuration():
     checked = subprocess.run(["amtool", "check-config", str(CONFIG)], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "4 receivers" in checked.stdout
@@ -116,7 +116,7 @@ def labels_of(name: str, **more: str) -> dict[str, str]:
 
 
 @needs["prometheus-alertmanager"]
-def test_two_thousand_ranks_are_one_notification_and_none_beside_the_incident(tmp_path):
+def test_two_thousand_ranks_give_one_notification_and_none_during_an_incident(tmp_path):
     with receiver() as told, alertmanager(tmp_path, told) as address:
         post(address, [labels_of("ForeshockWeightShift", rank=str(rank)) for rank in range(RANKS)])
         wait_until(lambda: told.told, 30)

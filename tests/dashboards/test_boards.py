@@ -29,7 +29,7 @@ each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 each_panel = pytest.mark.parametrize(("board", "panel"), PANELS, ids=[f"{b}: {p['title']}" for b, p in PANELS])
 
 
-def test_the_dashboards_are_those_of_the_generator():
+def test_committed_dashboards_match_the_generator():
     made = {name: text for name, text in texts(VALUES).items() if name.startswith("grafana/")}
     assert {file.name: file.read_text() for file in FILES} == {
         name.removeprefix("grafana/"): text for name, text in made.items()
@@ -83,7 +83,7 @@ def test_two_generations_of_grafana_accept_it(board, file):
 
 
 @each_board
-def test_it_is_found_and_leads_to_the_others(board):
+def test_dashboards_have_a_uid_a_tag_links_and_alerts(board):
     assert re.fullmatch(r"foreshock-\w{1,30}", board["uid"])
     assert board["editable"] is False
     assert board["tags"] == ["foreshock"]
@@ -185,7 +185,7 @@ def row_of(board: dict, panel: dict) -> str:
 
 
 @each_panel
-def test_ten_thousand_ranks_do_not_make_ten_thousand_lines(board, panel):
+def test_panels_aggregate_or_limit_ranks(board, panel):
     """Either the ranks are summed up, or only the first few are shown."""
     for target in panel["targets"]:
         per_rank = re.search(r"\brank=|\{\{rank\}\}|by \([^)]*rank\b[^)]*\)", target["expr"] + target["legendFormat"])
@@ -275,7 +275,7 @@ def asked_of(folder: pathlib.Path, series: list[dict], questions: dict[str, list
 
 @needs["promtool"]
 @pytest.mark.parametrize("last", [100, -100])
-def test_a_rank_that_ended_is_in_no_gauge_of_those_that_live(tmp_path, last):
+def test_gauges_leave_out_ended_ranks(tmp_path, last):
     """A job that has gone on with fewer ranks: what the other one showed last is neither drawn nor in any mean."""
     gauges = [each for each in gauges_of_ranks() if not each.startswith("foreshock_rank_up{")]
     assert len(gauges) > 60
@@ -300,7 +300,7 @@ def test_a_rank_that_ended_is_in_no_gauge_of_those_that_live(tmp_path, last):
 
 
 @needs["promtool"]
-def test_a_rank_that_ended_is_no_slow_one(tmp_path):
+def test_an_ended_rank_is_not_the_slowest(tmp_path):
     series = [
         {"series": f'foreshock_{name}{{run="r",rank="{rank}",instance="a"}}', "values": values}
         for name, rank, values in (
@@ -326,7 +326,7 @@ def test_a_run_on_many_nodes_has_one_state_and_one_owner(tmp_path):
     assert asked_of(tmp_path, series, questions) == ""
 
 
-def test_what_is_said_of_now_is_not_what_was_said_last():
+def test_panels_of_the_present_show_no_old_values():
     """The agent of a run goes with it, mostly before Prometheus could see the end: its last words would stand there."""
     present = {(name, p["title"]) for name, p in PANELS if p["type"] == "stat" and p["targets"][0]["instant"]}
     assert present == {
@@ -340,7 +340,7 @@ def test_what_is_said_of_now_is_not_what_was_said_last():
 
 
 @each_board
-def test_step_is_an_axis_where_there_is_something_to_read_by_it(board):
+def test_trend_panels_have_a_step_axis(board):
     for panel in board["panels"]:
         if panel["type"] != "trend":
             continue
@@ -354,7 +354,7 @@ def test_the_boards_of_a_run_have_a_step_axis():
     assert all("trend" in kinds[name] for name in ("overview", "attention", "weights"))
 
 
-def test_the_limits_drawn_are_those_of_the_alerts():
+def test_drawn_limits_match_the_alerts():
     rules = yaml.safe_load((DASHBOARDS / "rules" / "foreshock.yml").read_text())
     assert rules["groups"]
     panel = next(panel for name, panel in PANELS if (name, panel["title"]) == ("attention", "Bias"))

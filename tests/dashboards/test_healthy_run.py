@@ -22,7 +22,7 @@ def test_four_healthy_hours_raise_no_alert_not_even_a_pending_one(tmp_path, seed
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_it_has_all_that_the_rules_ask_for():
+def test_the_healthy_run_has_all_metrics_of_the_rules():
     """Of what it lacks no alert could fire."""
     expressions = [rule.expression for group in rules.groups(VALUES) for rule in group.rules]
     asked = {name for text in expressions for name in re.findall(r"(?<![\w:])foreshock_\w+", text)}
@@ -55,7 +55,7 @@ FAULTS = {
 
 @needs["promtool"]
 @pytest.mark.parametrize("fault", keep(FAULTS, "bias", "weight_shift", "replicas"))
-def test_the_same_hours_with_a_fault_are_told_from_them(tmp_path, fault):
+def test_the_same_hours_with_a_fault_raise_alerts(tmp_path, fault):
     values, alert, states = FAULTS[fault]
     series = all_series(0)
     for name, value in values.items():

@@ -130,7 +130,7 @@ def test_no_panel_of_a_healthy_training_is_empty(scene):
 
 
 @needs["prometheus"]
-def test_what_is_drawn_over_steps_has_one_value_for_each_time(scene):
+def test_queries_over_steps_have_one_value_for_each_time(scene):
     for title, target in TARGETS:
         board, panel = title.split(": ", 1)
         kind = next(each["type"] for each in BOARDS[board]["panels"] if each["title"] == panel)

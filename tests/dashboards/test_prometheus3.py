@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-def test_it_is_one():
+def test_it_is_prometheus_3():
     told = subprocess.run([BIN / "prometheus", "--version"], capture_output=True, text=True)
     assert (told.stdout + told.stderr).startswith("prometheus, version 3.")
 

@@ -30,13 +30,13 @@ def scaled(value: float | str, factor: float) -> float | str:
     return value * factor
 
 
-def test_every_section_is_held():
+def test_every_section_of_values_is_covered():
     assert {section for _, sections in HELD.values() for section in sections} == VALUES.keys() - NO_ALERTS
 
 
 @needs["promtool"]
 @pytest.mark.parametrize("name", HELD)
-def test_no_other_value_passes(tmp_path, name):
+def test_changed_values_fail_the_rule_tests(tmp_path, name):
     of_group, sections = HELD[name]
     file = next(test for test in TESTS if test.stem == f"{name}_test")
     unchanged = promtool_tests(tmp_path / "unchanged", [group(of_group)], [file])

@@ -18,12 +18,12 @@ ALERTS = [rule for group in RULES["groups"] for rule in group["rules"] if "alert
 EXPRESSIONS = [rule["expr"] for group in RULES["groups"] for rule in group["rules"]]
 
 
-def test_the_rules_are_those_of_the_values():
+def test_committed_rules_match_the_values():
     assert (DASHBOARDS / "rules" / "foreshock.yml").read_text() == rules.rules_yaml(VALUES), "run ./dev docs"
 
 
 @needs["promtool"]
-def test_the_rules_are_clean():
+def test_promtool_accepts_the_rules():
     command = ["promtool", "check", "rules", "--lint=all", "--lint-fatal", str(DASHBOARDS / "rules" / "foreshock.yml")]
     checked = subprocess.run(command, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
@@ -41,7 +41,7 @@ def test_every_metric_is_in_the_catalog():
         assert set(re.findall(r"(?:run|rank):\w+:\w+", expression)) <= records, expression
 
 
-def test_both_generations_of_prometheus_mean_the_same():
+def test_rules_avoid_what_prometheus_3_changed():
     for expression in EXPRESSIONS:
         # 3 writes whole bounds of buckets as le="1.0"; and a window as short as a scrape holds one sample less there.
         assert "le=" not in expression
@@ -79,7 +79,7 @@ def detectors_of(expression: str) -> set[str]:
     return {name for each in re.findall(r'detector=~"([^"]+)"', expression) for name in each.split("|")}
 
 
-def test_tickets_are_of_what_the_bench_found_right():
+def test_tickets_come_from_default_detectors_only():
     default = set(json.loads((ROOT / "bench" / "precursors" / "results.json").read_text())["default"])
     of_detectors = [rule for rule in ALERTS if detectors_of(rule["expr"])]
     assert of_detectors
@@ -100,7 +100,7 @@ def test_incidents_and_wrong_weights_page():
     assert incidents == {rule["alert"] for rule in ALERTS if rule["labels"]["kind"] == "incident"}
 
 
-def test_what_is_absent_counts_only_while_a_run_is_running():
+def test_absence_alerts_need_a_running_run():
     absent = {"ForeshockTrainingStalled", "ForeshockRanksMissing", "ForeshockNoData", "ForeshockCoverageLow"}
     for rule in ALERTS:
         asks = "foreshock_running:max == 1" in rule["expr"] or 'state="running"' in rule["expr"]
@@ -127,7 +127,7 @@ def test_every_alert_names_run_fact_meaning_and_action():
         assert board in boards, rule["alert"]
 
 
-def test_the_values_are_those_of_the_verdict():
+def test_values_match_the_limits_of_the_verdict():
     header = (ROOT / "detect" / "detector.h").read_text()
     constants = dict(re.findall(r"(k\w+) = ([\d.]+);", header))
     assert VALUES["verdict"]["ulp"] == float(constants["kBiasUlp"])
@@ -136,7 +136,7 @@ def test_the_values_are_those_of_the_verdict():
     assert VALUES["verdict"]["backward"] == float(constants["kDeviationRatioBackward"])
 
 
-def test_every_detector_exists_and_is_told_of_where_it_is_right_or_nothing_else_looks():
+def test_rules_know_every_detector():
     header = (ROOT / "detect" / "detector.h").read_text()
     known = set(re.findall(r'\{DetectorId::\w+, "(\w+)"', header))
     could = {"entropy_drop", *(name for *_, seen, _ in detector_rules.TABLE for name in seen)}

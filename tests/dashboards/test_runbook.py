@@ -13,11 +13,11 @@ SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.
 PAGES = [ROOT / "docs" / name for name in ("runbook.md", "alerts.md")]
 
 
-def test_the_figures_are_those_of_the_bench():
+def test_figures_match_the_bench():
     assert PAGE.read_text() == runbook(), "run ./dev docs"
 
 
-def test_the_delays_of_operations_are_those_of_rules_and_bench():
+def test_stated_delays_match_rules_and_bench():
     page = PAGES[1].read_text()
     results = json.loads(RESULTS.read_text())
     ours = {name: results["shipped"][name]["all"] for name in results["ours"]}

@@ -66,7 +66,7 @@ def stack(tmp_path, base):
 
 @needs["prometheus-alertmanager"]
 @needs["prometheus"]
-def test_a_training_that_goes_wrong_is_told_within_seconds(stack, show_line):
+def test_a_failing_training_raises_an_alert_within_seconds(stack, show_line):
     running, fault, end = stack
     _, prometheus = running.wait_for(r"Prometheus +(http://127.0.0.1:\d+)")
     _, alertmanager = running.wait_for(r"Alertmanager +(http://127.0.0.1:\d+)")
@@ -98,7 +98,7 @@ def test_a_training_that_goes_wrong_is_told_within_seconds(stack, show_line):
 
 @needs["prometheus-alertmanager"]
 @needs["prometheus"]
-def test_a_training_of_which_nothing_is_told_passes_as_silent(stack):
+def test_expect_silence_passes_without_alerts(stack):
     running, _, end = stack
     _, prometheus = running.wait_for(r"Prometheus +(http://127.0.0.1:\d+)")
     query = f"{prometheus.group(1)}/api/v1/query?query=run:foreshock_step:max"
@@ -110,7 +110,7 @@ def test_a_training_of_which_nothing_is_told_passes_as_silent(stack):
 
 @needs["prometheus-alertmanager"]
 @needs["prometheus"]
-def test_silence_of_which_nothing_was_seen_is_none(tmp_path):
+def test_expect_silence_fails_if_no_metrics_were_seen(tmp_path):
     """A command that makes no step: no series of a run, so nothing could have fired."""
     command = [sys.executable, str(monitored.ROOT / "dashboards" / "stack.py"), "--interval", "1", "--expect-silence"]
     command += ["--folder", str(tmp_path / "stack"), "--", "true"]
@@ -122,7 +122,7 @@ def test_silence_of_which_nothing_was_seen_is_none(tmp_path):
 
 @needs["prometheus-alertmanager"]
 @needs["prometheus"]
-def test_two_that_start_at_once_find_ports_of_their_own(tmp_path):
+def test_two_stacks_started_together_use_different_ports(tmp_path):
     command = [sys.executable, str(monitored.ROOT / "dashboards" / "stack.py"), "--interval", "1", "--folder"]
     environment = monitored.clean_environment(FORESHOCK_BUILD=str(monitored.BUILD), FORESHOCK_DIR=str(tmp_path))
     both = [

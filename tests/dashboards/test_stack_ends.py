@@ -136,19 +136,19 @@ def stubborn():
         process.kill()
 
 
-def test_what_does_not_end_when_asked_is_killed(stubborn, monkeypatch):
+def test_a_process_that_ignores_sigterm_is_killed(stubborn, monkeypatch):
     monkeypatch.setattr("stack.TIMEOUT_S", 0.2)
     end(stubborn, signal.SIGINT, signal.SIGTERM)
     assert stubborn.returncode == -signal.SIGKILL
 
 
-def test_what_ends_when_asked_is_asked_once():
+def test_a_process_that_ends_gets_one_signal():
     process = subprocess.Popen(SLEEPING)
     end(process, signal.SIGTERM, signal.SIGKILL)
     assert process.returncode == -signal.SIGTERM
 
 
-def test_ctrl_c_while_it_waits_kills(stubborn, monkeypatch):
+def test_ctrl_c_during_the_wait_kills(stubborn, monkeypatch):
     monkeypatch.setattr(stubborn, "wait", lambda **_: [monkeypatch.undo(), signal.raise_signal(signal.SIGINT)])
     with pytest.raises(KeyboardInterrupt):
         end(stubborn, signal.SIGTERM)

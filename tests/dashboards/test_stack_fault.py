@@ -32,7 +32,7 @@ def dev(monkeypatch):
 
 @needs["prometheus-alertmanager"]
 @needs["prometheus"]
-def test_an_error_of_attention_is_told_in_one_notification_with_run_layer_and_runbook(dev, tmp_path, base, show_line):
+def test_an_attention_error_sends_one_notification_with_run_layer_and_runbook(dev, tmp_path, base, show_line):
     words = ["--fault", f"--seconds={SECONDS}", "--expect-silence", "--folder", str(tmp_path / "stack")]
     options = types.SimpleNamespace(fault=True, seconds=SECONDS, training=[])
     command, environment = dev.stack_command(options, words)

@@ -72,7 +72,7 @@ def shows(folder: pathlib.Path, steps: Steps, last: int, expression: str, expect
 
 @needs["promtool"]
 @pytest.mark.parametrize("seed", range(8))
-def test_steps_ascend_and_are_those_that_the_run_is_made_of(tmp_path, seed):
+def test_the_step_axis_ascends_over_the_final_history(tmp_path, seed):
     steps = training(seed)
     for last in (MINUTES - 1, MINUTES // 2):  # a panel that ends before what comes later shows what was then
         expected = kept(steps, last)
@@ -82,7 +82,7 @@ def test_steps_ascend_and_are_those_that_the_run_is_made_of(tmp_path, seed):
 
 
 @needs["promtool"]
-def test_steps_as_they_are_would_not_do(tmp_path):
+def test_raw_steps_do_not_ascend(tmp_path):
     steps = [1, 2, 2, 3, 2, 3, 4, None, 5, 5]
     assert kept(steps, 9) == {4: 2, 5: 3, 6: 4, 9: 5, 0: 1}
     assert shows(tmp_path, steps, 9, panel.STEP, kept(steps, 9)) != ""
@@ -90,7 +90,7 @@ def test_steps_as_they_are_would_not_do(tmp_path):
 
 
 @needs["promtool"]
-def test_steps_of_ten_digits_are_told_apart(tmp_path):
+def test_steps_of_ten_digits_are_distinguished(tmp_path):
     """The millionth for each second is above the spacing of doubles there, and below a step in eleven days."""
     steps = [1_000_000_000] * 3 + [1_000_000_001] * 3
     assert shows(tmp_path, steps, 5, panel.ASCENDING, {2: steps[2], 5: steps[5]}) == ""

@@ -26,7 +26,7 @@ def address():
 
 
 @needs["promtool"]
-def test_promtool_finds_nothing_to_complain_of(address):
+def test_promtool_accepts_the_metrics(address):
     assert promtool_complaints(get(f"http://{address}/metrics")) == ""
 
 

@@ -88,7 +88,7 @@ def test_healthy_run_has_a_healthy_headline(page):
     assert tab.value("byId('legend').hidden")
 
 
-def test_what_is_worth_a_look_stands_below_a_healthy_headline(page):
+def test_conditions_worth_a_look_are_below_a_healthy_headline(page):
     look = {"condition": "rate_zero", "kind": "look", "text": "the learning rate is 0 since step 12", "action": "wait"}
     tab = page(1, 4, sample_state(1, 4) | {"conditions": [look]})
     assert tab.value("byId('verdict').className") == "good"
@@ -99,7 +99,7 @@ def test_what_is_worth_a_look_stands_below_a_healthy_headline(page):
     assert len([note for note in tab.texts("#notes li") if note.startswith("Worth a look")]) == 2
 
 
-def test_what_the_trainer_has_given_up_is_marked(page):
+def test_work_that_the_trainer_stopped_is_marked(page):
     state = sample_state(2, 4)
     state["ranks"][0]["tensors_given_up_step"] = None
     state["ranks"][1]["tensors_given_up_step"] = 1096
@@ -110,14 +110,14 @@ def test_what_the_trainer_has_given_up_is_marked(page):
     assert told in tab.texts("#tables .alarm")
 
 
-def test_what_was_not_compared_is_not_praised(page):
+def test_unjudged_values_are_not_called_healthy(page):
     state = sample_state(1, 4) | {"verdict": "attention output not checked", "healthy": False}
     tab = page(1, 4, state)
     assert tab.value("byId('verdict').className") == "waiting"
     assert tab.value("byId('verdict-text').textContent") == "attention output not checked"
 
 
-def test_detectors_are_told_the_loudest_first(page):
+def test_detectors_are_sorted_by_level(page):
     tab = page()
     found = rows(tab, "Detectors")
     assert found[0][:9] == [
@@ -295,7 +295,7 @@ def test_charts_say_in_words_what_they_show(page):
     assert labels[0].startswith("loss, steps 1001 to 1511: from 1.760 to 2.640, last ")
 
 
-def test_no_line_leads_over_steps_that_nobody_looked_at(page):
+def test_lines_have_gaps_at_unseen_steps(page):
     tab = page(1, 2)
     ends = "((chart) => chart?.data.datasets[0].data.filter((p) => Number.isNaN(p.y)).map((p) => p.x) ?? [])"
     everywhere = tab.value(f"ui.charts.flatMap((c) => {ends}(c.chart))")
@@ -373,7 +373,7 @@ def two_runs() -> dict:
     return first | {"runs": [first, second]}
 
 
-def test_several_runs_are_told_apart(serve, tab):
+def test_several_runs_are_shown_separately(serve, tab):
     tab.open(serve(two_runs(), 1, 2, "first", "second") + "/")
     tab.wait_for(LIVE)
     highest = "Math.max(...ui.charts[0].chart.data.datasets[0].data.map((p) => p.y))"
@@ -411,7 +411,7 @@ def read_somewhere(tab: browser.Browser) -> None:
     assert None not in tab.value(CURSORS)
 
 
-def test_what_was_read_of_one_run_is_not_said_of_another(serve, tab):
+def test_values_of_one_run_are_not_shown_for_another(serve, tab):
     tab.open(serve(two_runs(), 1, 2, "first", "second") + "/")
     tab.wait_for(LIVE)
     read_somewhere(tab)
@@ -424,7 +424,7 @@ def test_what_was_read_of_one_run_is_not_said_of_another(serve, tab):
     tab.leave()
 
 
-def test_what_was_read_of_all_ranks_is_not_said_of_one(page):
+def test_values_of_all_ranks_are_not_shown_for_one(page):
     tab = page(2, 2)
     read_somewhere(tab)
     tab.value("document.querySelector('#legend button[data-rank=\"1\"]').click()")
@@ -471,24 +471,24 @@ def test_grafana_is_linked_with_the_run_and_its_time(page):
     assert links(tab)["fleet"] == found["fleet"]
 
 
-def test_of_a_run_that_has_ended_grafana_is_linked_to_its_end(page):
+def test_links_to_grafana_end_with_the_run(page):
     state = sample_state(1, 2) | {"state": "finished"}
     assert links(page(1, 2, state))["overview"].endswith("&from=1794999940250&to=1795000660500")
 
 
-def test_the_dashboards_that_are_linked_are_those_that_we_ship(page):
+def test_linked_dashboards_exist(page):
     shipped = {json.loads(file.read_text())["uid"] for file in (ROOT / "dashboards" / "grafana").glob("*.json")}
     assert {urllib.parse.urlsplit(to).path.split("/")[-1] for to in links(page(1, 2)).values()} == shipped
 
 
 @pytest.mark.parametrize("address", [None, "javascript:alert(1)//", "//grafana", "ftp://grafana.example.com"])
-def test_without_an_address_of_the_web_nothing_is_linked(page, address):
+def test_without_a_web_address_there_are_no_links(page, address):
     tab = page(1, 2, sample_state(1, 2) | {"grafana": address})
     assert links(tab) == {}
     assert tab.value("byId('grafana').hidden")
 
 
-def test_an_agent_that_has_gone_is_said_to_be(serve, tab):
+def test_reports_that_the_agent_has_ended(serve, tab):
     address = serve(sample_state(1, 2), 1, 2)
     tab.open(address + "/")
     tab.wait_for("byId('fresh').textContent === 'live'")

@@ -66,7 +66,7 @@ def assert_figures(entry, a, b, exact):
 
 @pytest.mark.parametrize("first", FORMATS)
 @pytest.mark.parametrize("second", FORMATS)
-def test_figures_are_those_of_scipy_and_numpy(foreshock, tmp_path, first, second):
+def test_figures_match_scipy_and_numpy(foreshock, tmp_path, first, second):
     left = {"w": FORMATS[first](weights(1)), "u": FORMATS[first](weights(2, (999,)) + 1)}
     right = {"w": FORMATS[second](weights(1) * 1.01 + 1e-3), "u": FORMATS[second](weights(3, (999,)) + 1)}
     a, b = stored.write(tmp_path / "a.safetensors", left), stored.write(tmp_path / "b.safetensors", right)
@@ -81,7 +81,7 @@ def test_figures_are_those_of_scipy_and_numpy(foreshock, tmp_path, first, second
 
 
 @pytest.mark.parametrize("format_of", FORMATS)
-def test_what_is_not_finite_is_left_out_and_counted(foreshock, tmp_path, format_of):
+def test_counts_and_leaves_out_non_finite_values(foreshock, tmp_path, format_of):
     a, b = weights(1), weights(2)
     a[0, :3], b[0, 2:7], b[5, 5] = [np.nan, np.inf, -np.inf], np.nan, -np.inf
     left, right = FORMATS[format_of](a), FORMATS[format_of](b)
@@ -95,7 +95,7 @@ def test_what_is_not_finite_is_left_out_and_counted(foreshock, tmp_path, format_
 
 # W1 of all that is finite here and of all that is finite there would be of other values than mean |d|.
 @pytest.mark.parametrize("format_of", FORMATS)
-def test_a_value_without_a_partner_is_in_no_distance(foreshock, tmp_path, format_of):
+def test_values_without_a_partner_are_left_out(foreshock, tmp_path, format_of):
     a = np.arange(1, 101, dtype=float).reshape(10, 10)
     b = a + 0.5
     b[5:] = np.nan
@@ -114,7 +114,7 @@ def test_a_value_without_a_partner_is_in_no_distance(foreshock, tmp_path, format
         assert_figures(pair["pooled"], *kept, exact=format_of in ("BF16", "F16"))
 
 
-def test_tensors_that_are_not_finite_are_named_however_far_others_moved(foreshock, tmp_path):
+def test_non_finite_tensors_are_always_listed(foreshock, tmp_path):
     a = {f"layers.{i}.w": stored.fp32(weights(i, (8, 8))) for i in range(30)}
     b = {name: stored.fp32(weights(99, (8, 8))) for name in a}
     b["layers.7.w"] = stored.fp32(np.full((8, 8), np.nan))
@@ -126,7 +126,7 @@ def test_tensors_that_are_not_finite_are_named_however_far_others_moved(foreshoc
     )
 
 
-def test_what_is_no_file_is_written_to_and_not_replaced(foreshock, tmp_path):
+def test_writes_through_a_link_to_stdout_without_replacing_it(foreshock, tmp_path):
     paths = [stored.write(tmp_path / name, {"w": stored.fp32(weights(seed))}) for name, seed in (("a", 1), ("b", 2))]
     link, printed = tmp_path / "link", tmp_path / "printed"
     link.symlink_to("/dev/stdout")
@@ -138,7 +138,7 @@ def test_what_is_no_file_is_written_to_and_not_replaced(foreshock, tmp_path):
     assert json.loads("{" + rest)["schema"] == 1
 
 
-def test_shards_and_directories_are_the_whole(foreshock, tmp_path):
+def test_shards_and_directories_give_the_same_result(foreshock, tmp_path):
     tensors = {f"layers.{i}.w": stored.bf16(weights(i)) for i in range(12)}
     moved = {name: stored.bf16(stored.read_back(tensor) + 1e-3) for name, tensor in tensors.items()}
     names = list(tensors)
@@ -208,7 +208,7 @@ def test_the_first_line_says_identical_or_where_it_differs(foreshock, tmp_path):
     assert first_line[2].endswith("most in u (0.5)")
 
 
-def test_what_is_not_alike_is_told_by_name(foreshock, tmp_path):
+def test_names_tensors_that_cannot_be_compared(foreshock, tmp_path):
     ids = ("I64", (4,), bytes(32))
     a = {"w": stored.bf16(weights(1)), "bias": stored.fp32(weights(2)), "shape": stored.fp32(weights(3)), "ids": ids}
     b = {"w": stored.fp32(weights(1)), "gate": stored.fp32(weights(2)), "shape": stored.fp32(weights(3).T), "ids": ids}
@@ -286,7 +286,7 @@ def test_hostile_files_are_named_in_one_line(foreshock, tmp_path):
     (), ("a",), ("a", "b", "--pear"), ("a", "b", "--threads", "0"), ("--pair", "x", "a"), ("a", "b", "--json"),
     ("a", "b", "--top", "many"), ("a", "b", "--report", "/proc/none/out.html"),
 ])  # fmt: skip
-def test_impossible_asks_get_one_line_and_status_two(foreshock, words):
+def test_wrong_use_gets_one_line_and_status_two(foreshock, words):
     done = compare(foreshock, *words)
     assert done.returncode == 2
     assert done.stdout == ""

@@ -75,7 +75,7 @@ def test_a_gradient_that_should_be_zero_fails_where_it_is_not(foreshock, tmp_pat
     assert "nan" not in done.stdout
 
 
-def test_what_the_reference_cannot_tell_is_said(foreshock, tmp_path):
+def test_reports_what_the_reference_cannot_judge(foreshock, tmp_path):
     """One query that is no number, then a key that spoils every row of all heads."""
     call = {name: value.detach().clone() for name, value in attention_call().items() if len(name) < 2 or name == "out"}
     call["q"][0, 0, 3, 5] = float("nan")
@@ -90,7 +90,7 @@ def test_what_the_reference_cannot_tell_is_said(foreshock, tmp_path):
     assert "nothing to compare" in done.stdout
 
 
-def test_the_model_of_the_shipped_kernel_has_the_bias_of_a_real_one(foreshock, tmp_path):
+def test_the_model_of_the_shipped_kernel_has_its_bias(foreshock, tmp_path):
     """Flat scores, 48 slices: torch's CPU kernel (key blocks of 512, first to last) beside the lab's model of it."""
     torch.manual_seed(1)
     q, k, v = (torch.randn(6, 8, 1024, 64) for _ in range(3))
@@ -270,14 +270,14 @@ def test_an_exception_at_a_later_call_is_a_finding():
     assert all("out of workspace" in finding.measured for finding in findings)
 
 
-def test_what_the_function_cannot_take_is_said_and_not_judged():
+def test_unsupported_inputs_are_listed_as_not_judged():
     report = foreshock_judge.judge(wrong_kernels.low_precision_state, only=lambda case: case.mask == "causal")
     assert report.cases == 0
     assert report.skipped["is_causal"] > 0
     assert not report.findings
 
 
-def test_as_a_fixture_of_one_s_own_tests(tmp_path):
+def test_works_as_a_pytest_fixture(tmp_path):
     (tmp_path / "test_kernel.py").write_text(
         "pytest_plugins = ['foreshock_judge']\n"
         "import wrong_kernels\n"
@@ -302,7 +302,7 @@ def test_as_a_fixture_of_one_s_own_tests(tmp_path):
         "no_such_file.py:f",
     ),
 )
-def test_what_is_no_function_gets_one_line(foreshock, function):
+def test_an_invalid_function_gets_one_line(foreshock, function):
     done = run_sweep(foreshock, function)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
@@ -322,7 +322,7 @@ def test_a_module_that_ends_or_fails_is_no_verdict(foreshock, tmp_path, text):
 
 
 @pytest.mark.parametrize(("error", "told"), [(SystemExit(0), "SystemExit: 0"), (AssertionError(), "AssertionError")])
-def test_a_function_that_ends_or_fails_without_a_word_is_a_finding(error, told):
+def test_a_function_that_exits_or_fails_silently_is_a_finding(error, told):
     def kernel(q, k, v):
         raise error
 

@@ -68,7 +68,7 @@ def test_the_default_is_the_paper_within_two_minutes(foreshock, tmp_path):
     ("--block-k", "0"), ("--d", "0"), ("--format", "fp17"), ("--n", "1000000000", "--rows", "1000000000"), ("fig9",),
     ("--format", "fp64", "--accumulator", "hopper"), ("--json", "/proc/none/out.json"), ("--seeds",),
 ])  # fmt: skip
-def test_impossible_asks_get_one_line_and_status_two(foreshock, options):
+def test_wrong_use_gets_one_line_and_status_two(foreshock, options):
     done = lab(foreshock, *options)
     assert done.returncode == 2
     assert done.stdout == ""

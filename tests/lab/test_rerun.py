@@ -52,7 +52,7 @@ def scaled(factor, **call):
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_an_error_that_was_put_in_does_not_come_back(tmp_path, backward):
+def test_a_planted_error_does_not_repeat(tmp_path, backward):
     report = foreshock_rerun.rerun(write_slice(tmp_path / "slice", *scaled(1.125, backward=backward)))
     assert report.verdict == "does_not_come_back", report
     assert report.results == 1
@@ -75,7 +75,7 @@ def test_a_small_difference_is_another_result(tmp_path):
     assert report.values_unlike_stored == 1
 
 
-def test_not_a_number_does_not_come_back(tmp_path):
+def test_a_planted_nan_does_not_repeat(tmp_path):
     arrays, facts = slice_of_call()
     arrays["out"][2, 2] = float("nan")
     report = foreshock_rerun.rerun(write_slice(tmp_path / "slice", arrays, facts))
@@ -106,7 +106,7 @@ def test_a_kernel_that_errs_repeats_or_errs_again(tmp_path):
 
 
 @pytest.mark.parametrize(("fact", "what"), [("soft_cap", "a soft cap"), ("dropout", "dropout")])
-def test_what_no_operation_can_be_given_is_not_run(tmp_path, fact, what):
+def test_inputs_that_no_operation_takes_are_not_run(tmp_path, fact, what):
     arrays, facts = slice_of_call()
     path = write_slice(tmp_path / "slice", arrays, facts | {fact: "0.5"})
     for function in (None, wrong):
@@ -134,7 +134,7 @@ def test_a_race_does_not_repeat(tmp_path):
     assert (report.verdict, report.results) == ("does_not_repeat", 2)
 
 
-def test_a_call_that_is_too_large_is_run_with_its_rows_alone(tmp_path, monkeypatch):
+def test_a_large_call_is_run_with_the_stored_rows_only(tmp_path, monkeypatch):
     monkeypatch.setattr(foreshock_slice, "MOST_MULTIPLICATIONS", 1)
     for call in ({}, {"mask": "bool"}, {"backward": True}):
         report = foreshock_rerun.rerun(write_slice(tmp_path / "slice", *slice_of_call(**call)))
@@ -160,7 +160,7 @@ def test_an_operation_that_is_not_here_gets_one_line(tmp_path, monkeypatch, caps
     assert what in told
 
 
-def test_what_is_printed_says_it_in_words_and_as_json(tmp_path, monkeypatch, capsys):
+def test_prints_words_and_json(tmp_path, monkeypatch, capsys):
     paths = [write_slice(tmp_path / name, *scaled(factor)) for name, factor in (("a", 1.125), ("b", 1))]
     monkeypatch.setattr("sys.argv", ["judge", "--rerun", *paths])
     assert foreshock_rerun.main() == 0
@@ -193,7 +193,7 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_a_file_that_holds_no_slice_gets_one_line(tmp_path, monkeypatch, capsys, name):
+def test_a_file_without_a_slice_gets_one_line(tmp_path, monkeypatch, capsys, name):
     arrays, facts = slice_of_call()
     BREAKS[name](arrays, facts)
     monkeypatch.setattr("sys.argv", ["judge", "--rerun", write_slice(tmp_path / "slice", arrays, facts)])
