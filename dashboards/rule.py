@@ -132,37 +132,33 @@ Writer.add_representer(
 )
 
 
-def alert_fields(alert: Alert, links: dict[str, str]) -> dict[str, typing.Any]:
-    labels = {"severity": alert.severity, "kind": alert.kind, "component": alert.component}
-    is_about_run = "$labels.run" in alert.summary  # false: the alert is about an agent, and has no label `run`
+def known(fields: dict[str, typing.Any]) -> dict[str, typing.Any]:
+    return {name: value for name, value in fields.items() if value}
+
+
+def rule_fields(rule: Record | Alert, links: dict[str, str]) -> dict[str, typing.Any]:
+    expression = textwrap.dedent(rule.expression).strip()
+    if isinstance(rule, Record):
+        return {"record": rule.name, "expr": expression}
+    is_about_run = "$labels.run" in rule.summary  # false: the alert is about an agent, and has no label `run`
+    labels = {"severity": rule.severity, "kind": rule.kind, "component": rule.component}
     annotations = {
-        "summary": alert.summary,
-        "description": alert.description,
-        "runbook_url": f"{links['runbook']}#{alert.name.lower()}",
-        "dashboard_url": f"{links['grafana']}/d/foreshock-{alert.dashboard}" + (LINK_VARIABLES if is_about_run else ""),
+        "summary": rule.summary,
+        "description": rule.description,
+        "runbook_url": f"{links['runbook']}#{rule.name.lower()}",
+        "dashboard_url": f"{links['grafana']}/d/foreshock-{rule.dashboard}" + (LINK_VARIABLES if is_about_run else ""),
     }
-    times = {"for": alert.hold, "keep_firing_for": alert.keep}
-    return (
-        {"alert": alert.name, "expr": textwrap.dedent(alert.expression).strip()}
-        | {name: time for name, time in times.items() if time}
-        | {"labels": labels | ({"owner": OWNER} if is_about_run else {}), "annotations": annotations}
+    return known(
+        {"alert": rule.name, "expr": expression, "for": rule.hold, "keep_firing_for": rule.keep}
+        | {"labels": known(labels | {"owner": OWNER if is_about_run else ""}), "annotations": annotations}
     )
 
 
 def yaml_of(groups: list[Group], links: dict[str, str]) -> str:
     """`links`: addresses of the runbook and of Grafana."""
     written = [
-        {"name": group.name}
-        | ({"interval": group.interval} if group.interval else {})
-        | {
-            "rules": [
-                {"record": rule.name, "expr": textwrap.dedent(rule.expression).strip()}
-                if isinstance(rule, Record)
-                else alert_fields(rule, links)
-                for rule in group.rules
-            ]
-        }
-        for group in groups
+        known({"name": each.name, "interval": each.interval, "rules": [rule_fields(r, links) for r in each.rules]})
+        for each in groups
     ]
     head = "# Written by `./dev docs` from dashboards/values.toml and dashboards/*_rules.py.\n"
     return head + yaml.dump({"groups": written}, Dumper=Writer, sort_keys=False, width=1 << 20, allow_unicode=True)
