@@ -1,5 +1,4 @@
-// The first CUDA device of this machine, through the CUDA driver, for tests and benches that launch kernels.
-// The driver is loaded at run time, so that tests and benches can be built on machines without a driver.
+// The first CUDA device of this machine, for tests and benches that launch kernels and time them.
 #ifndef FORESHOCK_BENCH_GPU_CUDA_DEVICE_H_
 #define FORESHOCK_BENCH_GPU_CUDA_DEVICE_H_
 
@@ -9,6 +8,7 @@
 
 #include "kernels/device_code.h"
 #include "kernels/device_jobs.h"
+#include "tests/support/live_device.h"
 
 namespace foreshock {
 
@@ -17,13 +17,13 @@ class CudaDevice {
   // Opens the device on the first call and keeps it open. If there is no device, missing() says why, else it
   // is "".
   static CudaDevice& get();
-  const std::string& missing() const { return missing_; }
+  const std::string& missing() const { return driver_.missing(); }
 
   const std::string& name() const { return name_; }
   const DeviceLimits& limits() const { return limits_; }
 
-  // get() and the functions below throw std::runtime_error with the driver's error number. A uint64_t is an
-  // address in device memory. `job` points to the kernel's parameter, a struct of device_jobs.h.
+  // get() and the functions below end the process if the driver returns an error. A uint64_t is an address in
+  // device memory. `job` points to the kernel's parameter, a struct of device_jobs.h.
   uint64_t allocate(size_t bytes);
   void release(uint64_t address);
   void write(uint64_t to, const void* from, size_t bytes);
@@ -43,7 +43,8 @@ class CudaDevice {
   template <class Work>
   double milliseconds_of(int times, const Work& work);
 
-  std::string missing_, name_;
+  LiveDevice driver_;
+  std::string name_;
   DeviceLimits limits_ = {};
   std::vector<void*> functions_;  // of the driver (CUfunction), by DeviceKernel
   uint64_t busy_memory_ = 0;      // memory that keep_busy() fills to occupy the device; 0: not allocated yet
