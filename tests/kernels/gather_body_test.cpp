@@ -90,7 +90,7 @@ uint64_t tick() { return ++ticks; }
 class GatherBody : public testing::TestWithParam<std::tuple<Source, EmulatedLaunch>> {};
 
 // Several payloads in one job: contiguous rows and listed ones, each behind a gap that stays as it was.
-TEST_P(GatherBody, CopiesWhatTheHostCopies) {
+TEST_P(GatherBody, CopiesTheSameBytesAsTheHost) {
   const auto& [source, launch] = GetParam();
   const std::vector<char> storage = noise(1 << 20);
   const TensorView view = view_of(source, storage);
@@ -175,7 +175,7 @@ TEST(GatherBodyOfLines, CopiesAColumnForEachListedKey) {
   }
 }
 
-TEST(GatherUnit, IsWhatAllOfAPieceIsAlignedTo) {
+TEST(GatherUnit, IsTheCommonAlignmentOfAPiece) {
   const GatherPiece piece{.from = 4096,
                           .to = 0,
                           .head_stride = 64,
@@ -208,7 +208,7 @@ TEST(GatherUnit, IsWhatAllOfAPieceIsAlignedTo) {
   EXPECT_EQ(gather_unit(other, 8192), 1u);
 }
 
-TEST(GatherLaunch, GrowsWithTheSliceAndStaysSmall) {
+TEST(GatherLaunch, GrowsWithTheSliceUpToALimit) {
   GatherJob job = {};
   EXPECT_EQ(launch_of(job).blocks, 1u);
   job.pieces = 2;
@@ -221,7 +221,7 @@ TEST(GatherLaunch, GrowsWithTheSliceAndStaysSmall) {
   EXPECT_EQ(launch_of(job).threads, 256u);
 }
 
-TEST(EmulatedDevice, LaunchesOnlyWhatADeviceWould) {
+TEST(EmulatedDevice, RefusesLaunchesThatADeviceRefuses) {
   const GatherJob job = {};
   EXPECT_FALSE(run_emulated("foreshock_unknown", {1, 32, 0}, &job));
   EXPECT_FALSE(run_emulated("foreshock_gather", {0, 32, 0}, &job));

@@ -26,7 +26,7 @@ std::vector<float> by_element(const TensorView& view, int64_t i, int64_t j, int6
   return out;
 }
 
-TEST_P(Gather, CopiesWhatIndexingSees) {
+TEST_P(Gather, CopiesTheIndexedElements) {
   std::vector<float> storage(4096);
   std::iota(storage.begin(), storage.end(), 0.f);
   TensorView view;

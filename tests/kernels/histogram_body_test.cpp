@@ -68,7 +68,7 @@ class HistogramBody : public testing::TestWithParam<EmulatedLaunch> {
   }
 };
 
-TEST_P(HistogramBody, CountsPatternsAsTheHostDoes) {
+TEST_P(HistogramBody, CountsPatternsLikeTheHost) {
   for (const size_t count : kLengths) {
     const std::vector<uint16_t> values = patterns_of(weights(count));
     expect_patterns(values.data() + 1, count);
@@ -77,13 +77,13 @@ TEST_P(HistogramBody, CountsPatternsAsTheHostDoes) {
 }
 
 // More equal values than a counter of shared memory holds, in both halves of its word.
-TEST_P(HistogramBody, CountersThatAreFullAreSpilled) {
+TEST_P(HistogramBody, SpillsFullCounters) {
   std::vector<uint16_t> values(200'000, 0x3f80);
   for (size_t n = 0; n < values.size(); n += 2) values[n] = 0x3f81;
   expect_patterns(values.data(), values.size());
 }
 
-TEST_P(HistogramBody, CountsBinsAsTheHostDoes) {
+TEST_P(HistogramBody, CountsBinsLikeTheHost) {
   for (const size_t count : kLengths) {
     const std::vector<float> values = weights(count + 3);
     expect_bins(values.data(), count);
@@ -91,7 +91,7 @@ TEST_P(HistogramBody, CountsBinsAsTheHostDoes) {
   }
 }
 
-TEST_P(HistogramBody, CountsAreAddedToWhatIsThere) {
+TEST_P(HistogramBody, AddsToEarlierCounts) {
   const std::vector<float> values = weights(1000);
   const std::vector<uint16_t> patterns = patterns_of(values);
   std::vector<uint64_t> bins(kBinWords), want_bins(kBinWords);
@@ -144,7 +144,7 @@ class SlowestBlock : public EmulatedBlock {
 
 // A counter that is as full as a barrier leaves it meets rounds of nothing else, in either half of a word;
 // with the last one come the ends that are not aligned, seven values each.
-TEST(HistogramCounters, HoldARoundOfEqualValuesHoweverLateTheyAreEmptied) {
+TEST(HistogramCounters, HoldARoundOfEqualValues) {
   constexpr size_t kRound = kMostThreadsOfABlock * kPatternUnitsOfARound * 8;
   for (const uint16_t pattern : {0x3f80, 0x3f81}) {
     constexpr size_t count = 7 + 3 * kRound + 7;
@@ -164,7 +164,7 @@ TEST(HistogramCounters, HoldARoundOfEqualValuesHoweverLateTheyAreEmptied) {
 INSTANTIATE_TEST_SUITE_P(Launches, HistogramBody, testing::ValuesIn(kEmulatedLaunches),
                          [](const auto& info) { return std::string(info.param.name); });
 
-TEST(HistogramLaunch, TakesTheSharedMemoryThatThereIs) {
+TEST(HistogramLaunch, UsesTheAvailableSharedMemory) {
   const HistogramJob job{.from = 0, .count = uint64_t{1} << 30, .words = 0};
   const LaunchShape large = launch_of_patterns(job, {.processors = 132, .shared_bytes = 227 << 10});
   EXPECT_EQ(large.blocks, 132u);

@@ -16,7 +16,7 @@
 namespace foreshock {
 namespace {
 
-TEST(SquaredUlp, IsThatOfTheFormat) {
+TEST(SquaredUlp, MatchesTheFormat) {
   const auto squared = [](double x, DType type) { return ColumnSum::squared_ulp(x, format_of(type)); };
   EXPECT_EQ(squared(1.0, DType::kBf16), 0x1p-14);
   EXPECT_EQ(squared(-1.9921875, DType::kBf16), 0x1p-14);
@@ -78,7 +78,7 @@ void expect_by_definition(const TensorView& view, int64_t batch, int64_t head) {
 
 // Blocks of rows are added fast only if their values are ordinary: the sums must not show which way was
 // taken.
-TEST(SumOverKeys, OfTinyAndHugeValuesAreExactToo) {
+TEST(SumOverKeys, IsExactForTinyAndHugeValues) {
   constexpr int64_t kRows = 100, kDim = 6;
   for (const DType type : {DType::kBf16, DType::kFp16, DType::kFp32}) {
     const bool is_half = type == DType::kFp16;
@@ -108,7 +108,7 @@ TEST(SumOverKeys, OfTinyAndHugeValuesAreExactToo) {
 }
 
 // 61 is the largest exponent of bf16 that is summed in fp32: 32 squares of 2^62 exceed its range.
-TEST(SumOverKeys, SquaredUlpsAreFiniteIfAllRowsHaveTheLargestExponentOfABlock) {
+TEST(SumOverKeys, SquaredUlpsAreFiniteAtTheLargestExponent) {
   constexpr int64_t kRows = 64, kDim = 4;
   for (const float x : {0x1.fep61f, 0x1.fep62f}) {
     SCOPED_TRACE(x);
@@ -117,7 +117,7 @@ TEST(SumOverKeys, SquaredUlpsAreFiniteIfAllRowsHaveTheLargestExponentOfABlock) {
   }
 }
 
-TEST(SumOverKeys, IsTheSumOfTheRowsInEveryFormatAndLayout) {
+TEST(SumOverKeys, SumsRowsInEveryFormatAndLayout) {
   constexpr int64_t kBatches = 2, kHeads = 2, kRows = 137, kDim = 40;
   constexpr size_t kCount = kBatches * kHeads * kRows * kDim;
   std::mt19937_64 random(3);
@@ -197,7 +197,7 @@ class KeyGather : public testing::TestWithParam<Geometry> {};
 
 // Sums of n numbers in another order differ by the roundings of n additions of at most the sum of magnitudes;
 // those of the host have their own roundings.
-TEST_P(KeyGather, SumsAreThoseOfTheHostWhateverTheLaunch) {
+TEST_P(KeyGather, SumsEqualTheHostsForEveryLaunch) {
   const Geometry& of = GetParam();
   const Stored query(of, 2 * of.group, of.queries, of.head_dim, 1);
   const Stored key(of, 2, of.keys, of.head_dim, 2), value(of, 2, of.keys, of.value_dim, 3);

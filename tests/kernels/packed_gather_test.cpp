@@ -50,7 +50,7 @@ uint32_t place_of(uint64_t n, uint64_t total) {
   return static_cast<uint32_t>(((n << 32) + total - 1) / total);
 }
 
-TEST(FindSequence, EveryPositionHasItsSequence) {
+TEST(FindSequence, FindsTheSequenceOfEveryPosition) {
   const std::vector<int32_t> lengths[] = {
       {1}, {5, 7, 2}, {0, 3, 0, 0, 1, 0}, {1, 1, 1, 1, 1, 1, 1}, {64, 1, 33}};
   for (const std::vector<int32_t>& queries : lengths) {
@@ -80,7 +80,7 @@ TEST(FindSequence, EveryPositionHasItsSequence) {
   }
 }
 
-TEST(FindSequence, NoneWhereOffsetsMakeNoSense) {
+TEST(FindSequence, RefusesInvalidOffsets) {
   struct Case {
     const char* name;
     Offsets queries, keys;
@@ -113,7 +113,7 @@ TEST(FindSequence, NoneWhereOffsetsMakeNoSense) {
   }
 }
 
-TEST(FindSequence, WhateverTheOffsetsHoldItLiesInside) {
+TEST(FindSequence, StaysInsideForAnyOffsets) {
   std::mt19937_64 random(9);
   uint32_t found = 0;
   for (int round = 0; round < 20000; ++round) {
@@ -142,7 +142,7 @@ TEST(FindSequence, WhateverTheOffsetsHoldItLiesInside) {
   EXPECT_GT(found, 500u);
 }
 
-TEST(PositionInPart, RisesWithThePartAndWithTheLength) {
+TEST(PositionInPart, GrowsWithThePartAndTheLength) {
   std::mt19937_64 random(3);
   for (int round = 0; round < 2000; ++round) {
     const auto parts = static_cast<uint32_t>(1 + random() % 16);
@@ -279,7 +279,7 @@ class PackedGatherBody : public testing::TestWithParam<EmulatedLaunch> {
   GatherClock clock_ = {};
 };
 
-TEST_P(PackedGatherBody, CopiesWhatTheHostCopiesOfTheSequence) {
+TEST_P(PackedGatherBody, CopiesTheSameSequenceAsTheHost) {
   std::mt19937_64 random(5);
   for (const bool by_sequence : {false, true}) {
     for (int round = 0; round < 12; ++round) {
@@ -310,7 +310,7 @@ TEST_P(PackedGatherBody, CopiesWhatTheHostCopiesOfTheSequence) {
 
 // A range of the keys, as of a slice over several slots, and fewer positions than parts, as of one that was
 // cut.
-TEST_P(PackedGatherBody, APartOfTheKeysAndTheFirstPositions) {
+TEST_P(PackedGatherBody, CopiesAPartOfTheKeysAndTheFirstPositions) {
   const auto q = exactly(Offsets{0, 30}), k = exactly(Offsets{0, 12});
   const Batch batch(30, 12, 1, false);
   for (const uint32_t first : {0u, 5u, 11u, 12u, 30u}) {
@@ -325,7 +325,7 @@ TEST_P(PackedGatherBody, APartOfTheKeysAndTheFirstPositions) {
 }
 
 // Nothing outside of the tensors is read, which a sanitizer sees, and what is told could be.
-TEST_P(PackedGatherBody, WhateverTheOffsetsHold) {
+TEST_P(PackedGatherBody, StaysInsideForAnyOffsets) {
   std::mt19937_64 random(6);
   const Batch plain(25, 30, 4, false), by_sequence(25, 30, 4, true);
   int none = 0;
