@@ -78,13 +78,13 @@ Tensors obvious_attention(const Tensors& x, double scale) {
 }
 
 // Scores up to 5, sums of 70 terms of size 1: errors stay below 1e3 fp64 roundoffs, 1e-13.
-TEST(Attention, PlainInFp64IsAttention) {
+TEST(Attention, PlainInFp64MatchesTheFormula) {
   const Tensors inputs = attention_inputs(33, 70, 20, kFp64);
   expect_close(run("plain", inputs, attention_settings(20, true), kFp64),
                obvious_attention(inputs, 1 / std::sqrt(20)), 1e-13, "plain");
 }
 
-TEST(Attention, EveryAlgorithmComputesTheSameInFp64) {
+TEST(Attention, AllAlgorithmsAgreeInFp64) {
   for (const Algorithm& algorithm : algorithms()) {
     if (algorithm.family != Family::kAttention) continue;
     for (const char* law : {"normal", "ties:3"})
@@ -114,7 +114,7 @@ TEST(Attention, RowBlocksChangeNoBit) {
   }
 }
 
-TEST(Attention, KeyBlocksDo) {
+TEST(Attention, KeyBlocksChangeBits) {
   const Tensors inputs = attention_inputs(64, 128, 32, kBf16);
   Settings settings = attention_settings(32);
   const Tensors first = run("flash_reimplemented", inputs, settings, kBf16);
@@ -122,7 +122,7 @@ TEST(Attention, KeyBlocksDo) {
   EXPECT_NE(run("flash_reimplemented", inputs, settings, kBf16).at("out").data, first.at("out").data);
 }
 
-TEST(Attention, VariantsAreTheirOriginalWhereTheyDoNotDiffer) {
+TEST(Attention, VariantsEqualTheirOriginalWithoutTheirDifference) {
   const Tensors inputs = attention_inputs(64, 128, 32, kBf16);
   const Settings settings = attention_settings(32);
   const auto out = [&](const char* name) { return run(name, inputs, settings, kBf16).at("out").data; };
@@ -134,7 +134,7 @@ TEST(Attention, VariantsAreTheirOriginalWhereTheyDoNotDiffer) {
   EXPECT_EQ(whole.at("out").data, shipped.at("out").data);
 }
 
-TEST(Attention, OutputsAreNumbersOfTheStorageFormat) {
+TEST(Attention, OutputsAreInTheStorageFormat) {
   for (const char* name : {"bf16", "fp16", "e4m3", "e5m2"}) {
     const NumberFormat format = *parse_format(name);
     Arithmetic arithmetic(format, natural_accumulator(format));
@@ -150,7 +150,7 @@ TEST(Attention, OutputsAreNumbersOfTheStorageFormat) {
 }
 
 // Sides whose outputs are no multiple of the tile as well: 14 - 2 = 12, 11 - 2 = 9.
-TEST(Convolution, WinogradIsConvolution) {
+TEST(Convolution, WinogradMatchesDirect) {
   for (int side : {3, 11, 14}) {
     const Tensors inputs =
         make_inputs({Family::kConvolution, 5, side, 7}, *parse_input_law("normal"), 1, 1, kFp64);
@@ -172,7 +172,7 @@ TEST(Convolution, DirectByHand) {
   EXPECT_EQ(run("direct", inputs, {}, kFp64).at("out").data, std::vector<double>{sum});
 }
 
-TEST(Reductions, FusedComputesTheSameInFp64) {
+TEST(Reductions, FusedAgreesInFp64) {
   Settings settings;
   settings.tiling.block_k = 10;
   for (const Algorithm& algorithm : algorithms()) {
@@ -183,7 +183,7 @@ TEST(Reductions, FusedComputesTheSameInFp64) {
   }
 }
 
-TEST(Reductions, PlainIsWhatItIsCalled) {
+TEST(Reductions, PlainMatchesTheFormulas) {
   const Tensors softmax{{"logits", Tensor(1, 2)}};
   EXPECT_EQ(run("softmax_two_pass", softmax, {}, kFp64).at("out").data, (std::vector<double>{0.5, 0.5}));
   Tensors norm{{"input", Tensor(1, 2)}};

@@ -1,3 +1,5 @@
+#include "lab/checkpoint.h"
+
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -5,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "lab/checkpoint.h"
 #include "lab/inputs.h"
 #include "lab/judgement.h"
 
@@ -60,7 +61,7 @@ TEST_F(SafetensorsFile, ReadsTensorsAndMetadata) {
   for (const Verdict& verdict : judge(call, {}, {}, 1)) EXPECT_EQ(verdict.failure, "");
 }
 
-TEST_F(SafetensorsFile, SaysWhatIsWrong) {
+TEST_F(SafetensorsFile, NamesTheError) {
   for (const char* header :
        {"", "[]", "{", R"({"q":1})", R"({"q":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})",
         R"({"q":{"dtype":"F32","shape":[1],"data_offsets":[0,400]}})",
@@ -77,7 +78,7 @@ TEST_F(SafetensorsFile, SaysWhatIsWrong) {
 }
 
 // A quadratic reader takes seconds for 16,000 tensors and minutes for these.
-TEST_F(SafetensorsFile, ManyTensorsTakeNoLonger) {
+TEST_F(SafetensorsFile, ReadsManyTensorsInLinearTime) {
   constexpr size_t kTensors = 64000;
   for (const bool overlap : {false, true}) {
     std::string header = "{";
@@ -94,7 +95,7 @@ TEST_F(SafetensorsFile, ManyTensorsTakeNoLonger) {
   }
 }
 
-TEST_F(SafetensorsFile, ANameMayHoldAnyCharacterAndOccursOnce) {
+TEST_F(SafetensorsFile, AcceptsAnyCharacterInNamesAndRefusesDuplicates) {
   const std::string first = R"("a:{\"[")", entry = R"(:{"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
   const auto problem_with = [&](const std::string& second) {
     return Safetensors().open(write(file_of("{" + first + entry + "," + second + entry + "}", "")));

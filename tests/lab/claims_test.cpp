@@ -34,7 +34,7 @@ std::vector<const Sweep*> all_sweeps() {
 INSTANTIATE_TEST_SUITE_P(Sweeps, ClaimsOf, testing::ValuesIn(all_sweeps()),
                          [](const auto& info) { return std::string(info.param->name); });
 
-TEST(Sweeps, HaveNamesOfTheirOwn) {
+TEST(Sweeps, HaveUniqueNames) {
   std::set<std::string_view> names{"custom"};
   for (const Sweep& sweep : sweeps()) EXPECT_TRUE(names.insert(sweep.name).second) << sweep.name;
   for (std::string_view name : default_sweeps()) EXPECT_NE(find_sweep(name), nullptr);

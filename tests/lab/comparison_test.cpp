@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-TEST(Checkpoint, NamesAreOrderedAsPeopleCount) {
+TEST(Checkpoint, OrdersNumbersInNamesByValue) {
   const std::vector<std::string> ordered{"",           "a",           "embed",       "layers.2.b",
                                          "layers.2.w", "layers.2.w2", "layers.02.x", "layers.10.w",
                                          "norm",       "z10"};
@@ -86,7 +86,7 @@ class Comparing : public testing::Test {
   fs::path directory_;
 };
 
-TEST_F(Comparing, ThreadsDoNotMatter) {
+TEST_F(Comparing, DoesNotDependOnThreads) {
   const std::vector<std::string> paths{write("a", file_of(1)), write("b", file_of(2)),
                                        write("c", file_of(3))};
   Comparison one, many;
@@ -99,7 +99,7 @@ TEST_F(Comparing, ThreadsDoNotMatter) {
   EXPECT_EQ(one.pairs[1].pooled.elements, 1200u);
 }
 
-TEST_F(Comparing, ACheckpointIsNoDistanceFromItself) {
+TEST_F(Comparing, HasDistanceZeroFromItself) {
   const std::string path = write("a", file_of(1));
   Comparison comparison;
   ASSERT_EQ(measure({path, path}, 2, &comparison), "");

@@ -18,7 +18,7 @@ Tensors inputs(const char* law, uint64_t seed, const NumberFormat& format = kFp6
 }
 
 // Mean of n = 19200 draws against the law's, within 5 standard errors.
-TEST(Inputs, LawsHaveTheirMoments) {
+TEST(Inputs, DistributionsHaveTheirMoments) {
   const auto moments = [](const Tensor& x) {
     double mean = 0, square = 0;
     for (double v : x.data) mean += v / x.data.size(), square += v * v / x.data.size();
@@ -37,7 +37,7 @@ TEST(Inputs, LawsHaveTheirMoments) {
   for (double v : one_signed.data) EXPECT_TRUE(v <= -0.5 && v > -1.5);
 }
 
-TEST(Inputs, DependOnTheSeedAndOnNothingElse) {
+TEST(Inputs, DependOnlyOnTheSeed) {
   EXPECT_EQ(inputs("normal", 3).at("query").data, inputs("normal", 3).at("query").data);
   EXPECT_NE(inputs("normal", 3).at("query").data, inputs("normal", 4).at("query").data);
   const Tensor exact = inputs("normal", 3).at("value"), rounded = inputs("normal", 3, kBf16).at("value");
@@ -47,7 +47,7 @@ TEST(Inputs, DependOnTheSeedAndOnNothingElse) {
 
 // Scores of each row, in nats: T at the top, or one at the top and the rest the gap below it; the others
 // weigh 2e-4 together (within the spread of their 0.25-sd noise, whose mean factor is e^(1/32)).
-TEST(Inputs, TiesAreWhereTheyWereAskedFor) {
+TEST(Inputs, HaveTiesAtTheRequestedPlaces) {
   FORESHOCK_SKIP_IF_SANITIZED();
   for (const auto& [law, ties, gap] : {std::tuple{"ties:3", 3, 0.0}, {"ties:4:1.9e-3", 4, 1.9e-3}}) {
     const Tensors x = inputs(law, 5, kBf16);
@@ -64,7 +64,7 @@ TEST(Inputs, TiesAreWhereTheyWereAskedFor) {
   }
 }
 
-TEST(Inputs, RefusesWhatIsNoLaw) {
+TEST(Inputs, RefuseUnknownDistributions) {
   for (const char* text : {"", "gauss", "ties", "ties:0", "ties:2:", "ties:2:2", "ties:2:0.1x", "ties:x"})
     EXPECT_FALSE(parse_input_law(text)) << text;
 }

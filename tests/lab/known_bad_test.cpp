@@ -59,7 +59,7 @@ TEST(KnownBad, VersionsCompareByNumberAndNotByText) {
   EXPECT_FALSE(is_listed({{"transformer-engine", "1.11"}}, "1101"));
 }
 
-TEST(KnownBad, NothingIsKnownOfTheUnknown) {
+TEST(KnownBad, AnUnknownVersionMatchesNoRow) {
   EXPECT_TRUE(known_bad({}).empty());
   EXPECT_EQ(known_bad_text({}), "");
   EXPECT_TRUE(known_bad({{"torch", "main"}, {"numpy", "2.0"}}).empty());
@@ -72,7 +72,7 @@ TEST(KnownBad, LongBackwardsOnTheCpuAreListed) {
   EXPECT_FALSE(is_listed({{"torch", "2.5.1"}}, "test_long_context.py")) << "not measured";
 }
 
-TEST(KnownBad, IsToldWithWhenRemedyAndSource) {
+TEST(KnownBad, ReportsDateRemedyAndSource) {
   const std::string text = known_bad_text(known_bad({{"torch", "2.9.0"}}), 1000);
   for (const char* part : {"torch: ", "when: ", "remedy: ", "source: https://"})
     EXPECT_NE(text.find(part), std::string::npos) << part << text;

@@ -10,7 +10,7 @@ std::string refusal(const std::vector<std::string>& words) {
   return parse_lab_request(words, &request);
 }
 
-TEST(LabRequest, NothingMeansThePapersFigures) {
+TEST(LabRequest, DefaultsToThePapersFigures) {
   LabRequest request;
   ASSERT_EQ(parse_lab_request({}, &request), "");
   ASSERT_EQ(request.sweeps.size(), 4u);
@@ -38,7 +38,7 @@ TEST(LabRequest, NamedSweepsTakeSeedsButNoOtherAxes) {
   EXPECT_NE(refusal({"fig5", "--n", "64"}), "");
 }
 
-TEST(LabRequest, ImpossibleAsksGetOneLine) {
+TEST(LabRequest, RefusesInvalidRequestsInOneLine) {
   const std::vector<std::vector<std::string>> asks = {{"--block-k", "0"},
                                                       {"--d", "0"},
                                                       {"--format", "fp17"},

@@ -21,7 +21,7 @@ TEST(NumberFormat, ParsesTheGeneralForm) {
   EXPECT_EQ(half->max_finite, 65504);
 }
 
-TEST(NumberFormat, RefusesWhatIsNoFormat) {
+TEST(NumberFormat, RefusesInvalidFormats) {
   for (const char* text :
        {"", "fp17", "p11", "p1e-14:15", "p41e-14:15", "p11e-14:15x", "p11e1:15", "p11e-9999:15"})
     EXPECT_FALSE(parse_format(text)) << text;

@@ -33,7 +33,7 @@ void expect_chains(const Tensor& a, const Tensor& b, const Tensor& start, const 
     }
 }
 
-TEST(Product, ChainsAreFusedMultiplyAddsInTheOrderOfDepth) {
+TEST(Product, ChainsUseFusedMultiplyAddsInOrder) {
   const NumberFormat fp32 = *parse_format("fp32");
   for (auto [rows, depth, cols] : {std::array{1, 1, 1}, std::array{5, 33, 7}, std::array{9, 64, 65}}) {
     const Tensor a = random_tensor(rows, depth, 1), b = random_tensor(depth, cols, 2);

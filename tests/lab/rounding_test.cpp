@@ -86,7 +86,7 @@ TEST(Rounding, EveryInstructionSetGivesTheSameBits) {
     }
 }
 
-TEST(Rounding, LengthsThatAreNoMultipleOfAVectorTouchNothingElse) {
+TEST(Rounding, WritesNothingBeyondOddLengths) {
   const NumberFormat bf16 = *parse_format("bf16");
   for (int count = 0; count < 20; ++count) {
     std::vector<double> x(24, 0.1);
@@ -96,7 +96,7 @@ TEST(Rounding, LengthsThatAreNoMultipleOfAVectorTouchNothingElse) {
 }
 
 // arXiv 2510.04212, section 3.3.2.
-TEST(Rounding, TheWorkedExampleOfBiasedRounding) {
+TEST(Rounding, MatchesTheExampleOfBiasedRounding) {
   const float fp32 = -4.70399046f;
   double bf16 = fp32;
   round_to(*parse_format("bf16"), Rounding::kNearestEven, &bf16, 1);
@@ -104,7 +104,7 @@ TEST(Rounding, TheWorkedExampleOfBiasedRounding) {
   EXPECT_NEAR(bf16 - fp32, -0.01475954, 5e-9);  // half of the last digit printed in the paper
 }
 
-TEST(Rounding, StochasticIsTheDefinitionAndUnbiased) {
+TEST(Rounding, StochasticMatchesTheDefinitionAndIsUnbiased) {
   const NumberFormat bf16 = *parse_format("bf16");
   constexpr uint64_t kKey = 99;
   const std::vector<double> x = format_samples(bf16, kSamples, false, 11);

@@ -28,7 +28,7 @@ struct Case {
 
 class TensorCore : public testing::TestWithParam<Case> {};
 
-TEST_P(TensorCore, VectorisedIsTheScalarModel) {
+TEST_P(TensorCore, VectorCodeMatchesTheScalarModel) {
   const NumberFormat format = *parse_format(GetParam().format);
   const Accumulator unit = for_operands(*parse_accumulator(GetParam().accumulator), format);
   int64_t dots = 0, mismatches = 0;
@@ -86,7 +86,7 @@ TEST(TensorCoreModel, AlignsCutsAndCutsAgain) {
   EXPECT_EQ(tensor_core_dot(hopper, bf16, c, ones, 1, 4, 0), -1);
 }
 
-TEST(TensorCoreModel, NonFiniteOperandsGiveWhatIeeeGives) {
+TEST(TensorCoreModel, NonFiniteOperandsFollowIeee) {
   const NumberFormat bf16 = *parse_format("bf16");
   const Accumulator hopper = *parse_accumulator("hopper");
   Tensor a(1, 2, 1.0), b(2, 1, 1.0), c(1, 1);
