@@ -528,7 +528,7 @@ void Run::note_findings() {
 
 void Run::record_verdict(uint64_t launcher_id, RunState state) {
   has_verdict_ = true;
-  if (record_ == nullptr) return;
+  if (record_ == nullptr || followed_.empty()) return;
   const Findings findings = findings_of(launcher_id);
   for (const Finding& finding : findings.list)
     record_->write(finding_line(options_.label, finding, "final", last_step()));

@@ -76,7 +76,7 @@ def parts_of_cost(trainers: dict[str, Trainer], steps: int) -> dict[str, float]:
 
     def added(step: str, part: str, which: int) -> float:
         """`step`: "plain" or "clipped", a step without or with clipping. `which`: MEDIAN or MEAN."""
-        differences = [turn["recorded"][step][part][which] - turn["plain"][step][part][which] for turn in turns]
+        differences = [turn["default"][step][part][which] - turn["plain"][step][part][which] for turn in turns]
         return statistics.median(differences)
 
     clock = added("plain", "hooks", MEDIAN)
@@ -94,7 +94,7 @@ def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
     size, ratios, measured, plain_ms = MODELS[model], [], [], []
     steps = max(8, 8 * round(TURN_MS / float(model) / 8))  # a multiple of 8, the least interval between sampled steps
     for number in range(sets):
-        with one_of_each(size, ("plain", "recorded"), cores) as trainers:
+        with one_of_each(size, ("plain", "default"), cores) as trainers:
             for trainer in trainers.values():
                 trainer.turn(steps)
             generator, ratios_of_set = random.Random(number), []
@@ -102,12 +102,12 @@ def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
                 order = list(trainers)
                 generator.shuffle(order)
                 took = {kind: trainers[kind].turn(steps)["cpu"] for kind in order}
-                ratios_of_set.append(took["recorded"] / took["plain"] - 1)
+                ratios_of_set.append(took["default"] / took["plain"] - 1)
                 plain_ms.append(1e3 * took["plain"] / steps)
             ratios.append(ratios_of_set)
-            rank = trainers["recorded"].finish()
-            measured.append(metered((trainers["recorded"].base / "record").read_text(), rank, steps))
-    with one_of_each(size, ("plain", "recorded"), cores) as trainers:
+            rank = trainers["default"].finish()
+            measured.append(metered((trainers["default"].base / "record.jsonl").read_text(), rank, steps))
+    with one_of_each(size, ("plain", "default"), cores) as trainers:
         for trainer in trainers.values():
             trainer.turn(steps)
         parts = parts_of_cost(trainers, max(steps, LEAST_PART_STEPS))

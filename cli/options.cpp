@@ -148,7 +148,7 @@ namespace fs = std::filesystem;
 // Returns "" if the file (or, for --file-sd, the directory) that the option names can be written or created.
 std::string output_problem(const Arguments& arguments, OptionId id) {
   const std::string given = arguments.text(id);
-  if (given.empty()) return "";
+  if (given.empty() || (id == OptionId::kRecord && given == kNoRecord)) return "";
   const std::string path = absolute(given);
   if (const FilePlace place(path); !place.refusal().empty())
     return std::string(option(id).flag) + ": " + place.refusal();
@@ -447,12 +447,17 @@ std::string run_id_problem(const std::string& run_id) {
   return "";
 }
 
-std::string default_run_id() {
+std::string inherited_run_id() {
   if (const std::string id = from_environment("WANDB_RUN_ID"); !id.empty()) return valid_run_id(id);
   if (const std::string id = slurm_id(); !id.empty()) return valid_run_id(id);
   if (const std::string id = from_environment("TORCHELASTIC_RUN_ID"); !id.empty() && id != "none")
     return valid_run_id(id);
-  return random_id();
+  return "";
+}
+
+std::string default_run_id() {
+  const std::string id = inherited_run_id();
+  return id.empty() ? random_id() : id;
 }
 
 std::string absolute(const std::string& path) {

@@ -41,6 +41,8 @@ class Arguments {
 // Returns "" if `text` is a valid value of `id`, else what is required, e.g. "a whole number from 1 to 64".
 std::string value_wanted(OptionId id, const std::string& text);
 
+inline constexpr const char* kNoRecord = "off";  // a value of --record
+
 // Parses a port ("9847") or a range ("9847-9946"), of which the agent uses the first free port. *last_port
 // becomes 0 for a single port. Returns false if the text is invalid.
 bool parse_ports(const std::string& text, int* port, int* last_port);
@@ -63,7 +65,10 @@ std::string options_markdown();
 std::string run_id_problem(const std::string& run_id);
 
 // Returns the run id from the environment: WANDB_RUN_ID, else SLURM_JOB_ID (with .SLURM_STEP_ID), else
-// TORCHELASTIC_RUN_ID (not "none"), else 8 random hex digits. Replaces invalid characters by '_'.
+// TORCHELASTIC_RUN_ID (not "none"). Replaces invalid characters by '_'. "": the environment has none.
+std::string inherited_run_id();
+
+// Returns inherited_run_id(), else 8 random hex digits.
 std::string default_run_id();
 
 // Returns the absolute path; "" if `path` is "", or is relative and the working directory no longer exists.

@@ -5,16 +5,22 @@
 // class Arguments has checked all values, so the parse_ functions cannot fail here.
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -126,9 +132,52 @@ std::string adapter_problem(const Installation& installation, const std::vector<
   return adapter.usable() || !python.certain ? "" : adapter.reason;
 }
 
+constexpr const char* kMostOwnRecord = "256MiB";  // of a record without --record
+
+// Returns the name of the record without --record. Runs of several nodes share an id that is not random, and
+// perhaps their working directory, so their records have the name of the node too.
+std::string own_record_name(const Arguments& arguments, const std::string& run_id) {
+  const bool has_random_id = arguments.text(OptionId::kRunId).empty() && inherited_run_id().empty();
+  char host[HOST_NAME_MAX + 1] = {};
+  if (has_random_id || gethostname(host, sizeof host - 1) != 0) return "foreshock-" + run_id + ".jsonl";
+  std::string name = "foreshock-" + run_id + "-" + host;
+  std::replace(name.begin(), name.end(), '/', '_');
+  return name + ".jsonl";
+}
+
+// The record of the run. The path is absolute; "": none. `is_own`: --record was not given, so the run goes on
+// without it if it cannot be written.
+struct RunRecord {
+  std::string path;
+  bool is_own = false;
+};
+
+// Returns the file of --record, else of own_record_name() in the working directory, which then must be
+// writable: if it is not, prints why there is no record.
+RunRecord record_of(const Arguments& arguments, const std::string& run_id) {
+  const std::string given = arguments.text(OptionId::kRecord);
+  if (given == kNoRecord) return {};
+  if (!given.empty()) return {absolute(given)};
+  if (is_followed_by_service(arguments)) return {};
+  const std::string path = absolute(own_record_name(arguments, run_id));
+  const std::string problem = path.empty() ? "the working directory is gone" : why_no_file(path);
+  if (problem.empty()) return {path, true};
+  say("no record: " + problem + " (--record FILE.jsonl)");
+  return {};
+}
+
+// Removes a record without lines: the command has started no trainer. Another process may write it (flock).
+void remove_if_empty(const std::string& path) {
+  std::error_code error;
+  FileLock lock;
+  if (std::filesystem::file_size(path, error) == 0 && !error && lock.try_lock(path, LOCK_EX))
+    unlink(path.c_str());
+}
+
 // Returns the command that starts the agent; empty if a service follows the run.
 std::vector<std::string> agent_command(const Installation& installation, const Arguments& arguments,
-                                       const std::string& directory, const std::string& run_id) {
+                                       const std::string& directory, const std::string& run_id,
+                                       const RunRecord& record) {
   if (is_followed_by_service(arguments)) return {};
   std::vector<std::string> command = {
       installation.executable, "agent", "--dir", directory, "--run-id", run_id};
@@ -137,9 +186,15 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   if (!arguments.is_given(OptionId::kPort)) ports += "-" + std::to_string(std::stoi(ports) + kPortsTried - 1);
   command.insert(command.end(), {option(OptionId::kPort).flag, ports});
   for (OptionId id : {OptionId::kBind, OptionId::kMaxSlowdown, OptionId::kEvery, OptionId::kRecordHistograms,
-                      OptionId::kRecordSize, OptionId::kFlaggedQuota})
+                      OptionId::kFlaggedQuota})
     command.insert(command.end(), {option(id).flag, arguments.text(id)});
-  for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kSaveFlagged}) {
+  // "off" is given too, since the agent inherits FORESHOCK_RECORD.
+  command.insert(command.end(),
+                 {option(OptionId::kRecord).flag, record.path.empty() ? kNoRecord : record.path});
+  const bool is_limited = record.is_own && !arguments.is_given(OptionId::kRecordSize);
+  command.insert(command.end(), {option(OptionId::kRecordSize).flag,
+                                 is_limited ? kMostOwnRecord : arguments.text(OptionId::kRecordSize)});
+  for (OptionId id : {OptionId::kTokenFile, OptionId::kFileSd, OptionId::kSaveFlagged}) {
     if (const std::string path = absolute(arguments.text(id)); !path.empty())
       command.insert(command.end(), {option(id).flag, path});
   }
@@ -281,14 +336,31 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   size_t notices_printed = notices(directory.path()).size();  // so far, by other launchers of the run
   SignalPasser signals;  // from here on, signals stay pending until they are passed to the command
   // Its tick() starts the agent, and another one whenever the agent has died.
-  AgentKeeper keeper(directory.path(),
-                     agent_command(installation, arguments, directory.path(), variables.run_id));
+  RunRecord record = record_of(arguments, variables.run_id);
+  const auto leave = [&](const std::function<void()>& kill_agent = nullptr, bool is_agent_stuck = false) {
+    directory.leave(kill_agent, is_agent_stuck);
+    if (record.is_own) remove_if_empty(record.path);
+  };
+  std::optional<AgentKeeper> kept_agent;
+  const auto start_agent = [&] {
+    kept_agent.emplace(directory.path(),
+                       agent_command(installation, arguments, directory.path(), variables.run_id, record));
+    const bool has_port = arguments.is_given(OptionId::kPort) && arguments.text(OptionId::kPort) != "0";
+    return kept_agent->wait_for_address(has_port ? kGivenPortTimeoutMs : kAgentStartTimeoutMs).has_value();
+  };
+  bool has_agent = start_agent();
+  if (!has_agent && record.is_own && kept_agent->has_failed() &&
+      kept_agent->failure_text().find(": record ") != std::string::npos) {
+    say("no record: " + kept_agent->failure_text());
+    record = {};
+    has_agent = start_agent();
+  }
+  AgentKeeper& keeper = *kept_agent;
   // If the agent is only slow, the command is started anyway, and keep_agent() below still waits for it.
-  const bool has_port = arguments.is_given(OptionId::kPort) && arguments.text(OptionId::kPort) != "0";
-  if (!keeper.wait_for_address(has_port ? kGivenPortTimeoutMs : kAgentStartTimeoutMs)) {
+  if (!has_agent) {
     if (keeper.has_failed()) {
       const std::string failure = keeper.failure_text();  // read before leave() removes the log
-      directory.leave();
+      leave();
       sigprocmask(SIG_SETMASK, signals.original_mask(), nullptr);  // the command inherits the mask
       // A given port that is in use is wrong use, like a --bind address that this machine does not have.
       if (arguments.is_given(OptionId::kPort) && failure.find(": port ") != std::string::npos &&
@@ -298,7 +370,6 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     }
     say("no agent yet: " + keeper.failure_text());
   }
-  const std::string record = absolute(arguments.text(OptionId::kRecord));
   const std::string flagged = absolute(arguments.text(OptionId::kSaveFlagged));
   const auto print_notices = [&] {
     const std::vector<std::string> lines = notices(directory.path());
@@ -316,8 +387,8 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     say("run " + variables.run_id + ", page at " + agent->url() + port_note);
     // What a service could not do concerns its operator, not this user.
     if (!agent->is_service && !agent->problem.empty()) say(agent->problem);
-    if (!record.empty() && !agent->writes(record))
-      say(record + " is not written: the agent of run " + variables.run_id +
+    if (!record.path.empty() && !record.is_own && !agent->writes(record.path))
+      say(record.path + " is not written: the agent of run " + variables.run_id +
           " was there before, without it; give each run an id of its own (--run-id)");
     if (!flagged.empty() && !agent->saves_flagged(flagged))
       say("no flagged slices are saved in " + flagged + ": the agent of run " + variables.run_id +
@@ -325,7 +396,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   };
   keep_agent();
   if (const int signal = signals.take_pending_stop_signal(); signal != 0) {
-    directory.leave();
+    leave();
     end_like({.code = 128 + signal, .signal = signal});
   }
 
@@ -335,7 +406,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
       &pid);
   if (error != 0) {
     say("cannot start '" + arguments.command()[0] + "': " + strerror(error));
-    directory.leave();
+    leave();
     return status_of_failed_start(error);
   }
   const ExitStatus status = signals.wait_for(pid, keep_agent);
@@ -344,12 +415,12 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   signals.interrupted_within(0);
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
   print_notices();
-  print_summary(answer, absolute(arguments.text(OptionId::kSummary)), record,
+  print_summary(answer, absolute(arguments.text(OptionId::kSummary)), record.path,
                 off_lines(directory.path(), earlier, launcher_id()), directory.path());
   if (read_summary(answer.summary).has_ranks)
     print_known_defects_once(arguments.command(), variables.adapters);
   // The agent ends by itself once run.lock is free. leave() kills it only if it does not end.
-  directory.leave([&keeper] { keeper.kill_own_agent(); }, answer.is_agent_stuck);
+  leave([&keeper] { keeper.kill_own_agent(); }, answer.is_agent_stuck);
   end_like(status);  // ends this process with the command's exit status or signal; does not return
 }
 
@@ -422,7 +493,8 @@ int agent(const Arguments& arguments) {
   options.on_alert = arguments.text(OptionId::kOnAlert);
   options.save_flagged = arguments.text(OptionId::kSaveFlagged);
   parse_bytes(arguments.text(OptionId::kFlaggedQuota).c_str(), &options.flagged_quota);
-  options.record = arguments.text(OptionId::kRecord);
+  if (const std::string record = arguments.text(OptionId::kRecord); record != kNoRecord)
+    options.record = record;
   parse_bytes(arguments.text(OptionId::kRecordHistograms).c_str(), &options.record_histograms);
   parse_bytes(arguments.text(OptionId::kRecordSize).c_str(), &options.record_size);
   parse_ratio(arguments.text(OptionId::kMaxSlowdown).c_str(), &options.max_slowdown);

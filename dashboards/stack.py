@@ -185,7 +185,8 @@ def write_alertmanager_config(folder: pathlib.Path, receiver_port: int) -> None:
 def train(command: list[str], folder: pathlib.Path, foreshock: pathlib.Path) -> int:
     """Runs the training under the program `foreshock` and returns its exit status. If SIGTERM or SIGHUP ends this
     program, the training receives SIGINT and, if it does not end, SIGTERM."""
-    full_command = [str(foreshock), "run", "--file-sd", str(folder / "targets.json"), "--", *command]
+    outputs = ["--file-sd", str(folder / "targets.json"), "--record", str(folder / "record.jsonl")]
+    full_command = [str(foreshock), "run", *outputs, "--", *command]
     training = None
     try:
         with held_signals():

@@ -143,9 +143,12 @@ inline constexpr Option kOptions[kOptionCount] = {
     {OptionId::kBind, "--bind", "FORESHOCK_BIND", "127.0.0.1", "ADDRESS",
      "address to listen on: loopback, unix:PATH, or any other with --token-file", OptionGroup::kNetwork,
      kReaderRun | kReaderAgent},
-    {OptionId::kRecord, "--record", "FORESHOCK_RECORD", "", "FILE.jsonl",
-     "write the record of the run, one JSON object per line", OptionGroup::kOutput,
-     kReaderRun | kReaderAgent},
+    {OptionId::kRecord, "--record", "FORESHOCK_RECORD", "", "FILE.jsonl|off",
+     "write the record of the run, one JSON object per line; off: none", OptionGroup::kOutput,
+     kReaderRun | kReaderAgent, 0, UINT64_MAX,
+     "default of `run`: `foreshock-RUN.jsonl` in its working directory, `foreshock-RUN-HOST.jsonl` if the id "
+     "is "
+     "not random, 256MiB at most; none with `--agent service`. Default of `agent`: none"},
     {OptionId::kRecordHistograms, "--record-histograms", "FORESHOCK_RECORD_HISTOGRAMS", "0", "BYTES",
      "write up to BYTES of weight histograms into the record, for `foreshock merge`", OptionGroup::kOutput,
      kReaderRun | kReaderAgent, kMiB, UINT64_MAX,

@@ -75,7 +75,7 @@ def train_under(foreshock, python, plain, cache):
     # With the default budget, a busy machine might sample none of these few steps.
     sampling = ["--every", "4", "--max-slowdown", "100%"]
     command = [str(foreshock), "run", *sampling, "--summary", str(summary), "--", str(python), *TRAINING]
-    environment = dict(os.environ, FORESHOCK_CACHE=str(cache))
+    environment = dict(os.environ, FORESHOCK_CACHE=str(cache), FORESHOCK_RECORD="off")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     errors, metrics = [], ""
     for line in process.stderr:

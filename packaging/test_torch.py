@@ -113,7 +113,7 @@ def output_of(run: Runner, command: list[str], environment: dict[str, str]) -> s
 
 def test_training(python: str, run: Runner) -> None:
     foreshock = str(FORESHOCK / "bin" / "foreshock")
-    environment = {"FORESHOCK_CACHE": "@HOME@/adapters"}
+    environment = {"FORESHOCK_CACHE": "@HOME@/adapters", "FORESHOCK_RECORD": "off"}
     print(output_of(run, [foreshock, "doctor", "--python", python], environment), flush=True)
     training = [python, "packaging/newcomer_training.py"]
     plain = last_json_line(output_of(run, training, {}))

@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
 # Options of `foreshock run` by kind of training; None: without the monitor.
-KINDS = {"plain": None, "default": (), "recorded": ("--record", "{base}/record")}
+KINDS = {"plain": None, "default": ()}
 
 # glibc's malloc returns the memory of freed tensors to the kernel, in some processes more than in others: one training
 # had 1500 page faults in each step of 110 ms, another 2700 (2 % of its time). With high limits malloc returns none.
@@ -49,8 +49,8 @@ class Trainer:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")} | ENVIRONMENT
         options = KINDS[kind] if given_options is None else given_options
         if options is not None:
-            options = [option.format(base=self.base) for option in options]
             run = [str(BUILD / "bin" / "foreshock"), "run", "--port", "0", "--run-id", "bench"]
+            run += ["--record", str(self.base / "record.jsonl")]
             command = [*run, "--summary", str(self.summary), *options, "--", "taskset", "-c", str(cores[0]), *command]
             environment |= {"FORESHOCK_DIR": str(self.base), "FORESHOCK_CACHE": CACHE}
         else:

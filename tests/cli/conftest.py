@@ -27,6 +27,7 @@ def environment(base, tmp_path):
         "FORESHOCK_DIR": str(base),
         "FORESHOCK_CACHE": str(tmp_path / "cache"),
         "FORESHOCK_PORT": "0",
+        "FORESHOCK_RECORD": "off",
         # No interpreter with torch is near, so nothing is built for commands that are no training.
         "PATH": "/usr/bin:/bin",
     }

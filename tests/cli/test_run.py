@@ -594,3 +594,27 @@ def test_misspelled_words_are_suggested(foreshock, environment):
     misspelled = environment | {"FORESHOCK_SUMARY": "x"}
     done = subprocess.run([foreshock, "status"], env=misspelled, capture_output=True, text=True, check=False)
     assert "ignored: unknown environment variable FORESHOCK_SUMARY, did you mean FORESHOCK_SUMMARY?" in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--record", "off")])
+def test_a_command_that_trains_nothing_leaves_no_record(foreshock, environment, tmp_path, options):
+    here = tmp_path / "here"
+    here.mkdir()
+    done = run(foreshock, environment | {"FORESHOCK_RECORD": ""}, "true", options=options, cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert "no record" not in done.stderr
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_without_record_a_file_in_its_way_costs_the_record_only(foreshock, environment, tmp_path, is_folder):
+    other = tmp_path / f"foreshock-me-{socket.gethostname()}.jsonl"
+    other.mkdir() if is_folder else other.write_text("notes\n")
+    unset = environment | {"FORESHOCK_RECORD": ""}
+    done = run(foreshock, unset, "true", options=("--run-id", "me"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if "no record" in line)
+    assert f"{other}" in line
+    assert ("a directory, not a file" if is_folder else "is not a record of foreshock") in line
+    assert "not monitoring" not in done.stderr
+    assert other.is_dir() if is_folder else other.read_text() == "notes\n"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import subprocess
 from pathlib import Path
 
@@ -80,6 +81,31 @@ def test_two_run_ids_have_agents_and_ports_of_their_own(base, start_hand):
         summary = json.loads(trainer.summary.read_text())
         assert summary["run"] == name
         assert [rank["steps"] for rank in summary["ranks"]] == [5]
+
+
+def test_a_run_without_record_keeps_one_in_its_folder(base, hand_library, tmp_path):
+    def train(*options: str, **environment: str) -> str:
+        command = ["env", "-C", str(tmp_path), str(FORESHOCK), "run", "--preload", "--port", "0", *EVERYTHING, *options]
+        given = clean_environment(FORESHOCK_DIR=str(base), HAND_LIBRARY=str(hand_library), FORESHOCK_RECORD="")
+        with live.Live([*command, "--", PYTHON, live.__file__], given | environment) as trainer:
+            trainer.do("hand.step(5)")
+            assert trainer.finish() == 0
+        return trainer.stderr()
+
+    train("--record", "off")
+    assert list(tmp_path.glob("*.jsonl")) == []
+    said = train()
+    (record,) = tmp_path.glob("*.jsonl")
+    assert re.fullmatch(r"foreshock-[0-9a-f]{8}\.jsonl", record.name)
+    assert record.stat().st_mode & 0o777 == 0o600
+    assert f"foreshock report {record}" in " ".join(said.split())
+    record.unlink()
+    for _ in range(2):  # the second run of an id goes on with its record
+        train(SLURM_JOB_ID="41")
+    (record,) = tmp_path.glob("*.jsonl")
+    assert record.name == f"foreshock-41-{socket.gethostname()}.jsonl"
+    verdicts = [line for line in map(json.loads, record.read_text().splitlines()) if line["type"] == "verdict"]
+    assert [line["run"] for line in verdicts] == ["41", "41"]
 
 
 def test_a_run_around_a_run_does_not_say_that_nothing_trained(base, tmp_path):

@@ -70,7 +70,7 @@ def bare(tmp_path: pathlib.Path) -> pathlib.Path:
 def bare_environment(bare: pathlib.Path, base: pathlib.Path, tmp_path: pathlib.Path) -> dict[str, str]:
     home = tmp_path / "home"
     home.mkdir()
-    more = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "OMP_NUM_THREADS": "1"}
+    more = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "OMP_NUM_THREADS": "1", "FORESHOCK_RECORD": "off"}
     return {"PATH": str(bare / "bin"), "HOME": str(home), "LANG": "C.UTF-8", "FORESHOCK_DIR": str(base), **more} | {
         name: os.environ[name] for name in ("TMPDIR",) if name in os.environ
     }

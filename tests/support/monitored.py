@@ -35,7 +35,8 @@ def clean_environment(**more: str) -> dict[str, str]:
     for name in ("LD_PRELOAD", "PYTHONPATH", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
         kept.pop(name, None)
     kept |= known_instructions()
-    return kept | {"OMP_NUM_THREADS": "1", "FORESHOCK_CACHE": str(ADAPTER_CACHE)} | more
+    own = {"OMP_NUM_THREADS": "1", "FORESHOCK_CACHE": str(ADAPTER_CACHE), "FORESHOCK_RECORD": "off"}
+    return kept | own | more
 
 
 def prepared_adapters() -> pathlib.Path:

@@ -78,7 +78,7 @@ def environment() -> dict[str, str]:
     plain = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK")}
     plain |= {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
     plain |= {"PYTHONPATH": str(HERE), "PYTHONDONTWRITEBYTECODE": "1"}
-    return plain | {"FORESHOCK_CACHE": str(ROOT / "build" / "adapters")}
+    return plain | {"FORESHOCK_CACHE": str(ROOT / "build" / "adapters"), "FORESHOCK_RECORD": "off"}
 
 
 def in_mode(mode: str, command: list[str]) -> list[str]:
