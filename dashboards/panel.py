@@ -36,6 +36,15 @@ COUNT = "short"
 PER_SECOND = "cps"
 NO_UNIT = "none"  # norms, weights, learning rates, step numbers and states
 
+# Colours of the states of a run. Its series has the value 1 in every state, so thresholds do not show which it is.
+STATE_COLOURS = {
+    "running": "green",
+    "finished": "green",
+    "interrupted": "orange",
+    "preempted": "orange",
+    "failed": "red",
+}
+
 # The definition of the error ratio in the descriptions of panels.
 DEVIATION = "error of the kernel divided by the error of sound attention in the same precision"
 
@@ -127,7 +136,12 @@ def state_of_run() -> stat.Panel:
         "State of the run at the end of the time range. finished, failed, preempted and interrupted come from the exit"
         " status or the signal that ended it."
     )
-    return show_at_end(legend("State", description, query), query, "no longer seen")
+    panel = show_at_end(legend("State", description, query), query, "no longer seen")
+    panel.thresholds(ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps([model.Threshold(None, "text")]))
+    for state, colour in STATE_COLOURS.items():
+        fixed = model.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})
+        panel.with_override(model.MatcherConfig("byName", state), [fixed])
+    return panel
 
 
 def lines(

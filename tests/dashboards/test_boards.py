@@ -339,6 +339,19 @@ def test_panels_of_the_present_show_no_old_values():
             assert panel["fieldConfig"]["defaults"]["noValue"]
 
 
+def test_a_run_that_failed_is_not_green():
+    (listed,) = re.findall(r"kRunStates\[\] = \{(.*)\}", (ROOT / "exporters" / "metrics.cpp").read_text())
+    for name, panel in PANELS:
+        if panel["title"] != "State":
+            continue
+        of = {each["matcher"]["options"]: each["properties"][0]["value"] for each in panel["fieldConfig"]["overrides"]}
+        assert set(of) == set(re.findall(r"\w+", listed)), name
+        assert all(colour["mode"] == "fixed" for colour in of.values())
+        green = {state for state, colour in of.items() if colour["fixedColor"] == "green"}
+        assert green == {"running", "finished"}, name
+        assert of["failed"]["fixedColor"] == "red"
+
+
 @each_board
 def test_trend_panels_have_a_step_axis(board):
     for panel in board["panels"]:
