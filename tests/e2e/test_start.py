@@ -85,7 +85,7 @@ def test_same_bits_and_a_verdict(base) -> None:
     )
     assert " finished, 30 steps in " in monitored.stderr
     # As before: one variable, which names the place of runs. What stop() has ended leaves nothing there.
-    assert alone["variables"] == reported["variables"] == ["FORESHOCK_CACHE", "FORESHOCK_DIR"]
+    assert alone["variables"] == reported["variables"] == ["FORESHOCK_CACHE", "FORESHOCK_DIR", "FORESHOCK_RECORD"]
     assert {path.name for path in base.iterdir()} == {"lock", "record.jsonl"}
     steps = [json.loads(line) for line in (base / "record.jsonl").read_text().splitlines()]
     assert [line["step"] for line in steps if line["type"] == "step"] == list(range(1, 31))
