@@ -243,7 +243,7 @@ function layerMap(parent, layers, begin, end, labelWidth) {
   const row = Math.min(18, Math.max(5, 420 / filled.length)), below = 16, largest = Math.max(...filled.flatMap((l) => l.error.filter(finite)));
   const canvas = element('canvas', { role: 'img' });
   canvas.setAttribute('aria-label', `Map of ${grouped(filled.length)} layers by step: largest error over the alarm limit, up to ${short(largest)}`);
-  parent.append(element('h4', { textContent: 'the same by layer: full colour is near the alarm limit, \u25B2 orange beyond it, empty not sampled' }), element('div', { className: 'map' }, canvas));
+  parent.append(element('h4', { textContent: 'the same by layer: full colour is near the alarm limit, \u25B2 orange beyond it, empty: not judged, or NaN' }), element('div', { className: 'map' }, canvas));
   const draw = () => {
     // Lengths are in pixels. `ratio`: device pixels per pixel; `unit`: pixels per step. 12: free space at the right edge.
     const canvasWidth = canvas.parentElement.clientWidth - 12, ratio = window.devicePixelRatio || 1, canvasHeight = row * filled.length + below, ctx = canvas.getContext('2d');
