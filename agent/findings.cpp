@@ -247,17 +247,21 @@ void add_loss_events(const RankStatistics& rank, int64_t nonfinite_since, std::v
 
 // Names what was NaN or Inf first, in the order of steps: "; first NaN or Inf: loss at step 12, gradient norm
 // at step 12, attention of layer 003 at step 13". In one step, the forward pass of attention comes first,
-// then the loss, then the gradients. Attention is seen in sampled steps only.
+// then the loss, then the backward pass of attention, then the norm, then the weights. Attention and weights
+// are seen in some steps only.
 std::string first_nonfinite_text(const RankStatistics& rank) {
   std::vector<std::tuple<int64_t, int, std::string>> seen;  // step, order in the step, what
   if (rank.nonfinite_loss_since >= 0) seen.emplace_back(rank.nonfinite_loss_since, 1, "loss");
   for (const RankEvent& event : rank.events) {
-    if (event.what == "nonfinite")
-      seen.emplace_back(event.first_step, 0,
-                        "attention" + (event.layer.empty() ? "" : " of layer " + printable(event.layer)));
+    const std::string where = event.layer.empty() ? "" : " of layer " + printable(event.layer);
+    if (event.what == "nonfinite") seen.emplace_back(event.first_step, 0, "attention" + where);
+    if (event.what == "nonfinite_attention_gradient")
+      seen.emplace_back(event.first_step, 2, "gradients of attention" + where);
     if (event.what == name_of(WatchEventKind::kNonfiniteGradientNorm))
-      seen.emplace_back(event.first_step, 2, "gradient norm");
+      seen.emplace_back(event.first_step, 3, "gradient norm");
   }
+  for (const Condition& condition : conditions_of({&rank}))
+    if (condition.id == ConditionId::kWeightsNonfinite) seen.emplace_back(condition.since_step, 4, "weights");
   if (seen.size() < 2) return "";
   std::sort(seen.begin(), seen.end());
   constexpr size_t kMost = 3;

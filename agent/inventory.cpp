@@ -343,24 +343,28 @@ std::string text_of(const CoverageGap& gap) {
   const char* of_pass = gap.tensor == 0 ? "forward" : "backward";
   switch (gap.cause) {
     case GapCause::kNotHooked:
-      return text + "no call reached a hook. Add foreshock.tap to this attention: docs/coverage.md";
+      return text + "no call reached a hook. Do: add foreshock.tap to this attention (docs/coverage.md)";
     case GapCause::kMathPath:
-      return text + "calls take PyTorch's unfused path, and --math-path is off";
+      return text + "calls take PyTorch's unfused path. Do: leave --math-path on";
     case GapCause::kNoBackwardSeen:
-      return text + "its backward pass reached no hook. Add foreshock.tap in its backward: docs/coverage.md";
+      return text +
+             "its backward pass reached no hook. Do: add foreshock.tap in its backward (docs/coverage.md)";
     case GapCause::kUnattributed:
-      return text + "the layer of some checked " + of_pass + " calls is unknown: docs/coverage.md";
+      return text + "some checked " + of_pass +
+             " calls may be of this layer, but have no name. Do: report its calls with foreshock.tap and its "
+             "argument layer (docs/coverage.md)";
     case GapCause::kSkipped:
       if (gap.reasons == "device")
         return text +
                "foreshock does not read its device. It needs CUDA, driver 525 or later; not ROCm, XPU, MPS: "
                "foreshock doctor";
       return text + (is_key_gradient(gap.tensor) ? "no key is judged: " : "its calls are not sampled: ") +
-             (is_key_gradient(gap.tensor) ? gap.reasons : words_of(gap.reasons)) + ". See docs/coverage.md";
+             (is_key_gradient(gap.tensor) ? gap.reasons : words_of(gap.reasons)) +
+             ". Do: look up this reason in docs/coverage.md";
     case GapCause::kFewSamples:
       break;
   }
-  return text + "too few samples yet. Train longer, or give --every 1";
+  return text + "too few samples yet. Do: train longer, or give --every 1";
 }
 
 }  // namespace foreshock

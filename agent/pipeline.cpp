@@ -5,9 +5,11 @@
 #include <time.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <iterator>
 #include <numeric>
+#include <string_view>
 
 #include "agent/rank_state.h"
 #include "agent/record_lines.h"
@@ -351,12 +353,14 @@ void Pipeline::observe(const segment::Slot& slot, const LayerOfCall& layer, cons
                        double seconds, RankStatistics* rank) {
   observe_slice(slot, layer, deviation, rank);
   // The trainer's count, slot.nonfinite_out, covers rows of the slice too, so the two counts are not added.
-  const uint64_t nonfinite =
-      std::max<uint64_t>(deviation.nonfinite_out, slot.nonfinite_out) + deviation.nonfinite_gradient;
+  const auto nonfinite_out = std::max<uint64_t>(deviation.nonfinite_out, slot.nonfinite_out);
   const SampleLine line = sample_line(*rank, slot, layer, deviation, seconds);
   const bool is_new = !written_lines_.erase(line);  // false: a killed agent has written the line
-  if (nonfinite > 0)
-    record_event(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite), is_new);
+  const auto note = [&](const char* event, uint64_t values) {
+    if (values > 0) record_event(rank, event, slot.step, layer.label, static_cast<double>(values), is_new);
+  };
+  note("nonfinite", nonfinite_out);
+  note("nonfinite_attention_gradient", deviation.nonfinite_gradient);
   if (is_new) detect(line, rank);
 }
 
@@ -412,9 +416,12 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
       layer->history.add(step, kLayerGradientNorm, record.gradient_norm);
     layer->gradient_step = record.gradient_step;
     const auto last_nonfinite_step = static_cast<int64_t>(record.last_nonfinite_step);
-    if (record.nonfinite_steps > layer->nonfinite_steps)
-      record_event(rank, "nonfinite_gradient", last_nonfinite_step, layer->label,
-                   static_cast<double>(record.nonfinite_steps));
+    if (record.nonfinite_steps > layer->nonfinite_steps) {
+      // The first of the new steps, if they follow each other; else a step after it.
+      const auto new_steps = static_cast<int64_t>(record.nonfinite_steps - layer->nonfinite_steps);
+      record_event(rank, "nonfinite_gradient", std::max<int64_t>(last_nonfinite_step - new_steps + 1, 0),
+                   layer->label, static_cast<double>(record.nonfinite_steps));
+    }
     layer->nonfinite_steps = record.nonfinite_steps;
     if (record.nonfinite_steps > 0) layer->last_nonfinite_step = last_nonfinite_step;
   }
@@ -502,7 +509,15 @@ void Pipeline::record_event(RankStatistics* rank, const char* event, int64_t ste
   // An event that is not new is added too: the agent that wrote it was killed before it saved its list of
   // events.
   rank->note_event(event, step, layer, value);
-  if (record_ != nullptr && is_new) record_->write(event_line(*rank, event, step, layer, value));
+  if (record_ == nullptr || !is_new) return;
+  // NaN often stays until the end of a run, in every sample: the record has its 1st, 2nd, 4th, ... event, as
+  // far as the list remembers earlier ones.
+  const auto noted = std::find_if(rank->events.begin(), rank->events.end(), [&](const RankEvent& each) {
+    return each.what == event && each.layer == layer;
+  });
+  const bool is_nonfinite_event = std::string_view(event).starts_with("nonfinite");
+  if (is_nonfinite_event && noted != rank->events.end() && !std::has_single_bit(noted->count)) return;
+  record_->write(event_line(*rank, event, step, layer, value));
 }
 
 }  // namespace foreshock

@@ -1,6 +1,7 @@
 #include "agent/text.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 namespace foreshock {
@@ -8,7 +9,12 @@ namespace foreshock {
 std::string formatted(const char* format, double value) {
   char buffer[64];
   std::snprintf(buffer, sizeof buffer, format, value);
-  return buffer;
+  std::string text = buffer;
+  if (std::isfinite(value)) return text;
+  const size_t word = text.find_first_of("in");  // of "inf" or "nan"; the sign of NaN has no meaning
+  const bool is_nan = std::isnan(value);
+  const size_t begin = is_nan && word > 0 && text[word - 1] != ' ' ? word - 1 : word;
+  return text.replace(begin, word + 3 - begin, is_nan ? "NaN" : "Inf");
 }
 
 std::string formatted(const char* format, std::optional<double> value) {

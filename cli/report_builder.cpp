@@ -54,12 +54,27 @@ bool has_rank(const ReportEvent& event, int64_t rank) {
   return std::find(event.ranks.begin(), event.ranks.end(), rank) != event.ranks.end();
 }
 
-// Returns where a fault event (an event of the record that names NaN, Inf or unequal weights) saw NaN or Inf.
+// Events of the record that name NaN or Inf, and where it was, in the order in which a step computes it. The
+// loss comes after the first of them.
+struct NonfinitePlace {
+  std::string_view event, place;
+};
+constexpr NonfinitePlace kNonfinitePlaces[] = {{"nonfinite", "attention's result"},
+                                               {"nonfinite_attention_gradient", "attention's gradients"},
+                                               {"nonfinite_gradient", "the gradient"},
+                                               {"nonfinite_gradient_norm", "the gradient norm"},
+                                               {"weights_nonfinite", "the weights"}};
+
+// Returns the index in kNonfinitePlaces; their number for another event.
+size_t nonfinite_place(std::string_view event) {
+  return static_cast<size_t>(std::find_if(std::begin(kNonfinitePlaces), std::end(kNonfinitePlaces),
+                                          [&](const NonfinitePlace& each) { return each.event == event; }) -
+                             std::begin(kNonfinitePlaces));
+}
+
 std::string where_nonfinite(const FaultEvent& fault) {
-  const std::string what = fault.name == "nonfinite"            ? "attention's result"
-                           : fault.name == "nonfinite_gradient" ? "the gradient"
-                                                                : "the gradient norm";
-  return what + (fault.layer.empty() ? "" : " of layer " + fault.layer);
+  return std::string(kNonfinitePlaces[nonfinite_place(fault.name)].place) +
+         (fault.layer.empty() ? "" : " of layer " + fault.layer);
 }
 
 // Sets fact->lead, the number of steps from `step` to the onset (negative: `step` is later). If the lead is
@@ -82,21 +97,24 @@ std::string relative_to_onset(const ReportEvent& event, int64_t step) {
 // The functions below that return a ReportFact describe one circumstance of the event and add to *clues.
 
 ReportFact nonfinite(const ReportEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
+  const auto order = [](const FaultEvent& each) { return std::pair(each.step, nonfinite_place(each.name)); };
   const FaultEvent* first = nullptr;
   for (const FaultEvent& each : run.fault_events) {
-    if (!each.name.starts_with("nonfinite") || each.attempt != event.attempt || !has_rank(event, each.rank))
+    if (nonfinite_place(each.name) == std::size(kNonfinitePlaces) || each.attempt != event.attempt ||
+        !has_rank(event, each.rank))
       continue;
     const bool is_near = steps_between(each.step, event.onset_step) <= ReportEvent::kBefore &&
                          each.step <= event.declared_step;
-    if (is_near && (first == nullptr || each.step < first->step)) first = &each;
+    if (is_near && (first == nullptr || order(each) < order(*first))) first = &each;
   }
-  const bool in_loss = std::any_of(event.steps.begin(), event.steps.end(), [&](const TrailStep& each) {
+  const auto loss = std::find_if(event.steps.begin(), event.steps.end(), [&](const TrailStep& each) {
     return each.step <= event.declared_step && each.loss && !std::isfinite(*each.loss);
   });
   ReportFact fact = {"NaN or infinite values", "none in the " + steps_text(ReportEvent::kBefore) + " before",
                      Mark::kQuiet};
+  const bool in_loss = loss != event.steps.end();
   if (in_loss) fact = {fact.name, "in the loss; none was seen before it", Mark::kNotable};
-  if (first == nullptr) return fact;
+  if (first == nullptr || (in_loss && order(*first) >= std::pair(loss->step, size_t{1}))) return fact;
   fact.mark = Mark::kNotable;  // the fault event names a place, so its text replaces the text on the loss
   fact.text = "first in " + where_nonfinite(*first) + ", " + relative_to_onset(event, first->step);
   if (first->step >= event.onset_step) return fact;  // may be a consequence of the event
@@ -677,7 +695,8 @@ void ReportBuilder::observe(const EventLine& line) {
     recorded_.reset_detectors();
     found_.reset_detectors();
   }
-  const bool is_fault = line.event.starts_with("nonfinite") || line.event == "weight_mismatch";
+  const bool is_fault =
+      nonfinite_place(line.event) < std::size(kNonfinitePlaces) || line.event == "weight_mismatch";
   if (!is_fault || !line.step || run_.fault_events.size() >= kMostFaultEvents) return;
   // Only a mismatch between nodes may lack a rank (-1 below). Such an event gets the attempt of the lowest
   // rank.

@@ -208,13 +208,15 @@ TEST(Findings, ALossOfNanIsOneFindingWithTheOrderOfTheFirstOnes) {
     if (step == 12) rank.nonfinite_loss_since = step;
   }
   rank.watch = &watch;
+  // In one step, the loss comes before the backward pass.
+  rank.note_event("nonfinite_attention_gradient", 12, "003", 4);
   rank.note_event("nonfinite", 13, "003", 4);
   rank.note_event("nonfinite_gradient_norm", 12, "", std::nullopt);
   const std::vector<Finding> found = findings({&rank});
   ASSERT_EQ(found.size(), 1u) << "the divergence to NaN is the same";
   EXPECT_EQ(found[0].text,
-            "loss is not finite since step 12; first NaN or Inf: loss at step 12, gradient norm at step 12, "
-            "attention of layer 003 at step 13");
+            "loss is not finite since step 12; first NaN or Inf: loss at step 12, gradients of attention of "
+            "layer 003 at step 12, gradient norm at step 12");
 }
 
 TEST(Findings, TheKeyOfAFindingDoesNotChangeWithItsSize) {

@@ -167,7 +167,8 @@ TEST(Inventory, KeysThatWereNotSampledAreAGap) {
   EXPECT_THAT(text_of(only_gap(rank)), HasSubstr("layer 000: dK and dV not judged; too few samples yet."));
   rank.layer_of("000")->columns_skipped[segment::kColumnsLogSumExp] = 1;
   EXPECT_EQ(only_gap(rank).cause, GapCause::kSkipped);
-  EXPECT_THAT(text_of(only_gap(rank)), HasSubstr("no key is judged: no log sum exp. See docs/coverage.md"));
+  EXPECT_THAT(text_of(only_gap(rank)),
+              HasSubstr("no key is judged: no log sum exp. Do: look up this reason in docs/coverage.md"));
 }
 
 TEST(Inventory, EvaluationCallsWithoutALayerAreNotCheckedLayers) {

@@ -6,10 +6,12 @@
 
 #include <cmath>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "agent/limits.h"
 #include "agent/totals.h"
+#include "exporters/record.h"
 #include "shadow/written_out.h"
 #include "tests/agent/segment_of_a_trainer.h"
 
@@ -149,6 +151,32 @@ TEST(Pipeline, CallsWithoutALayerAreJudgedAsOne) {
   EXPECT_EQ(rank.alarms()[0].layer->label, "");
   EXPECT_STREQ(rank.alarms()[0].kind, "nonfinite");
   EXPECT_EQ(rank.pass[0].nonfinite, 2u);
+}
+
+TEST(Pipeline, NanThatStaysIsWrittenLessAndLessOften) {
+  SegmentOfATrainer trainer;
+  auto reader = trainer.open();
+  std::string error;
+  const std::string path = trainer.directory + "/record.jsonl";
+  auto record = RecordWriter::open(path, &error);
+  ASSERT_NE(record, nullptr) << error;
+  Pipeline pipeline(record.get());
+  RankStatistics rank;
+  for (int n = 1; n <= 100; ++n) {
+    trainer.sample(n, NAN);
+    pipeline.poll(*reader, &rank);
+  }
+  ASSERT_TRUE(record->flush());
+  ASSERT_EQ(rank.events.size(), 1u);
+  EXPECT_EQ(rank.events[0].first_step, 1);
+  EXPECT_EQ(rank.events[0].count, 100u);
+  std::vector<int64_t> steps;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const nlohmann::json json = nlohmann::json::parse(line);
+    if (json["type"] == "event") steps.push_back(json["step"]);
+  }
+  EXPECT_EQ(steps, (std::vector<int64_t>{1, 2, 4, 8, 16, 32, 64}));
 }
 
 TEST(Pipeline, ALayerThatIsLabelledLateHasItsLabelFromTheNextSliceOn) {

@@ -107,6 +107,16 @@ void set_fault(RankStatistics* rank, const std::string& of, double most, bool is
   for (int n = 0; n < 4; ++n) layer->pass[0].fused_ratio.add(most);
 }
 
+TEST(Summary, ANormThatIsNotFiniteIsWrittenWithoutTheSignOfNan) {
+  RankStatistics rank = healthy_rank();
+  rank.gradient_norm = -NAN;
+  rank.nonfinite_gradient = 3;
+  EXPECT_THAT(unwrapped(text_of(rank)),
+              HasSubstr("norm NaN before clipping at the last step, not finite in 3 steps"));
+  rank.gradient_norm = INFINITY;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("norm Inf before"));
+}
+
 TEST(Summary, HealthyRunFitsTenLinesOfEightyColumns) {
   const std::string text = text_of(healthy_rank());
   EXPECT_THAT(text, StartsWith("foreshock  demo finished, 172 steps in 70 s"));
@@ -130,7 +140,7 @@ TEST(Summary, HealthyRunFitsTenLinesOfEightyColumns) {
   EXPECT_THAT(unwrapped(text_of(packed)), HasSubstr("dK and dV not checked (120 packed, 6 too large)"));
   EXPECT_THAT(text_of(packed), HasSubstr("PARTLY CHECKED\n"));
   EXPECT_THAT(unwrapped(text_of(packed)),
-              HasSubstr("layers 000, 001: dK and dV not judged; no key is judged: packed. See docs/cover"));
+              HasSubstr("layers 000, 001: dK and dV not judged; no key is judged: packed. Do: look up this"));
 }
 
 TEST(Summary, TheLimitOfTheSlowdownIsForLongerRuns) {
@@ -320,7 +330,7 @@ TEST(Summary, LastLossThatIsNotFiniteIsAVerdict) {
   rank.nonfinite_loss = 3;
   EXPECT_THAT(text_of(rank), HasSubstr("LOSS NOT FINITE\n"));
   EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("not finite in 3 steps, the last one included"));
-  EXPECT_THAT(text_of(rank), HasSubstr("5.63 -> nan"));
+  EXPECT_THAT(text_of(rank), HasSubstr("5.63 -> NaN"));
 }
 
 TEST(Summary, LossesThatAreNotFiniteOnSeveralRanksAreOneFinding) {
@@ -639,7 +649,7 @@ TEST(Summary, LayersThatWereNotCheckedAreNamedWithWhatToDo) {
     rank.layer_names.push_back({label, "", segment::kHasAttention | segment::kTrainsAttention});
   const std::string text = text_of(rank);
   EXPECT_THAT(text, HasSubstr("PARTLY CHECKED\n  not checked layers 002, 003: forward not judged; "));
-  EXPECT_THAT(unwrapped(text), HasSubstr("no call reached a hook. Add foreshock.tap to this attention"));
+  EXPECT_THAT(unwrapped(text), HasSubstr("no call reached a hook. Do: add foreshock.tap to this attention"));
   EXPECT_THAT(unwrapped(text), HasSubstr("in 2 of 4 layers"));
   EXPECT_THAT(summary_line(input_of({&rank})), HasSubstr("PARTLY CHECKED\n"));
   rank.coverage.inventory_is_known = 0;

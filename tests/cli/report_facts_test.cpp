@@ -136,6 +136,23 @@ TEST_F(ReportFacts, WhatWasNoNumberLongBeforeOrElsewhereIsNoCircumstance) {
   EXPECT_THAT(clues_, Not(Contains(Clue::kNonfinite))) << "it did not come first";
 }
 
+TEST_F(ReportFacts, WhatWasNoNumberFirstIsNamedInTheOrderOfAStep) {
+  const auto set_loss = [&](int64_t from) {
+    for (TrailStep& step : event_.steps) step.loss = step.step < from ? 2.0 : NAN;
+  };
+  run_.fault_events = {{"nonfinite_gradient_norm", "", 0, 300, 0},
+                       {"nonfinite_attention_gradient", "003", 0, 300, 0}};
+  set_loss(300);
+  EXPECT_EQ(fact("NaN or infinite values").text, "in the loss; none was seen before it");
+  set_loss(301);
+  EXPECT_EQ(fact("NaN or infinite values").text, "first in attention's gradients of layer 003, at the onset");
+  run_.fault_events.push_back({"nonfinite", "001", 0, 300, 0});
+  set_loss(300);
+  EXPECT_EQ(fact("NaN or infinite values").text, "first in attention's result of layer 001, at the onset");
+  run_.fault_events.push_back({"weights_nonfinite", "", 0, 290, 0});
+  EXPECT_EQ(fact("NaN or infinite values").text, "first in the weights, 10 steps before");
+}
+
 TEST_F(ReportFacts, NoSentenceIsSaidTwice) {
   event_.signs.resize(2);
   event_.signs[0].detector = DetectorId::kDeviationForward;
