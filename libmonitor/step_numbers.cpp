@@ -90,6 +90,28 @@ void LossTracker::observe_divisor(double divisor) {
   ++divided_roots_.count;
 }
 
+void LossTracker::follow_factor() {
+  const Mean &roots = mean_by_source_[FORESHOCK_LOSS_BACKWARD_ROOT],
+             &nll = mean_by_source_[FORESHOCK_LOSS_NLL], &summed = mean_by_source_[kSummed];
+  const bool has_summed = summed.weight > 0;
+  const bool is_one_each = has_summed ? nll.weight == 0 : nll.weight == roots.weight;
+  const double mean = has_summed ? summed.sum / summed.weight : nll.sum / nll.weight;
+  const double factor = is_one_each && roots.weight > 0 ? roots.sum / mean : std::nan("");
+  // The sum over all targets is a choice of the training (reduction="sum").
+  const bool is_sum = has_summed && std::fabs(factor - summed.weight) <= kSameFactor * summed.weight;
+  if (!std::isfinite(factor) || is_sum) {
+    factor_steps_ = 0;
+    return;
+  }
+  if (std::fabs(factor - factor_) > kSameFactor * std::fabs(factor_)) factor_ = factor, factor_steps_ = 0;
+  ++factor_steps_;
+}
+
+std::optional<double> LossTracker::factor() const {
+  if (factor_steps_ < kFactorSteps || std::fabs(factor_ - 1) <= kLeastFactor) return std::nullopt;
+  return factor_;
+}
+
 void LossTracker::forget_step() {
   for (Mean& mean : mean_by_source_) mean = {};
   nlls_since_root_ = 0;
@@ -107,6 +129,7 @@ bool LossTracker::take(double* loss, uint32_t* source) {
   if (!has_root) chosen_source_ = used_source;
   if (used_source == 0) used_source = FORESHOCK_LOSS_LOGGED;
   choose_root_meaning();
+  follow_factor();
   Mean mean = mean_by_source_[used_source];
   const bool all_divided =
       has_root && divided_roots_.count == mean_by_source_[FORESHOCK_LOSS_BACKWARD_ROOT].weight;

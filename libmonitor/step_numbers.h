@@ -5,6 +5,7 @@
 #define FORESHOCK_LIBMONITOR_STEP_NUMBERS_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "foreshock/hook.h"
 #include "libmonitor/base.h"
@@ -43,7 +44,16 @@ class LossTracker {
   // Gets the loss since the last call and its source. Returns false if no value was observed.
   [[gnu::hot]] bool take(double* loss, uint32_t* source);
 
+  // The sum of the roots of a step, divided by its mean cross-entropy, if this has been the same number other
+  // than 1 in kFactorSteps steps in a row. Unknown with a gradient scaler, and with several losses per root.
+  std::optional<double> factor() const;
+
  private:
+  // A factor counts if it differs from 1 by more than kLeastFactor and stays the same within kSameFactor.
+  // Losses that are divided by the number of micro-batches give 1. Losses in fp32 give the factor to 2^-23
+  // for each root. An auxiliary loss has another share of the loss in each step.
+  static constexpr uint64_t kFactorSteps = 64;
+  static constexpr double kLeastFactor = 1e-2, kSameFactor = 1e-4;
   // The source of summed cross-entropies, published as FORESHOCK_LOSS_NLL.
   static constexpr uint32_t kSummed = FORESHOCK_LOSS_LOGGED + 1;
   struct Mean {
@@ -57,6 +67,7 @@ class LossTracker {
   };
   void choose_source(double root);
   void choose_root_meaning();
+  void follow_factor();
 
   uint32_t chosen_source_ = 0;       // FORESHOCK_LOSS_... or kSummed; 0: not chosen yet
   double accumulation_divisor_ = 0;  // the divisor that has equalled the number of roots; 0: none
@@ -65,7 +76,12 @@ class LossTracker {
   Mean mean_by_source_[kSummed + 1];                  // of this step
   double last_nll_ = 0;                               // the last cross-entropy (nll: negative log likelihood)
   uint64_t nlls_since_root_ = 0;                      // cross-entropies since the last root
+  double factor_ = 1;                                 // of the last step, see factor()
+  uint64_t factor_steps_ = 0;                         // steps in a row with this factor
 };
+
+// Name of LossTracker::factor() among the numbers that the training logs.
+inline constexpr const char* kLossFactorName = "foreshock loss factor";
 
 // A loss, norm, scale or divisor. While `value` is still on a device, it has no meaning here.
 struct PendingNumber {

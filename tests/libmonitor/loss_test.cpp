@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <initializer_list>
+#include <optional>
 
 #include "foreshock/hook.h"
 #include "libmonitor/step_numbers.h"
@@ -91,6 +93,46 @@ TEST(Loss, ADivisorThatIsNotTheNumberOfRootsIsPartOfTheLoss) {
   EXPECT_EQ(take(follower).loss, 2.0);
   divided_roots(follower, {64, 32}, 32);
   EXPECT_EQ(take(follower).loss, 1.5);
+}
+
+// LossTracker::factor() after `steps` steps of `micro_batches` each, whose roots are the nll times
+// `factor(nll)`.
+std::optional<double> factor_of(int steps, int micro_batches, const std::function<double(double)>& factor) {
+  LossTracker follower;
+  for (int step = 1; step <= steps; ++step) {
+    for (int n = 0; n < micro_batches; ++n) {
+      const double nll = 2 + std::sin(step * 7 + n);
+      micro_batch(follower, nll, nll * factor(nll));
+    }
+    take(follower);
+  }
+  return follower.factor();
+}
+
+TEST(Loss, AConstantFactorOfTheGradientIsKnownAfter64Steps) {
+  EXPECT_EQ(factor_of(64, 1, [](double) { return 0.25; }), 0.25);
+  EXPECT_EQ(factor_of(63, 1, [](double) { return 0.25; }), std::nullopt);
+  EXPECT_NEAR(factor_of(64, 4, [](double) { return 1; }).value_or(0), 4, 1e-9);  // 4 micro-batches, undivided
+  EXPECT_NEAR(factor_of(64, 1, [](double) { return 3; }).value_or(0), 3, 1e-9);
+  EXPECT_EQ(factor_of(64, 1, [](double) { return 1; }), std::nullopt);
+  EXPECT_EQ(factor_of(64, 4, [](double) { return 0.25; }), std::nullopt);
+  EXPECT_EQ(factor_of(64, 1, [](double nll) { return 1 + 0.1 / nll; }), std::nullopt);  // an auxiliary loss
+}
+
+TEST(Loss, AFactorOfSummedCrossEntropies) {
+  const auto factor = [](double divisor) {
+    LossTracker follower;
+    for (int step = 1; step <= 64; ++step) {
+      const double sum = 200 + step;
+      follower.observe_sum(sum, 100);
+      follower.observe(sum / divisor, FORESHOCK_LOSS_BACKWARD_ROOT);
+      take(follower);
+    }
+    return follower.factor();
+  };
+  EXPECT_EQ(factor(100), std::nullopt);
+  EXPECT_EQ(factor(1), std::nullopt);  // the sum
+  EXPECT_NEAR(factor(50).value_or(0), 2, 1e-9);
 }
 
 TEST(Loss, RootsOfDifferentDivisorsAreAveraged) {
