@@ -541,7 +541,11 @@ class Monitor:
         if self._owners.has_lost:  # a module was destroyed while its tensors were named
             self._clear_names()
         replicas = Replicas(parameters, self.modules.alive())
-        is_listed = self.weights.send_list(optimizers, unfollowed, self._split_step.addresses, named, labels, replicas)
+        stepped = [*parameters, *(p for optimizer in unfollowed for p in parameters_of(optimizer))]
+        # With several optimizers, one that has not stepped yet may have the others.
+        outside = {} if len(optimizers) + len(unfollowed) > 1 else self.modules.outside(named, stepped)
+        temporary = self._split_step.addresses
+        is_listed = self.weights.send_list(optimizers, unfollowed, temporary, named, labels, replicas, outside)
         if not (is_listed and has_inventory) or (not self.core.is_monitored() and self._ticks < self.UNMONITORED_TICKS):
             # The next step names them again: the core was busy, or this process may still become a monitored one.
             self._named_for = ([], [])

@@ -9,7 +9,7 @@ from typing import Any
 from weakref import ref
 
 from .names import Named, plain_name, with_number
-from .topology import is_ddp
+from .topology import is_ddp, is_shard
 
 WRAPPERS = ("_orig_mod", "module")  # attributes of wrappers (torch.compile, DDP) that have the wrapped module
 
@@ -158,6 +158,24 @@ class Modules:
         """The models that have a parameter at one of `addresses`."""
         wanted = set(addresses)
         return [root for root in self._roots() if any(p._cdata in wanted for _, p in parameters_below(root))]
+
+    def outside(self, named: dict[int, tuple[Named, Any]], stepped: list[Any]) -> dict[int, tuple[Any, str]]:
+        """{address: (module, key in it)} of the parameters that have a gradient and are not in `stepped`, the
+        parameters of all optimizers. Empty if the optimizers step copies or parts of the parameters: then a name in
+        `named` has an address that they lack, or they have parameters without a name."""
+        inside = {parameter._cdata for parameter in stepped}
+        if not inside or not inside <= named.keys():
+            return {}
+        names = {named[address][0].name for address in inside}
+        found = {}
+        for root in self.roots_of(inside):
+            for _, module in modules_below(root):
+                for key, p in list(vars(module).get("_parameters", {}).items()):
+                    if p is None or p.grad is None or p._cdata in inside or is_shard(p):
+                        continue
+                    if p._cdata in named and named[p._cdata][0].name not in names:
+                        found[p._cdata] = module, key
+        return found
 
     def owners(self, named: dict[int, tuple[Named, Any]]) -> list[tuple[Any, list[int]]]:
         """(module, addresses of its own parameters that are in `named`) of every module and child module."""

@@ -50,6 +50,8 @@ class Position(NamedTuple):
     group: int  # index in param_groups
     index: int  # in the group's parameters
     address: int  # of the parameter's TensorImpl (tensor._cdata)
+    owner: Any = None  # weak reference to the module that has the parameter, if no optimizer has it
+    key: str = ""  # of the parameter in the module
 
 
 class Watchable(NamedTuple):
@@ -117,6 +119,7 @@ class Weights:
     def send_list(
         self, optimizers: list[Any], unfollowed_optimizers: list[Any], temporary: list[int],
         named: dict[int, tuple[Named, Any]], labels: dict[str, str], replicas: Replicas,
+        outside: dict[int, tuple[Any, str]],
     ) -> bool:  # fmt: skip
         """Sends the list of tensors to the core. False: the core was busy; call it again at the next step.
 
@@ -124,7 +127,8 @@ class Weights:
         `unfollowed_optimizers` are listed but not measured. `temporary`: addresses of flat parameters that an optimizer
         has in its groups only during one of several calls per step; these are not measured either. `named`: {address:
         (Named, parameter)} of the model. `labels`: {name: layer label}. `replicas`: prefixes the names of tensors that
-        may differ over ranks.
+        may differ over ranks. `outside`: {address: (module, key in it)} of parameters that have a gradient and are in
+        no optimizer. They are measured at the steps of the first optimizer.
         """
         order = {address: n for n, address in enumerate(named)}
         rows: dict[int, tuple[Weight, Position]] = {}  # by address of the parameter
@@ -146,6 +150,11 @@ class Weights:
                         names[parameter._cdata] = name
         for parameter in (p for o in unfollowed_optimizers for p in parameters_of(o) if p._cdata not in rows):
             rows[parameter._cdata] = self._not_measured(parameter.numel(), f"parameters.{len(rows)}", PACE), NOWHERE
+        for address, (module, key) in outside.items():
+            row, parameter = named[address]
+            name = prefixed(replicas.prefix(parameter, is_named=True), row.name)
+            weight = Weight(name, labels.get(row.name, ""), *self._fields_of_part(parameter))
+            rows[address] = weight, Position(ref(optimizers[0]), 0, 0, address, ref(module), key)
         # In the order of the model, so that the schedule does not depend on which optimizer holds a tensor.
         listed = sorted(rows, key=lambda address: order.get(address, len(order)))
         measured = self._core.name_weights([rows[address][0] for address in listed])  # how many; -1: the core is busy
@@ -250,6 +259,8 @@ class Weights:
         have the parameter at its position."""
         position = self._positions[number]
         optimizer = position.optimizer()
+        if position.owner is not None:
+            return self._row_outside(number, position)
         param_groups = groups(optimizer)  # () if the optimizer was destroyed (None)
         if optimizer is None or position.group >= len(param_groups):
             return None
@@ -264,6 +275,16 @@ class Weights:
         tensors = (parameter, parameter.grad, state.get("exp_avg"), second_moment)
         addresses = [local_part(t)._cdata if isinstance(t, self._torch.Tensor) else None for t in tensors]
         return number, addresses, self._optimizer_numbers(group, state)._replace(gradient=self._gradient_of(parameter))
+
+    def _row_outside(self, number: int, position: Position) -> tuple[int, list[int | None], OptimizerNumbers] | None:
+        """As _row(), for a parameter that is in no optimizer."""
+        module = position.owner()
+        parameter = None if module is None else vars(module).get("_parameters", {}).get(position.key)
+        if parameter is None or parameter._cdata != position.address:
+            return None
+        addresses = [t._cdata if isinstance(t, self._torch.Tensor) else None for t in (parameter, parameter.grad)]
+        numbers = self._optimizer_numbers({}, {})._replace(gradient=self._gradient_of(parameter))
+        return number, [*addresses, None, None], numbers
 
     def _gradient_of(self, parameter: Any) -> int:
         if isinstance(parameter.grad, self._torch.Tensor):
