@@ -13,7 +13,7 @@
 namespace foreshock {
 namespace {
 
-constexpr char kMagic[] = "foreshock detectors 6\n";  // begins a saved state; 6: version of the format
+constexpr char kMagic[] = "foreshock detectors 7\n";  // begins a saved state; 7: version of the format
 constexpr uint64_t kMostRanks = 4096;                 // ranks with detectors, over all runs
 constexpr uint64_t kMostRuns = 1024;                  // runs with conditions
 
@@ -61,14 +61,20 @@ EventLine line_of(const Condition& condition, const std::string& run, int64_t ra
   return line;
 }
 
+// Name of the number that the trainer's library reports beside those that the training logs.
+constexpr char kLossFactorName[] = "foreshock loss factor";  // libmonitor/step_numbers.h
+
 StepFacts facts_of(const StepLine& line) {
+  const auto factor = line.logged.find(kLossFactorName);
   return {.step = *line.step,
           .loss = line.loss,
           .gradient_norm = line.gradient_norm,
           .learning_rate = line.learning_rate,
           .skipped_steps = line.skipped_steps,
           .is_local_loss = line.loss_source == "nll" || line.loss_source == "backward_root",
-          .is_nll = line.loss_source == "nll"};
+          .is_nll = line.loss_source == "nll",
+          .loss_factor = factor != line.logged.end() ? std::optional(factor->second) : std::nullopt,
+          .is_counted = line.step_source == "counted"};
 }
 
 AttentionFacts facts_of(const SampleLine& line) {
@@ -89,7 +95,10 @@ TensorFacts facts_of(const TensorLine& line) {
           .sample_elements = line.sample_elements,
           .sample_unmoved = line.sample_unmoved,
           .nonfinite = line.nonfinite_values,
-          .parts = line.parts};
+          .parts = line.parts,
+          .shape = line.shape,
+          .rms = line.rms,
+          .mean_abs = line.mean_abs};
 }
 
 OptimizerFacts facts_of(const OptimizerLine& line) {
@@ -103,6 +112,8 @@ OptimizerFacts facts_of(const OptimizerLine& line) {
           .gradient_rms = line.gradient_rms,
           .epsilon_dominated = line.epsilon_dominated_ratio,
           .learning_rate = line.learning_rate,
+          .weight_decay = line.weight_decay,
+          .elements = line.elements,
           .nonfinite_gradient = line.nonfinite_gradient_values,
           .optimizer_step = line.optimizer_step};
 }

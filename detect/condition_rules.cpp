@@ -64,6 +64,9 @@ std::string sentence_of(const Condition& condition) {
     case ConditionId::kRateComesBack:
       return "the learning rate was at its end at step " + since + on_rank + " and rises again: to " + value +
              " at step " + std::to_string(condition.last_step) + " (largest before: " + usual + ")";
+    case ConditionId::kRateNotRestored:
+      return "the learning rate of a new process is " + value + " at step " + since + on_rank +
+             ", where the earlier process had at most " + usual;
     case ConditionId::kNothingTrained:
       return (condition.is_over ? "nothing was trained" : "nothing is trained") + when_text(condition) +
              ": none of " + count + " tensors has changed" +
@@ -109,9 +112,28 @@ std::string sentence_of(const Condition& condition) {
     case ConditionId::kSameLosses:
       return "ranks " + condition.place + (condition.is_over ? " had the same loss" : " have the same loss") +
              ", bit for bit," + when_text(condition);
+    case ConditionId::kLossFactor:
+      return "the gradient is that of " + value + " times the mean cross-entropy of the step" +
+             when_text(condition) + on_rank;
+    case ConditionId::kRankApart:
+      return "the loss of rank " + condition.place + " is apart from that of the lowest rank" +
+             when_text(condition) + ": " + value + " and " + usual;
     case ConditionId::kGradientRise:
       return "the gradient norm is high" + when_text(condition) + on_rank + ": " + value +
              ", in the first half of the run it was at most " + usual;
+    case ConditionId::kGradientUnused:
+      return count +
+             (condition.count == 1 ? " parameter has gradients and does"
+                                   : " parameters have gradients and do") +
+             " not change" + when_text(condition) + ": " + condition.place;
+    case ConditionId::kClippedAway:
+      return "clipping leaves little of the gradient" + when_text(condition) + ": a norm of " + value +
+             " of at least " + usual;
+    case ConditionId::kGainsDecay:
+      return "weight decay shrinks " + count + (condition.count == 1 ? " vector" : " vectors") +
+             " that began near 1" + when_text(condition) + ", to " + value + " now: " + condition.place;
+    case ConditionId::kTiedApart:
+      return condition.place + when_text(condition) + ": the earlier process had no tensor of this name";
     case ConditionId::kGradientNotSummed:
       return condition.place +
              ": the gradient used is that of its own rank only, the ranks were not summed," +
@@ -179,6 +201,7 @@ std::vector<Condition> ConditionBoard::take_begun() {
 
 void RateRule::observe(int64_t step, double rate, int64_t rank, ConditionBoard* board) {
   if (!std::isfinite(rate) || rate < 0) return;
+  if (is_new_process_ && step <= static_cast<int64_t>(kRateLearning)) *this = RateRule();  // another training
   if (rate == 0) {
     if (zeros_++ == 0) zero_since_ = step;
     if (zeros_ >= kZeroRates)
@@ -196,9 +219,33 @@ void RateRule::observe(int64_t step, double rate, int64_t rank, ConditionBoard* 
       if (found->episodes == 1) found->value = rate, found->usual = most_;
       found->is_over = true;
     }
+  compare_with_earlier_process(step, rate, rank, board);
+  keep(step, rate);
   follow_cycle(step, rate, rank, board);
   known_ += rate > 0;
   last_ = rate;
+}
+
+void RateRule::compare_with_earlier_process(int64_t step, double rate, int64_t rank, ConditionBoard* board) {
+  if (!std::exchange(is_new_process_, false) || known_ < kRateLearning || since_.empty()) return;
+  // The new process may repeat steps. If it begins after the last step, the last rate counts.
+  const auto found = std::find_if(since_.begin(), since_.end() - 1,
+                                  [&](const RateSince& each) { return each.last_step >= step; });
+  if (rate <= kRateRestored * found->rate || found->rate == 0) return;
+  if (Condition* noted = board->note(ConditionId::kRateNotRestored, rank, step, step)) {
+    noted->value = rate;
+    noted->usual = found->rate;
+    noted->is_over = true;
+  }
+}
+
+// Rates within a tenth of each other share an element, and the lowest ones if there are too many.
+void RateRule::keep(int64_t step, double rate) {
+  while (!since_.empty() && since_.back().rate <= rate) since_.pop_back();
+  if (!since_.empty() && (since_.back().rate <= 1.1 * rate || since_.size() == kMost))
+    since_.back().last_step = step;
+  else
+    since_.push_back({step, rate});
 }
 
 // Follows the fall of the rate from its maximum to its trough, and the rise after it. A jump upwards, or a
@@ -264,7 +311,8 @@ void LoneLossRule::observe(int64_t step, double loss, int64_t rank, ConditionBoa
     const double largest = *std::max_element(window_.data(), window_.data() + window_.size());
     // If all losses of the window are equal, a distance of rounding errors does not count.
     const double reach = std::max(largest - usual, kLossLeastSpread * std::fabs(usual));
-    stands_out = loss - usual > kLoneFactor * reach;
+    stands_out = loss - usual > kLoneFactor * reach &&
+                 (usual <= 0 || std::log(loss / usual) > kLoneLogFactor * std::log(largest / usual));
   }
   if (!stands_out) {
     window_.add(loss);
@@ -380,22 +428,26 @@ void GradientRiseRule::keep(double median) {
   merged_ *= 2;
 }
 
-void RestartRule::begin_process(int64_t pid) {
+bool RestartRule::begin_process(int64_t pid) {
   // A restarted agent may report a new process again before its first step.
-  is_new_process_ = is_new_process_ || (pid_ >= 0 && pid != pid_);
+  const bool is_other = pid_ >= 0 && pid != pid_;
+  is_new_process_ = is_new_process_ || is_other;
   pid_ = pid;
+  return is_other;
 }
 
 // The step at which the new process begins is below the last step, or the process has restored its count and
-// with it the state of its optimizer.
-void RestartRule::observe(int64_t step, const std::optional<double>& loss, int64_t rank,
-                          ConditionBoard* board) {
+// with it the state of its optimizer. A count of the process itself begins again in each process.
+void RestartRule::observe(const StepFacts& facts, int64_t rank, ConditionBoard* board) {
+  const int64_t step = facts.step;
+  const std::optional<double>& loss = facts.loss;
   const bool goes_back = step <= last_step_;
   last_step_ = step;
   if (is_new_process_ || goes_back) {
     const auto summary = last_.summary();
     // A process that starts at a later step has restored its count from a checkpoint.
-    is_checking_ = is_new_process_ && goes_back && step == 1 && last_.full() && firsts_ == kFirst;
+    is_checking_ =
+        is_new_process_ && goes_back && step == 1 && !facts.is_counted && last_.full() && firsts_ == kFirst;
     is_new_process_ = false;
     first_step_ = step;
     new_sum_ = 0;

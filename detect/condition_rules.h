@@ -27,17 +27,24 @@ enum class ConditionId : int {
   kRateZero,
   kRateJump,
   kRateComesBack,
+  kRateNotRestored,
   kOptimizerBeganAgain,
   kLoneLoss,
   kZeroLoss,
   kZeroNorm,
   kEarlyRise,
+  kLossFactor,
   kSameLosses,
+  kRankApart,
   kUnseenKeys,
   kGradientRise,
   kNoGradient,
   kZeroGradient,
   kWeightsStuck,
+  kGradientUnused,
+  kClippedAway,
+  kGainsDecay,
+  kTiedApart,
   kGradientNotSummed,
   kGradientLastOnly,
   kGradientDropped,
@@ -88,13 +95,21 @@ inline constexpr uint64_t kRateLearning = 32;
 inline constexpr double kRateTrough = 0.01;
 inline constexpr double kRateBack = 0.25;
 inline constexpr int64_t kRateRise = 16;
+// A new process continues at a rate that exceeds, by more than this factor, the largest rate that the earlier
+// process had at that step or later. Only the first steps of a warm-up change a rate by a factor of 2 in one
+// step, so both processes must be beyond kRateLearning steps; a process that begins before is another
+// training. Warm restarts exactly at the first step of a process remain.
+inline constexpr double kRateRestored = 2;
 // A single loss stands out if it exceeds the median of the last kLoneWindow losses by kLoneFactor times as
 // much as the largest of them does. For losses with an exponential tail (heavier than in most trainings), the
 // n = kLoneWindow / 2 losses above the median give a largest excess M with E[exp(-k M)] = n! k! / (n + k)!,
 // which is 2.3e-6 for n = 32 and k = 5: one false report in 400,000 steps. For normal losses it is below
-// 1e-12.
+// 1e-12. Losses of a regression may have a power law as their tail. Their logarithms have an exponential one,
+// so the logarithm of a positive loss must also exceed that of the median by kLoneLogFactor times as much as
+// that of the largest does: k = 3 gives 1.5e-4. Both limits hold for a tail that is lighter than either.
 inline constexpr size_t kLoneWindow = 64;
 inline constexpr double kLoneFactor = 5;
+inline constexpr double kLoneLogFactor = 3;
 inline constexpr int kLoneAfter = 3;  // ordinary losses in a row after it: a spike has none
 // A gradient of exactly 0 in so many steps in a row. One batch without labels, or whose loss is at its bound,
 // can occur by chance. Rounding gives no exact 0: all values of the gradient would have to underflow.
@@ -121,6 +136,13 @@ inline constexpr double kRestartSpread = 6;
 inline constexpr uint64_t kSameLosses = 64;
 inline constexpr uint64_t kSameLossChanges = 32;
 
+// A rank's loss is apart if in kApartSteps steps in a row it is kApartFactor times that of the lowest rank,
+// or less than 1 / kApartFactor of it, and the losses of the ranks do not change sides. If ranks draw their
+// batches alike, either one is larger with the probability 1/2, so kApartSteps steps give 2^-63 by chance.
+// Ranks with batches of their own kind may differ in all steps; the factor leaves out slightly unlike data.
+inline constexpr uint64_t kApartSteps = 64;
+inline constexpr double kApartFactor = 2;
+
 // Sampled backward calls without a mask in which the last sampled query sees the keys up to its own position,
 // though there are more keys than queries. Only a causal mask that begins at the first key does that: without
 // one the query sees all keys, and a mask that ends at the last key shows it key_length - query_length more.
@@ -145,6 +167,11 @@ inline constexpr uint64_t kRiseLearning = 8;
 // and values that have not changed.
 inline constexpr int64_t kNoGradientSteps = 64;
 inline constexpr int64_t kUnusedSteps = 512;
+// A tensor with a gradient in three looks over twice kNoGradientSteps, and no changed value, is not trained.
+// The gradient must be large enough to change values of the tensor's size in an SGD step: where a gradient is
+// 0 but for rounding, as that of the bias of keys is, the update may be below half a spacing (2^-24 of the
+// value).
+inline constexpr double kUnusedLeast = 0x1p-23;
 // Nothing is trained if so many looks over kNoGradientSteps steps have seen no changed value in any tensor.
 inline constexpr uint64_t kNothingLooks = 8;
 // Share of sampled values of 16-bit weights whose bits are those of the look before, usually 64 steps before.
@@ -153,6 +180,19 @@ inline constexpr uint64_t kNothingLooks = 8;
 // least kUnmovedTensors tensors (or all), each with 32 values: its standard error is below 0.5 / sqrt(256).
 inline constexpr double kUnmovedShare = 0.5;
 inline constexpr size_t kUnmovedTensors = 8;
+
+// The gradients that the optimizer uses have at most 1 / kClippedAway of the norm before clipping. If a
+// gradient is clipped while it is still multiplied by the scale of a gradient scaler, and then divided by the
+// scale, the norm falls by about scale^2: 2^16 for a scale of 2^8, and 2^32 for the first scale of torch. A
+// limit on the norm that divides sound gradients by 4096 in all steps of an interval would be a mistake too.
+inline constexpr double kClippedAway = 4096;
+
+// A vector whose values are all near 1 at the first look is a gain. It has decayed if less than kGainLeft of
+// its first mean magnitude is left, and the weight decay since then explains at least half of the fall: rate
+// * decay, summed over the steps, is half of log(1 / kGainLeft) or more. If the matrices shrink as fast, the
+// whole model decays and the gains do not stand apart, so less than kGainLeft of what the median matrix has
+// left must be left.
+inline constexpr double kGainLeft = 0.5;
 
 inline constexpr ConditionInfo kConditionTable[kConditions] = {
     {ConditionId::kNoStepTaken, "no_step_taken", ConditionKind::kFault, "NO STEP IS TAKEN",
@@ -177,9 +217,15 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
      "the learning rate has fallen to 1 % of its maximum and rises slowly to a quarter of it",
      "until a quarter of the maximum",
      "check that the scheduler is stepped once per step and that its total covers the run"},
+    {ConditionId::kRateNotRestored, "rate_not_restored", ConditionKind::kLook, "",
+     "a new process continues after step 32, at more than twice the learning rate that the earlier one had "
+     "at "
+     "that step or later",
+     "1 step", "load the scheduler's state together with the optimizer's"},
     {ConditionId::kOptimizerBeganAgain, "optimizer_began_again", ConditionKind::kLook, "",
-     "a new process counts from step 1, and its loss continues where the earlier process stopped", "2 steps",
-     "load the optimizer's state together with the weights"},
+     "a new process has an optimizer that counts from step 1, and its loss continues where the earlier one "
+     "stopped",
+     "2 steps", "load the optimizer's state together with the weights"},
     {ConditionId::kLoneLoss, "lone_loss", ConditionKind::kLook, "",
      "the loss of a single step is 5 times as far above the median as any of 64 losses before it", "3 steps",
      "look at the batch of that step"},
@@ -193,11 +239,20 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
     {ConditionId::kEarlyRise, "early_rise", ConditionKind::kLook, "",
      "among the first 256 losses, 16 in a row exceed the largest of the first 8 by a quarter", "16 steps",
      "lower the learning rate, or lengthen the warm-up"},
+    {ConditionId::kLossFactor, "loss_factor", ConditionKind::kLook, "",
+     "backward() is called on losses that are a constant times the mean cross-entropy of the step, for 64 "
+     "steps",
+     "64 steps; on the CPU only",
+     "divide the loss of each micro-batch by their number, once; a factor is right if it is meant"},
     {ConditionId::kSameLosses, "same_losses", ConditionKind::kLook, "",
      "ranks whose weights are not divided have the same loss, bit for bit, in 64 steps in a row",
      "64 steps, and two looks at the weights",
      "check that each rank gets its own part of the data; equal losses are right if each rank computes the "
      "loss of all ranks' batches"},
+    {ConditionId::kRankApart, "rank_apart", ConditionKind::kLook, "",
+     "the loss of a rank is twice that of the lowest rank or more, or half of it or less, for 64 steps",
+     "64 steps",
+     "compare the batches and labels of the ranks; unlike losses are right if their data are unlike"},
     {ConditionId::kUnseenKeys, "unseen_keys", ConditionKind::kLook, "",
      "in 3 sampled backward calls with more keys than queries, a causal mask that begins at the first key "
      "hides "
@@ -221,6 +276,24 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
      "most sampled values of weights in bf16 or fp16 are the same at two looks in a row, though they have "
      "gradients",
      "two looks, 64 to 128 steps", "keep the weights in fp32 (autocast), or round stochastically"},
+    {ConditionId::kGradientUnused, "gradient_unused", ConditionKind::kLook, "",
+     "parameters have gradients and never change, and others do", "128 steps, three looks",
+     "look for a parameter that no optimizer has, a group with a rate of 0, or code that restores the "
+     "values"},
+    {ConditionId::kClippedAway, "clipped_away", ConditionKind::kLook, "",
+     "over an interval of looks, the gradients that the optimizer uses have less than 1 / 4096 of each norm "
+     "before clipping",
+     "two looks at a parameter",
+     "call the gradient scaler's unscale_() before clipping; without a scaler, raise the limit of the norm"},
+    {ConditionId::kGainsDecay, "gains_decay", ConditionKind::kLook, "",
+     "weight decay has brought vectors whose values began near 1 below half of that, and matrices keep twice "
+     "as "
+     "much of their size",
+     "until half is left", "give the optimizer the gains of the norms in a group without weight decay"},
+    {ConditionId::kTiedApart, "tied_apart", ConditionKind::kLook, "",
+     "a new process trains at most two tensors that the earlier one did not, one a matrix shaped like "
+     "another",
+     "two looks at a tensor", "if both were tied, tie them again before the optimizer is made"},
     {ConditionId::kGradientNotSummed, "gradient_not_summed", ConditionKind::kLook, "",
      "most gradients are summed over the ranks, and each rank uses its own gradient for a parameter of which "
      "all ranks have copies",
@@ -318,6 +391,8 @@ struct StepFacts {
   bool is_local_loss =
       false;            // computed by this rank, and not a value that the training has reduced and logged
   bool is_nll = false;  // of a function of torch that computes a negative log likelihood
+  std::optional<double> loss_factor = {};  // see kLossFactor; absent: 1 or unknown
+  bool is_counted = false;  // the step number is a count of this process, not of the optimizer's state
 };
 
 // A sampled backward call of attention without a mask.
@@ -328,9 +403,11 @@ struct AttentionFacts {
   int64_t queries = 0, keys = 0;             // of the call
 };
 
-// Finds learning rates of 0, jumps, and schedules that run beyond their end.
+// Finds learning rates of 0, jumps, schedules that run beyond their end, and those that a new process has not
+// restored.
 class RateRule {
  public:
+  void begin_process() { is_new_process_ = true; }
   void observe(int64_t step, double rate, int64_t rank, ConditionBoard* board);
 
   template <class State>
@@ -339,10 +416,27 @@ class RateRule {
     for (int64_t* number : {&first_step_, &peak_step_, &leave_step_, &trough_step_, &zero_since_})
       state(*number);
     for (uint64_t* number : {&known_, &zeros_}) state(*number);
-    state(has_come_back_);
+    for (bool* flag : {&has_come_back_, &is_new_process_}) state(*flag);
+    uint64_t size = since_.size();
+    if constexpr (State::kReads) since_.resize(size = state.count(kMost));
+    if constexpr (!State::kReads) state(size);
+    for (RateSince& each : since_) {
+      state(each.last_step);
+      state(each.rate);
+    }
   }
 
  private:
+  static constexpr size_t kMost = 64;  // elements of since_
+
+  // No rate was above `rate` from the step after the element before until the last step known.
+  struct RateSince {
+    int64_t last_step = 0;
+    double rate = 0;
+  };
+
+  void compare_with_earlier_process(int64_t step, double rate, int64_t rank, ConditionBoard* board);
+  void keep(int64_t step, double rate);
   void follow_cycle(int64_t step, double rate, int64_t rank, ConditionBoard* board);
 
   double most_ = 0, last_ = 0;                // largest rate so far, last rate
@@ -351,7 +445,8 @@ class RateRule {
   int64_t leave_step_ = 0, trough_step_ = 0;  // last step near the maximum; step of trough_
   int64_t zero_since_ = 0;
   uint64_t known_ = 0, zeros_ = 0;  // steps with a rate above 0; zeros in a row
-  bool has_come_back_ = false;
+  bool has_come_back_ = false, is_new_process_ = false;
+  std::vector<RateSince> since_;  // falling rates
 };
 
 // Finds gradient scalers that skip many steps.
@@ -488,8 +583,9 @@ class GradientRiseRule {
 // Finds a new process that starts at step 1 with trained weights.
 class RestartRule {
  public:
-  void begin_process(int64_t pid);
-  void observe(int64_t step, const std::optional<double>& loss, int64_t rank, ConditionBoard* board);
+  // Returns whether the process has replaced another one.
+  bool begin_process(int64_t pid);
+  void observe(const StepFacts& facts, int64_t rank, ConditionBoard* board);
 
   template <class State>
   void fields(State& state) {

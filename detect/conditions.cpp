@@ -22,15 +22,18 @@ void RunConditions::observe_step(int64_t rank, const StepFacts& facts, std::vect
   Rank* rules = rank_of(rank);
   if (rules == nullptr) return;
   board_.end(ConditionId::kNoStepTaken, rank);
-  rules->restart.observe(facts.step, facts.loss, rank, &board_);
+  rules->restart.observe(facts, rank, &board_);
   if (facts.learning_rate) rules->rate.observe(facts.step, *facts.learning_rate, rank, &board_);
   if (facts.skipped_steps) rules->skips.observe(facts.step, *facts.skipped_steps, rank, &board_);
   if (facts.loss) rules->lone_loss.observe(facts.step, *facts.loss, rank, &board_);
   rules->zero_loss.observe(facts, rank, &board_);
+  if (facts.loss_factor)  // the trainer's library has compared 64 steps
+    if (Condition* found = board_.note(ConditionId::kLossFactor, rank, facts.step, facts.step))
+      found->value = *facts.loss_factor;
   if (facts.loss && facts.is_nll) rules->early_rise.observe(facts.step, *facts.loss, rank, &board_);
   if (facts.gradient_norm) rules->gradient_rise.observe(facts.step, *facts.gradient_norm, rank, &board_);
   tensors_.observe_step(facts);
-  same_losses_.observe(facts, rank, &board_);
+  rank_losses_.observe(facts, rank, &board_);
   append(board_.take_begun(), begun);
 }
 
@@ -44,7 +47,7 @@ void RunConditions::observe_attention(int64_t rank, const AttentionFacts& facts,
 
 void RunConditions::observe_tensor(const TensorFacts& facts) {
   tensors_.observe(facts);
-  same_losses_.observe(facts);
+  rank_losses_.observe(facts);
 }
 
 void RunConditions::observe_optimizer(const OptimizerFacts& facts, std::vector<Condition>* begun) {
@@ -68,7 +71,10 @@ void RunConditions::observe_skipped(int64_t rank, int64_t step, uint64_t in_row,
 
 void RunConditions::observe_process(int64_t rank, int64_t pid) {
   Rank* rules = rank_of(rank);
-  if (rules != nullptr) rules->restart.begin_process(pid);
+  if (rules != nullptr && rules->restart.begin_process(pid)) {
+    rules->rate.begin_process();
+    if (rank == ranks_.begin()->first) tensors_.begin_process();
+  }
   gradients_.begin_process(rank, pid);
 }
 

@@ -50,7 +50,7 @@ class RunConditions {
     board_.fields(state);
     map_fields(state, ranks_, kMostRanks);
     tensors_.fields(state);
-    same_losses_.fields(state);
+    rank_losses_.fields(state);
     gradients_.fields(state);
   }
 
@@ -84,7 +84,7 @@ class RunConditions {
   ConditionBoard board_;
   std::map<int64_t, Rank> ranks_;
   TensorRules tensors_;
-  SameLossRule same_losses_;
+  RankLossRule rank_losses_;
   GradientRule gradients_;
 };
 

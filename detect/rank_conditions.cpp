@@ -7,7 +7,7 @@
 
 namespace foreshock {
 
-void SameLossRule::observe(const TensorFacts& facts) {
+void RankLossRule::observe(const TensorFacts& facts) {
   if (!facts.parts) return;
   is_divided_ = is_divided_ || *facts.parts > 1;
   if (first_tensor_.empty()) {
@@ -18,7 +18,7 @@ void SameLossRule::observe(const TensorFacts& facts) {
   has_all_looks_ = has_all_looks_ || (facts.tensor == first_tensor_ && facts.step > first_tensor_step_);
 }
 
-void SameLossRule::observe(const StepFacts& facts, int64_t rank, ConditionBoard* board) {
+void RankLossRule::observe(const StepFacts& facts, int64_t rank, ConditionBoard* board) {
   if (!facts.is_local_loss || !facts.loss || !std::isfinite(*facts.loss) || facts.step < 0) return;
   if (!ranks_.contains(rank) && ranks_.size() >= kMostRanks) return;
   Rank& own = ranks_[rank];
@@ -34,11 +34,36 @@ void SameLossRule::observe(const StepFacts& facts, int64_t rank, ConditionBoard*
   } else {
     for (auto each = std::next(lowest); each != ranks_.end(); ++each)
       if (const Loss& other = each->second.kept[place]; other.step == facts.step)
-        compare(facts.step, *facts.loss, other.loss, &each->second, board);
+        compare(facts.step, other.loss, *facts.loss, &each->second, board);
   }
 }
 
-void SameLossRule::compare(int64_t step, double loss, double other, Rank* rank, ConditionBoard* board) {
+// Losses of either sign are not compared: a loss near 0 has no size.
+void RankLossRule::compare_size(int64_t step, double loss, double other, Rank* rank, ConditionBoard* board) {
+  const bool is_above = loss > other;
+  const bool is_far = std::min(loss, other) >= 0 && loss != other &&
+                      std::max(loss, other) >= kApartFactor * std::min(loss, other);
+  if (!is_far || (rank->apart > 0 && is_above != rank->is_above)) rank->apart = 0;
+  if (is_far && rank->apart++ == 0) rank->apart_since = step;
+  rank->is_above = is_above;
+  const auto is_apart = [](const auto& each) { return each.second.apart >= kApartSteps; };
+  if (rank->apart < kApartSteps) {
+    if (std::none_of(ranks_.begin(), ranks_.end(), is_apart)) board->end(ConditionId::kRankApart, -1);
+    return;
+  }
+  const auto first = std::find_if(ranks_.begin(), ranks_.end(), is_apart);
+  const auto apart = static_cast<size_t>(std::count_if(first, ranks_.end(), is_apart));
+  if (Condition* found = board->note(ConditionId::kRankApart, -1, rank->apart_since, step)) {
+    found->count = apart;
+    found->place = std::to_string(first->first);
+    if (apart > 1) found->place += " and " + std::to_string(apart - 1) + " more";
+    found->value = loss;
+    found->usual = other;
+  }
+}
+
+void RankLossRule::compare(int64_t step, double loss, double other, Rank* rank, ConditionBoard* board) {
+  compare_size(step, loss, other, rank, board);
   if (loss != other) {
     rank->equal = rank->changes = 0;
     const bool any =
@@ -54,7 +79,7 @@ void SameLossRule::compare(int64_t step, double loss, double other, Rank* rank, 
   if (rank->is_same()) report(step, board);
 }
 
-void SameLossRule::report(int64_t step, ConditionBoard* board) const {
+void RankLossRule::report(int64_t step, ConditionBoard* board) const {
   constexpr size_t kMostNamed = 4;
   if (is_divided_ || !has_all_looks_) return;
   std::string names = std::to_string(ranks_.begin()->first);

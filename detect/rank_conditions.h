@@ -1,4 +1,5 @@
-// Finds ranks that train on the same batches: their losses are equal, bit for bit, step after step.
+// Finds ranks that train on the same batches: their losses are equal, bit for bit, step after step. Finds
+// ranks whose losses stay apart.
 #ifndef FORESHOCK_DETECT_RANK_CONDITIONS_H_
 #define FORESHOCK_DETECT_RANK_CONDITIONS_H_
 
@@ -14,8 +15,8 @@
 namespace foreshock {
 
 // Compares the losses of all ranks with those of the lowest rank. Ranks that hold parts of one model have the
-// same batches and losses, so the rule needs looks at all tensors, none of them divided.
-class SameLossRule {
+// same batches and losses, so the rule for equal losses needs looks at all tensors, none of them divided.
+class RankLossRule {
  public:
   static constexpr size_t kMostRanks = 4096;  // further ranks are ignored
 
@@ -46,18 +47,23 @@ class SameLossRule {
     uint64_t equal = 0;     // steps in a row with the loss of the lowest rank
     uint64_t changes = 0;   // of these, steps whose loss differs from that of the step before
     double last_equal = 0;  // loss of the last of these steps
+    int64_t apart_since = 0;
+    uint64_t apart = 0;     // steps in a row with a loss far from that of the lowest rank
+    bool is_above = false;  // of these, on which side
 
     template <class State>
     void fields(State& state) {
-      for (int64_t* step : {&last_step, &since}) state(*step);
-      for (uint64_t* count : {&equal, &changes}) state(*count);
+      for (int64_t* step : {&last_step, &since, &apart_since}) state(*step);
+      for (uint64_t* count : {&equal, &changes, &apart}) state(*count);
       state(last_equal);
+      state(is_above);
     }
     bool is_same() const { return equal >= kSameLosses && changes >= kSameLossChanges; }
   };
 
-  // Adds a step with the losses of a rank and of the lowest rank to the row of the rank.
+  // Adds a step with the losses of a rank and of the lowest rank to the rows of the rank.
   void compare(int64_t step, double loss, double other, Rank* rank, ConditionBoard* board);
+  void compare_size(int64_t step, double loss, double other, Rank* rank, ConditionBoard* board);
   void report(int64_t step, ConditionBoard* board) const;
 
   std::map<int64_t, Rank> ranks_;

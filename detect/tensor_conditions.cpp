@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <utility>
 
 namespace foreshock {
 namespace {
@@ -22,6 +23,12 @@ std::string pattern_of(const std::string& name) {
     begin = end + 1;
   }
   return pattern;
+}
+
+// Whether the values of a vector are alike and near 1, as gains of norms are at first.
+bool is_gain(const TensorFacts& facts) {
+  return facts.shape.size() == 1 && facts.rms && facts.mean_abs && *facts.rms <= 1.02 * *facts.mean_abs &&
+         *facts.mean_abs > 0.25 && *facts.mean_abs < 1.25;
 }
 
 }  // namespace
@@ -50,15 +57,34 @@ void TensorRules::observe_step(const StepFacts& facts) {
     last_rate_ = *facts.learning_rate;
     most_rate_ = std::max(most_rate_, last_rate_);
   }
+  if (facts.gradient_norm && *facts.gradient_norm > 0)
+    least_norm_ = std::min(least_norm_, *facts.gradient_norm);
+}
+
+void TensorRules::begin_process() {
+  ++processes_;
+  had_all_looks_ = std::exchange(has_all_looks_, false);
+  interval_tensor_.clear();
 }
 
 void TensorRules::observe(const TensorFacts& facts) {
   if (!tensors_.contains(facts.tensor) && tensors_.size() >= kMostTensors) return;
+  const bool is_new = !tensors_.contains(facts.tensor);
   Tensor& tensor = tensors_[facts.tensor];
+  if (is_new) tensor.process = processes_;
   if (facts.step < tensor.step) {  // the training has gone back to an earlier step
-    tensor = {};
+    const uint64_t process = std::exchange(tensor, {}).process;
+    tensor.process = process;
     most_optimizer_steps_ = 0;
   }
+  tensor.steps = tensor.step < 0 ? 0 : facts.step - tensor.step;
+  tensor.is_matrix = facts.shape.size() == 2;
+  tensor.shape.clear();
+  for (const int64_t size : facts.shape) tensor.shape += std::to_string(size) + ' ';
+  tensor.rms = facts.rms.value_or(0);
+  tensor.gain = facts.mean_abs.value_or(0);
+  if (tensor.looks == 0) tensor.first_rms = tensor.rms;
+  if (tensor.looks == 0 && is_gain(facts)) tensor.first_gain = tensor.gain;
   const bool knows_hashes = tensor.looks > 0 && !tensor.hash.empty() && !facts.histogram_hash.empty();
   const bool moves =
       (facts.update_max && *facts.update_max > 0) || (knows_hashes && tensor.hash != facts.histogram_hash);
@@ -73,7 +99,7 @@ void TensorRules::observe(const TensorFacts& facts) {
   if (facts.sample_elements && facts.sample_unmoved && *facts.sample_elements > 0)
     tensor.unmoved = static_cast<double>(*facts.sample_unmoved) / static_cast<double>(*facts.sample_elements);
   ++tensor.looks;
-  known_looks_ += tensor.is_moved_known;
+  known_looks_ += tensor.is_moved_known && tensor.nonfinite == 0;  // NaN stays NaN
   if (first_step_ < 0) first_step_ = facts.step;
   last_step_ = facts.step;
   has_moved_ = has_moved_ || moves;
@@ -85,9 +111,13 @@ void TensorRules::observe(const OptimizerFacts& facts, ConditionBoard* board) {
   Tensor& tensor = found->second;
   has_rate_ = has_rate_ || !facts.learning_rate || *facts.learning_rate != 0;
   judge_gradient(facts, &tensor, board);
+  judge_unused(facts, &tensor, board);
   judge_optimizer_step(facts, &tensor, board);
   judge_unmoved(facts, &tensor, board);
   judge_nonfinite(facts, &tensor, board);
+  judge_clipping(facts, &tensor, board);
+  judge_gain(facts, &tensor, board);
+  judge_name(facts, tensor, board);
   judge_all(facts.step, board);
 }
 
@@ -121,6 +151,20 @@ void TensorRules::judge_gradient(const OptimizerFacts& facts, Tensor* tensor, Co
     report(ConditionId::kZeroGradient, &Tensor::is_zero, &Tensor::zero_since, facts.step, board);
 }
 
+// 16-bit weights are judged by kWeightsStuck.
+void TensorRules::judge_unused(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board) {
+  const double own_rate = facts.learning_rate.value_or(0), rate = own_rate > 0 ? own_rate : last_rate_;
+  const bool is_large = tensor->has_gradient && rate * *facts.gradient_rms > kUnusedLeast * tensor->rms;
+  const bool is_candidate = is_large && tensor->is_moved_known && !tensor->has_moved && !tensor->is_16_bit;
+  if (!is_candidate) tensor->unused_looks = 0;
+  if (is_candidate && tensor->unused_looks++ == 0) tensor->unused_since = facts.step;
+  const bool was_unused = tensor->is_unused;
+  tensor->is_unused =
+      has_moved_ && tensor->unused_looks >= 3 && facts.step - tensor->unused_since >= 2 * kNoGradientSteps;
+  if (tensor->is_unused || was_unused)
+    report(ConditionId::kGradientUnused, &Tensor::is_unused, &Tensor::unused_since, facts.step, board);
+}
+
 bool TensorRules::has_sibling_with_gradient(const std::string& name) const {
   const std::string pattern = pattern_of(name);
   if (pattern == name) return false;  // no number in the name
@@ -130,8 +174,8 @@ bool TensorRules::has_sibling_with_gradient(const std::string& name) const {
 }
 
 // Reports the tensors that have the flag as one condition.
-void TensorRules::report(ConditionId id, bool Tensor::*flag, int64_t Tensor::*since, int64_t step,
-                         ConditionBoard* board) const {
+Condition* TensorRules::report(ConditionId id, bool Tensor::*flag, int64_t Tensor::*since, int64_t step,
+                               ConditionBoard* board) const {
   std::vector<std::string> names;
   int64_t first = step;
   for (const auto& [name, tensor] : tensors_)
@@ -139,12 +183,17 @@ void TensorRules::report(ConditionId id, bool Tensor::*flag, int64_t Tensor::*si
       names.push_back(name);
       first = std::min(first, tensor.*since);
     }
-  if (names.empty()) return board->end(id, -1);
-  if (Condition* found = board->note(id, -1, first, step)) {
+  if (names.empty()) {
+    board->end(id, -1);
+    return nullptr;
+  }
+  Condition* found = board->note(id, -1, first, step);
+  if (found != nullptr) {
     found->since_step = std::min(found->since_step, first);
     found->count = names.size();
     found->place = patterns_text(names);
   }
+  return found;
 }
 
 // The optimizer counts its steps for each tensor, so a lower count means that its state was lost.
@@ -200,6 +249,72 @@ void TensorRules::judge_nonfinite(const OptimizerFacts& facts, Tensor* tensor, C
     if (found->count++ == 0) found->place = facts.tensor;
     found->value = static_cast<double>(tensor->nonfinite);
   }
+}
+
+// Each tensor is looked at once in an interval, so all have been since the last look at the same one.
+void TensorRules::judge_clipping(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board) {
+  if (interval_tensor_.empty()) interval_tensor_ = facts.tensor;
+  if (interval_tensor_ == facts.tensor) {
+    double square = 0;
+    for (auto& [name, each] : tensors_) square += std::exchange(each.used_square, 0);
+    const double used = std::sqrt(square), least = std::exchange(least_norm_, INFINITY);
+    has_all_looks_ = has_all_looks_ || interval_step_ >= 0;
+    const int64_t since = std::exchange(interval_step_, facts.step);
+    const bool is_known = since >= 0 && used > 0 && std::isfinite(used) && std::isfinite(least);
+    if (is_known && kClippedAway * used >= least) board->end(ConditionId::kClippedAway, -1);
+    Condition* found = is_known && kClippedAway * used < least
+                           ? board->note(ConditionId::kClippedAway, -1, since, facts.step)
+                           : nullptr;
+    if (found != nullptr) found->value = used, found->usual = least;
+  }
+  if (facts.gradient_rms && facts.elements)
+    tensor->used_square = *facts.gradient_rms * *facts.gradient_rms * static_cast<double>(*facts.elements);
+}
+
+// Returns the median share of their first rms that the matrices have now; 1 if it is unknown.
+double TensorRules::left_of_matrices() const {
+  std::vector<double> shares;
+  for (const auto& [name, each] : tensors_)
+    if (each.is_matrix && each.first_rms > 0) shares.push_back(each.rms / each.first_rms);
+  if (shares.empty()) return 1;
+  const auto middle = shares.begin() + static_cast<std::ptrdiff_t>(shares.size() / 2);
+  std::nth_element(shares.begin(), middle, shares.end());
+  return *middle;
+}
+
+void TensorRules::judge_gain(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board) {
+  if (tensor->first_gain <= 0 || !facts.learning_rate || !facts.weight_decay) return;
+  tensor->decay += *facts.learning_rate * *facts.weight_decay * static_cast<double>(tensor->steps);
+  const bool was_decayed = tensor->is_decayed;
+  const bool is_small =
+      tensor->gain < kGainLeft * tensor->first_gain && 2 * tensor->decay >= std::log(1 / kGainLeft);
+  tensor->is_decayed = is_small && tensor->gain < kGainLeft * left_of_matrices() * tensor->first_gain;
+  if (tensor->is_decayed && !was_decayed) tensor->decayed_since = facts.step;
+  if (!tensor->is_decayed && !was_decayed) return;
+  Condition* found =
+      report(ConditionId::kGainsDecay, &Tensor::is_decayed, &Tensor::decayed_since, facts.step, board);
+  if (found != nullptr && tensor->is_decayed) found->value = tensor->gain / tensor->first_gain;
+}
+
+void TensorRules::judge_name(const OptimizerFacts& facts, const Tensor& tensor, ConditionBoard* board) const {
+  constexpr auto kMostNew = 2;  // further new tensors are those of another model
+  if (tensor.process == 0 || tensor.process != processes_ || !tensor.is_matrix) return;
+  if (!had_all_looks_ || !has_all_looks_) return;
+  if (std::count_if(tensors_.begin(), tensors_.end(),
+                    [&](auto& each) { return each.second.process == processes_; }) > kMostNew)
+    return;
+  const std::string pattern = pattern_of(facts.tensor);
+  std::vector<std::string> others;
+  for (const auto& [name, each] : tensors_) {
+    if (each.process == processes_) continue;
+    if (pattern_of(name) == pattern) return;  // another copy of a module
+    if (each.shape == tensor.shape) others.push_back(name);
+  }
+  Condition* found =
+      others.empty() ? nullptr : board->note(ConditionId::kTiedApart, -1, facts.step, facts.step);
+  if (found != nullptr && found->count++ == 0)
+    found->place =
+        facts.tensor + ", which has the shape of " + patterns_text(others) + ", is trained on its own";
 }
 
 void TensorRules::judge_all(int64_t step, ConditionBoard* board) {

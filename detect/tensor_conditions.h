@@ -1,8 +1,10 @@
-// Finds conditions of weight tensors: no gradient, a gradient of 0, values that do not change. The facts come
-// from the looks at the tensors: one step in each interval of steps, another step for each tensor.
+// Finds conditions of weight tensors: no gradient, a gradient of 0, values that do not change, gradients that
+// are clipped away, gains that decay, tensors that were tied before. The facts come from the looks at the
+// tensors: one step in each interval of steps, another step for each tensor.
 #ifndef FORESHOCK_DETECT_TENSOR_CONDITIONS_H_
 #define FORESHOCK_DETECT_TENSOR_CONDITIONS_H_
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -26,6 +28,8 @@ struct TensorFacts {
   std::optional<uint64_t> sample_elements = {}, sample_unmoved = {};
   std::optional<uint64_t> nonfinite = {};
   std::optional<uint64_t> parts = {};  // different parts of the tensor, on different ranks
+  std::vector<int64_t> shape = {};     // empty: unknown
+  std::optional<double> rms = {}, mean_abs = {};
 };
 
 enum class GradientState : int { kUnknown, kPresent, kAbsent, kNotRequired };
@@ -41,7 +45,8 @@ struct OptimizerFacts {
   std::string tensor;
   int64_t step = 0;
   GradientState gradient = GradientState::kUnknown;
-  std::optional<double> gradient_rms = {}, epsilon_dominated = {}, learning_rate = {};
+  std::optional<double> gradient_rms = {}, epsilon_dominated = {}, learning_rate = {}, weight_decay = {};
+  std::optional<uint64_t> elements = {};  // of gradient_rms
   std::optional<uint64_t> nonfinite_gradient = {};
   std::optional<int64_t> optimizer_step = {};  // its own count of steps for this tensor
 };
@@ -55,14 +60,19 @@ class TensorRules {
   // Must follow the facts of the tensor for the same step; else it is ignored.
   void observe(const OptimizerFacts& facts, ConditionBoard* board);
   void observe_step(const StepFacts& facts);
+  // Another process goes on with the training.
+  void begin_process();
 
   template <class State>
   void fields(State& state) {
     map_fields(state, tensors_, kMostTensors);
-    for (bool* flag : {&has_gradient_, &has_rate_, &has_moved_, &has_nonfinite_}) state(*flag);
-    for (int64_t* step : {&first_step_, &last_step_, &most_optimizer_steps_}) state(*step);
-    state(known_looks_);
-    for (double* rate : {&most_rate_, &last_rate_}) state(*rate);
+    for (bool* flag :
+         {&has_gradient_, &has_rate_, &has_moved_, &has_nonfinite_, &has_all_looks_, &had_all_looks_})
+      state(*flag);
+    for (int64_t* step : {&first_step_, &last_step_, &most_optimizer_steps_, &interval_step_}) state(*step);
+    for (uint64_t* count : {&known_looks_, &processes_}) state(*count);
+    for (double* number : {&most_rate_, &last_rate_, &least_norm_}) state(*number);
+    state(interval_tensor_);
   }
 
  private:
@@ -70,31 +80,52 @@ class TensorRules {
     int64_t step = -1, optimizer_step = -1;    // of the last look
     int64_t none_since = -1, zero_since = -1;  // first look of the row without a gradient, with zeros
     int64_t finite_step = -1;                  // last look at which all values were finite; -1: none
-    uint64_t looks = 0, none_looks = 0, zero_looks = 0, nonfinite = 0;
+    int64_t unused_since = -1;                 // first look of the row with a gradient and without a change
+    uint64_t looks = 0, none_looks = 0, zero_looks = 0, unused_looks = 0, nonfinite = 0;
     std::string hash;
     double unmoved = -1;  // share of sampled values that did not change; -1: unknown or not judged
     bool has_moved = false, is_moved_known = false, is_16_bit = false;
-    bool has_gradient = false, is_none = false, is_zero = false;
+    bool has_gradient = false, is_none = false, is_zero = false, is_unused = false;
+    std::string shape;
+    uint64_t process = 0;           // number of the process that had it first
+    double used_square = 0;         // squared norm of the gradient that the optimizer used
+    double first_gain = 0;          // mean magnitude at the first look, if it is a gain; else 0
+    double decay = 0;               // rate times weight decay, summed since then
+    double rms = 0, first_rms = 0;  // of the values, at the last and the first look
+    double gain = 0;                // mean magnitude at the last look
+    int64_t steps = 0;              // since the look before
+    bool is_decayed = false, is_matrix = false;
+    int64_t decayed_since = -1;
 
     template <class State>
     void fields(State& state) {
-      for (int64_t* step_of : {&step, &optimizer_step, &none_since, &zero_since, &finite_step})
+      for (int64_t* step_of : {&step, &optimizer_step, &none_since, &zero_since, &finite_step, &unused_since})
         state(*step_of);
-      for (uint64_t* count : {&looks, &none_looks, &zero_looks, &nonfinite}) state(*count);
+      for (uint64_t* count : {&looks, &none_looks, &zero_looks, &unused_looks, &nonfinite}) state(*count);
       state(hash);
       state(unmoved);
-      for (bool* flag : {&has_moved, &is_moved_known, &is_16_bit, &has_gradient, &is_none, &is_zero})
+      for (bool* flag : {&has_moved, &is_moved_known, &is_16_bit, &has_gradient, &is_none, &is_zero,
+                         &is_unused, &is_decayed, &is_matrix})
         state(*flag);
+      state(shape);
+      state(process);
+      for (double* number : {&used_square, &first_gain, &decay, &rms, &first_rms, &gain}) state(*number);
+      for (int64_t* number : {&decayed_since, &steps}) state(*number);
     }
   };
 
   void judge_gradient(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board);
+  void judge_unused(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board);
   void judge_optimizer_step(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board);
   void judge_unmoved(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board);
   void judge_nonfinite(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board);
   void judge_all(int64_t step, ConditionBoard* board);
-  void report(ConditionId id, bool Tensor::*flag, int64_t Tensor::*since, int64_t step,
-              ConditionBoard* board) const;
+  void judge_clipping(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board);
+  void judge_gain(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board);
+  double left_of_matrices() const;
+  void judge_name(const OptimizerFacts& facts, const Tensor& tensor, ConditionBoard* board) const;
+  Condition* report(ConditionId id, bool Tensor::*flag, int64_t Tensor::*since, int64_t step,
+                    ConditionBoard* board) const;
   bool has_sibling_with_gradient(const std::string& name) const;
 
   std::map<std::string, Tensor> tensors_;
@@ -105,6 +136,12 @@ class TensorRules {
   int64_t most_optimizer_steps_ = 0;              // largest OptimizerFacts::optimizer_step
   uint64_t known_looks_ = 0;                      // looks that show whether the values change
   double most_rate_ = 0, last_rate_ = 0;          // of the steps
+  // An interval of looks begins at each look at this tensor.
+  std::string interval_tensor_;
+  int64_t interval_step_ = -1;
+  double least_norm_ = INFINITY;  // smallest norm of the gradient before clipping in this interval
+  uint64_t processes_ = 0;        // processes that have replaced another one
+  bool has_all_looks_ = false, had_all_looks_ = false;  // each tensor of this process, of the one before
 };
 
 // Returns the names with their numbers replaced by *, each with its count: "blocks.*.norm.weight (12),

@@ -69,13 +69,16 @@ constexpr Value kDetectorNames[] = {"bias",
                                     "update_spectrum",
                                     "weight_shift"};
 // Copies of the names of the conditions and of their kinds in detect/condition_rules.h.
-constexpr Value kConditionNames[] = {
-    "no_step_taken",    "nothing_trained",     "weights_nonfinite",   "steps_skipped",
-    "rate_zero",        "rate_jump",           "rate_comes_back",     "optimizer_began_again",
-    "lone_loss",        "zero_loss",           "zero_norm",           "early_rise",
-    "same_losses",      "unseen_keys",         "gradient_rise",       "no_gradient",
-    "zero_gradient",    "weights_stuck",       "gradient_not_summed", "gradient_last_only",
-    "gradient_dropped", "gradient_multiplied", "gradient_piled_up"};
+constexpr Value kConditionNames[] = {"no_step_taken",    "nothing_trained",     "weights_nonfinite",
+                                     "steps_skipped",    "rate_zero",           "rate_jump",
+                                     "rate_comes_back",  "rate_not_restored",   "optimizer_began_again",
+                                     "lone_loss",        "zero_loss",           "zero_norm",
+                                     "early_rise",       "loss_factor",         "same_losses",
+                                     "rank_apart",       "unseen_keys",         "gradient_rise",
+                                     "no_gradient",      "zero_gradient",       "weights_stuck",
+                                     "gradient_unused",  "clipped_away",        "gains_decay",
+                                     "tied_apart",       "gradient_not_summed", "gradient_last_only",
+                                     "gradient_dropped", "gradient_multiplied", "gradient_piled_up"};
 constexpr Value kConditionKinds[] = {"fault", "look"};
 
 // Label lists, in the order in which Registry::set takes the values. `run` and `rank` come first: the

@@ -129,6 +129,33 @@ TEST(Conditions, AJumpOfTheRateIsNamed) {
             "the learning rate jumps at step 120 to 0.3, its largest value before was 0.003");
 }
 
+// The name of the condition if a new process begins at `first` and continues with `again`.
+std::string name_of_restart(int64_t first, const std::function<double(int64_t)>& rate,
+                            const std::function<double(int64_t)>& again) {
+  Training training;
+  training.conditions.observe_process(0, 100);
+  training.rates(300, rate);
+  training.conditions.observe_process(0, 101);
+  for (int64_t n = first; n < first + 100; ++n) training.step({.step = n, .learning_rate = again(n)});
+  return training.name();
+}
+
+TEST(Conditions, ARateThatANewProcessHasNotRestoredIsNamed) {
+  const auto cosine = [](int64_t n) { return 1e-3 * warm_cosine(static_cast<double>(n - 1), 20, 500); };
+  const auto from = [&](int64_t first) { return [=](int64_t n) { return cosine(n - first + 21); }; };
+  EXPECT_EQ(name_of_restart(301, cosine, from(301)), "rate_not_restored");
+  EXPECT_EQ(name_of_restart(281, cosine, from(281)), "rate_not_restored");  // from an earlier checkpoint
+  EXPECT_EQ(name_of_restart(301, cosine, cosine), "");
+  EXPECT_EQ(name_of_restart(101, cosine, cosine), "");
+  EXPECT_EQ(name_of_restart(1, cosine, cosine), "");
+  EXPECT_EQ(name_of_restart(1, cosine, [](int64_t) { return 0.1; }), "");  // another training
+  const auto warm = [](int64_t n) { return 1e-6 * static_cast<double>(n - 300); };
+  EXPECT_EQ(name_of_restart(301, cosine, warm), "");  // a new warm-up
+  const auto restarts = [](int64_t n) { return 0.1 * warm_cosine(static_cast<double>(n % 80), 8, 80); };
+  EXPECT_EQ(name_of_restart(301, restarts, restarts), "");
+  EXPECT_EQ(name_of_restart(241, restarts, restarts), "");
+}
+
 TEST(Conditions, ReportsThatNoStepIsTakenIfTheScalerSkipsAll) {
   Training training;
   for (int64_t n = 1; n <= 149; ++n) training.step({.step = n, .skipped_steps = 0});
@@ -345,6 +372,16 @@ struct Job {
   }
 };
 
+TEST(Conditions, AConstantFactorOfTheLossIsNamed) {
+  Training training;
+  for (int64_t n = 1; n <= 64; ++n) training.step({.step = n, .loss = 2});
+  EXPECT_EQ(training.name(), "");
+  training.step({.step = 65, .loss = 2, .loss_factor = 0.25});
+  EXPECT_EQ(training.name(), "loss_factor");
+  EXPECT_EQ(sentence_of(training.only()),
+            "the gradient is that of 0.25 times the mean cross-entropy of the step since step 65");
+}
+
 TEST(Conditions, RanksWithTheSameLossesAreNamed) {
   for (const int64_t late : {0, 50}) {
     Job job;
@@ -372,8 +409,36 @@ TEST(Conditions, RanksWithTheirOwnBatchesAreSound) {
   EXPECT_EQ(constant.training.name(), "");
 }
 
+// The name of the condition if the losses of two ranks are these functions.
+std::string name_of_losses(const std::function<double(int64_t)>& own,
+                           const std::function<double(int64_t)>& other) {
+  Training training;
+  for (int64_t n = 1; n <= 300; ++n)
+    for (const int64_t turn : {0, 1}) {
+      const int64_t rank = n % 3 == 0 ? 1 - turn : turn;  // either rank may be read first
+      training.step({.step = n, .loss = rank == 0 ? own(n) : other(n), .is_local_loss = true}, rank);
+    }
+  return training.name();
+}
+
+TEST(Conditions, ARankWhoseLossIsApartIsNamed) {
+  std::mt19937_64 engine(21);
+  std::exponential_distribution<double> tail(1);
+  const auto usual = [&](int64_t) { return 1 + tail(engine); };
+  const auto usually_until = [&](int64_t last, double later) {
+    return [&usual, last, later](int64_t n) { return n <= last ? usual(n) : later; };
+  };
+  EXPECT_EQ(name_of_losses(usual, usually_until(100, 0)), "rank_apart");  // no label counts
+  EXPECT_EQ(name_of_losses(usually_until(100, 90), usual), "rank_apart");
+  EXPECT_EQ(name_of_losses(usual, usual), "");
+  const auto small = [&](int64_t) { return 1e-4 * tail(engine); };
+  EXPECT_EQ(name_of_losses(small, small), "");
+  EXPECT_EQ(name_of_losses([](int64_t) { return 1.8; }, [](int64_t) { return 1.0; }), "");  // other data
+  EXPECT_EQ(name_of_losses([](int64_t) { return -5; }, [](int64_t) { return 0.1; }), "");
+}
+
 // `again`: the loss of the second process as a function of its steps.
-std::string name_after_restart(int64_t first_step, double again, int announced = 1) {
+std::string name_after_restart(int64_t first_step, double again, int announced = 1, bool is_counted = false) {
   Training training;
   std::mt19937_64 engine(3);
   std::normal_distribution<double> noise(0, 0.05);
@@ -382,7 +447,7 @@ std::string name_after_restart(int64_t first_step, double again, int announced =
       300, [&](int64_t n) { return 1.5 + 2.7 * std::exp(-static_cast<double>(n) / 50) + noise(engine); });
   for (int times = 0; times < announced; ++times) training.conditions.observe_process(0, 101);
   for (int64_t n = first_step; n < first_step + 40; ++n)
-    training.step({.step = n, .loss = again + noise(engine)});
+    training.step({.step = n, .loss = again + noise(engine), .is_counted = is_counted});
   return training.name();
 }
 
@@ -392,6 +457,7 @@ TEST(Conditions, ATrainingThatGoesOnWithoutTheOptimizersStateIsNamed) {
   EXPECT_EQ(name_after_restart(201, 1.6), "");                        // from an earlier checkpoint
   EXPECT_EQ(name_after_restart(1, 4.2), "");                          // another training with new weights
   EXPECT_EQ(name_after_restart(1, 1.6, 2), "optimizer_began_again");  // a restarted agent announces it again
+  EXPECT_EQ(name_after_restart(1, 1.6, 1, true), "");                 // the optimizer counts no steps
 }
 
 // Looks at tensors, each once in 64 steps. A look is described by a function that changes the usual facts.
@@ -400,8 +466,8 @@ struct Looks {
   std::vector<std::string> names;
   std::function<void(const std::string&, int64_t, TensorFacts*, OptimizerFacts*)> change;
 
-  std::string run(int64_t steps) {
-    for (int64_t step = 1; step <= steps; ++step)
+  std::string run(int64_t steps, int64_t first = 1) {
+    for (int64_t step = first; step <= steps; ++step)
       for (size_t n = 0; n < names.size(); ++n) {
         if (step % 64 != static_cast<int64_t>(n * 64 / names.size())) continue;
         TensorFacts values = {.tensor = names[n],
@@ -553,6 +619,91 @@ TEST(Conditions, WeightsThatAreNotFiniteAreNamedWhileGradientsAre) {
   };
   EXPECT_EQ(name_if(2), "weights_nonfinite");
   EXPECT_EQ(name_if(NAN), "");
+}
+
+TEST(Conditions, AParameterThatGetsGradientsAndDoesNotChangeIsNamed) {
+  // head.weight does not change; its gradient has this rms, its values have rms 1.
+  const auto name_if = [](double gradient, std::optional<double> rate, bool is_16_bit) {
+    Looks looks = {
+        .training = {}, .names = kNames, .change = [=](auto& name, auto, auto* values, auto* optimizer) {
+          if (name != "head.weight") return;
+          stands_still(values);
+          values->rms = 1;
+          values->is_16_bit = is_16_bit;
+          optimizer->gradient_rms = gradient;
+          optimizer->learning_rate = rate;
+        }};
+    looks.training.step({.step = 1, .learning_rate = 1e-2});
+    return looks.run(400);
+  };
+  EXPECT_EQ(name_if(0.1, std::nullopt, false), "gradient_unused");  // it is in no optimizer
+  EXPECT_EQ(name_if(0.1, 0, false), "gradient_unused");
+  EXPECT_EQ(name_if(0.1, 1e-2, false), "gradient_unused");  // something restores its values
+  EXPECT_EQ(name_if(1e-6, 1e-2, false), "");                // the update is below the spacing of the format
+  EXPECT_EQ(name_if(0.1, 1e-2, true), "");
+}
+
+TEST(Conditions, GradientsThatAreClippedAwayAreNamed) {
+  // A gradient with a norm of 3 times `scale` before clipping and `used` after it, over 11 tensors of 100
+  // values.
+  const auto name_if = [](double scale, double used) {
+    Looks looks = {.training = {}, .names = kNames, .change = [=](auto&, auto, auto*, auto* optimizer) {
+                     optimizer->elements = 100;
+                     optimizer->gradient_rms = used / std::sqrt(1100);
+                   }};
+    for (int64_t n = 1; n <= 200; ++n) {
+      looks.training.step({.step = n, .gradient_norm = 3 * scale});
+      looks.run(n, n);
+    }
+    return looks.training.name();
+  };
+  EXPECT_EQ(name_if(0x1p16, 0x1p-16), "clipped_away");
+  EXPECT_EQ(name_if(1, 3), "");
+  EXPECT_EQ(name_if(1000, 1), "");
+}
+
+TEST(Conditions, GainsThatWeightDecayShrinksAreNamed) {
+  // Gains of norms, and matrices, lose these shares per step. Of that of gains, weight decay explains
+  // `decay`.
+  const auto name_if = [](double first, double loss, double decay, double of_matrices = 0) {
+    Looks looks = {
+        .training = {}, .names = kNames, .change = [=](auto& name, auto step, auto* values, auto* optimizer) {
+          const bool is_gain = name.ends_with("norm.weight");
+          values->shape = is_gain ? std::vector<int64_t>{32} : std::vector<int64_t>{64, 32};
+          values->mean_abs = first * std::pow(1 - (is_gain ? loss : of_matrices), step);
+          values->rms = (is_gain ? 1.001 : 1.2) * *values->mean_abs;
+          optimizer->learning_rate = 1e-2;
+          optimizer->weight_decay = decay / 1e-2;
+        }};
+    return looks.run(400);
+  };
+  EXPECT_EQ(name_if(1, 0.004, 0.005), "gains_decay");
+  EXPECT_EQ(name_if(1, 0.001, 0.005), "");         // the gradient holds them
+  EXPECT_EQ(name_if(1, 0.004, 0), "");             // the gradient shrinks them
+  EXPECT_EQ(name_if(1, 0.004, 0.005, 0.004), "");  // the whole model decays
+  EXPECT_EQ(name_if(1e-2, 0.004, 0.005), "");
+}
+
+TEST(Conditions, AMatrixThatWasTiedBeforeIsNamed) {
+  // The second process, from step 201 on, has one tensor more.
+  const auto name_if = [](const std::string& more, std::vector<int64_t> shape) {
+    Looks looks = {
+        .training = {}, .names = {"emb.weight", "norm.weight", "blocks.0.up.weight"}, .change = {}};
+    looks.change = [&](auto& name, auto, auto* values, auto*) {
+      values->shape = name == "norm.weight" ? std::vector<int64_t>{32} : std::vector<int64_t>{64, 32};
+      if (name == more) values->shape = shape;
+    };
+    looks.training.conditions.observe_process(0, 100);
+    looks.training.step({.step = 1});
+    looks.run(200);
+    looks.training.conditions.observe_process(0, 101);
+    looks.names.push_back(more);
+    return looks.run(400, 201);
+  };
+  EXPECT_EQ(name_if("head.weight", {64, 32}), "tied_apart");
+  EXPECT_EQ(name_if("head.weight", {4, 32}), "");
+  EXPECT_EQ(name_if("blocks.1.up.weight", {64, 32}), "");  // the model has grown
+  EXPECT_EQ(name_if("head.bias", {64}), "");
 }
 
 TEST(Conditions, ARestartedAgentContinues) {

@@ -49,14 +49,16 @@ class Training:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=50, enabled=False)
         self.losses = []
 
-    def step(self, tokens: torch.Tensor | None = None, pieces: int = 1, overflow: bool = False) -> None:
+    def step(
+        self, tokens: torch.Tensor | None = None, pieces: int = 1, overflow: bool = False, factor: float = 1.0
+    ) -> None:
         self.optimizer.zero_grad()
         for _ in range(pieces):
             loss = loss_of(self.model, self.batches() if tokens is None else tokens)
             if overflow:  # a gradient of Inf, and no change of the loss
                 weight = self.model.head.weight[0, 0]
                 loss = loss + torch.sqrt((weight - weight.detach()).abs())
-            self.scaler.scale(loss / pieces).backward()
+            self.scaler.scale(loss * factor / pieces).backward()
         self.scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.scaler.step(self.optimizer)
@@ -103,6 +105,16 @@ def no_gradient() -> None:
     training = Training(model=model)
     for _ in range(150):
         training.step()
+    training.end()
+
+
+def left_out() -> None:
+    """The head is in no optimizer. The loss is divided by the number of micro-batches, and there is only one."""
+    training = Training()
+    others = [p for name, p in training.model.named_parameters() if name != "head.weight"]
+    training.optimizer = torch.optim.AdamW(others, lr=3e-3)
+    for _ in range(220):
+        training.step(factor=0.25)
     training.end()
 
 

@@ -1,6 +1,7 @@
 """Faults of a training's loop, and a sound loop: what the summary and the record say."""
 
 import pathlib
+import re
 
 import pytest
 from monitored import PYTHON, Run, run_monitored, run_plain, unwrapped
@@ -47,6 +48,14 @@ def test_parameters_without_a_gradient_are_one_sentence():
     assert "1 thing worth a look" in headline(run)
     assert "2 parameters got no gradient since step" in headline(run)
     assert "blocks.*.norm1.*.gain (2)" in headline(run)
+
+
+def test_a_parameter_in_no_optimizer_and_a_factor_of_the_loss_are_named():
+    run = train("left_out")
+    assert sorted(names(run)) == ["gradient_unused", "loss_factor"]
+    assert "2 things worth a look" in headline(run)
+    assert re.search(r"1 parameter has gradients and does not change since step \d+: head.weight", headline(run))
+    assert "the gradient is that of 0.25 times the mean cross-entropy of the step" in headline(run)
 
 
 def test_nothing_is_trained_with_a_rate_of_zero():
