@@ -10,6 +10,9 @@
 
 namespace foreshock {
 
+// The kUnitsOfARound of callers that need no barrier between rounds.
+inline constexpr uint64_t kOneRound = ~uint64_t{0};
+
 // Calls visit(thread, bits) for each of `count` adjacent values at address `from`. The aligned part is read
 // in units of 16 bytes. A round is one block.each(), which ends with a barrier; in a round, a thread reads at
 // most kUnitsOfARound units. The first threads of the first block read the unaligned ends: `head` values
@@ -41,16 +44,14 @@ FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block
     for (uint64_t n = tail + first; n < count; n += step) visit_value(n);
   };
   uint64_t begin = 0;
-  for (const uint64_t of_a_round = kUnitsOfARound * step; units - begin > of_a_round; begin += of_a_round)
-    block.each([&](uint32_t thread) { visit_units(thread, begin, begin + of_a_round); });
+  if constexpr (kUnitsOfARound != kOneRound)
+    for (const uint64_t of_a_round = kUnitsOfARound * step; units - begin > of_a_round; begin += of_a_round)
+      block.each([&](uint32_t thread) { visit_units(thread, begin, begin + of_a_round); });
   block.each([&](uint32_t thread) {
     visit_units(thread, begin, units);
     visit_ends(thread);
   });
 }
-
-// The kUnitsOfARound of callers that need no barrier between rounds: more units than a device holds.
-inline constexpr uint64_t kOneRound = uint64_t{1} << 40;
 
 // Successive values of a thread that have the same bin or pattern. At the end of such a run they are added to
 // the word of the bin in device memory, all at once: in a tensor of zeros, the threads would otherwise wait
