@@ -11,11 +11,20 @@
 #include <random>
 #include <vector>
 
-#include "bench/gpu/cuda_device.h"
 #include "tests/support/emulated_device.h"
+#ifdef FORESHOCK_PTX_DEVICE
+#include "tests/support/ptx/ptx_device.h"
+#else
+#include "bench/gpu/cuda_device.h"
+#endif
 
 namespace foreshock {
 
+#ifdef FORESHOCK_PTX_DEVICE
+using TestedDevice = PtxDevice;
+#else
+using TestedDevice = CudaDevice;
+#endif
 using Bytes = std::vector<char>;
 
 // What a kernel reads and writes. On the device every buffer begins at an address that is aligned to 256.
@@ -35,7 +44,7 @@ class Device : public testing::Test {
     if (!device().missing().empty()) GTEST_SKIP() << "no device: " << device().missing();
     RecordProperty("device", device().name());
   }
-  static CudaDevice& device() { return CudaDevice::get(); }
+  static TestedDevice& device() { return TestedDevice::get(); }
 
   using Addresses = std::vector<uint64_t>;
 

@@ -47,7 +47,11 @@ class Place(NamedTuple):
 
 def run(cases: str, **environment: object) -> subprocess.CompletedProcess:
     words = {name: str(value) for name, value in environment.items()}
-    return subprocess.run([PROGRAM, f"--gtest_filter={cases}"], env=os.environ | words, capture_output=True, text=True)
+    command = [PROGRAM, f"--gtest_filter={cases}"]
+    done = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, check=False)
+    assert "[ RUN " in done.stdout, done.stdout + done.stderr
+    assert "SKIPPED" not in done.stdout, done.stdout
+    return done
 
 
 def is_found(kind: str, place: Place) -> bool:

@@ -1,8 +1,4 @@
-// Takes the place of bench/gpu/cuda_device.cpp: the device is the host, which runs the PTX of the kernels
-// (machine.h). Environment: PTX_SEED and PTX_INTERLEAVE (Options), PTX_MUTANT=KIND:PLACE (Mutant),
-// PTX_REACHED=FILE, to which the end of the program writes the number of instructions, how many were reached,
-// and the places that were.
-#include "bench/gpu/cuda_device.h"
+#include "tests/support/ptx/ptx_device.h"
 
 #include <cstdlib>
 #include <fstream>
@@ -55,18 +51,17 @@ void write_reached() {
 
 }  // namespace
 
-CudaDevice& CudaDevice::get() {
-  static CudaDevice device;
+PtxDevice& PtxDevice::get() {
+  static PtxDevice device;
   return device;
 }
 
-CudaDevice::CudaDevice() : name_("the host, which runs the PTX") {
-  limits_ = {.processors = 4, .shared_bytes = 227 << 10};
+PtxDevice::PtxDevice() {
   read_mutant();
   if (std::getenv("PTX_REACHED")) std::atexit(write_reached);
 }
 
-uint64_t CudaDevice::allocate(size_t bytes) {
+uint64_t PtxDevice::allocate(size_t bytes) {
   constexpr size_t kAlignment = 256;
   const auto address = reinterpret_cast<uint64_t>(
       std::aligned_alloc(kAlignment, bytes / kAlignment * kAlignment + kAlignment));
@@ -74,22 +69,22 @@ uint64_t CudaDevice::allocate(size_t bytes) {
   return address;
 }
 
-void CudaDevice::release(uint64_t address) {
+void PtxDevice::release(uint64_t address) {
   ptx::released(address);
   std::free(reinterpret_cast<void*>(address));
 }
 
-void CudaDevice::write(uint64_t to, const void* from, size_t bytes) {
+void PtxDevice::write(uint64_t to, const void* from, size_t bytes) {
   if (bytes == 0) return;
   ptx::written_by_host(to, bytes);
   std::memcpy(reinterpret_cast<void*>(to), from, bytes);
 }
 
-void CudaDevice::read(void* to, uint64_t from, size_t bytes) {
+void PtxDevice::read(void* to, uint64_t from, size_t bytes) {
   if (bytes > 0) std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
 }
 
-void CudaDevice::launch(DeviceKernel kernel, const LaunchShape& shape, const void* job) {
+void PtxDevice::launch(DeviceKernel kernel, const LaunchShape& shape, const void* job) {
   static uint64_t launches = 0;
   ptx::Options how = options();
   how.seed = 1000 * how.seed + launches++;
