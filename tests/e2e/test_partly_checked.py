@@ -41,7 +41,7 @@ def attention(q, k, v, **others):
     global call
     layer, call = call % {LAYERS}, call + 1
     if kind == "by hand" and layer % 2 == 1:
-        return (weights_of(q, k) @ v.float()).to(q.dtype)
+        return (weights_of(q, k).clamp(min=0) @ v.float()).to(q.dtype)  # what clamp() does is not followed
     if kind == "wrong query" and layer == 1:
         return WrongQuery.apply(q, k, v)
     return sdpa(q, k, v, **others)

@@ -15,7 +15,7 @@ from time import perf_counter_ns
 from typing import Any
 from weakref import ref
 
-from . import seams
+from . import seams, written
 from .budget import DEFAULT_LIMIT, OverheadGuard, RateLimit, limit_of
 from .core import (
     COUNTED,
@@ -27,7 +27,7 @@ from .core import (
     REPORTED,
     Core,
 )
-from .inventory import mixers_of
+from .inventory import ATTENTION, mixers_of
 from .looks import GradientLooks
 from .modules import Modules
 from .names import Named, layer_labels, naming_order, numbered_labels
@@ -559,6 +559,7 @@ class Monitor:
             if is_of_trainer(error):
                 raise
             return True
+        written.follow({mixer.owner for mixer in mixers if mixer.kind == ATTENTION})
         return self.core.name_mixers(mixers)
 
     def _keep_names(self, named: dict[int, tuple[Named, Any]]) -> tuple[dict[int, tuple[Named, Any]], dict[str, str]]:

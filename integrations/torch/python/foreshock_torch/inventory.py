@@ -20,6 +20,7 @@ class Mixer(NamedTuple):
     name: str  # class of the module
     kind: int  # ATTENTION or OTHER
     is_trained: bool  # a parameter of the module needs a gradient
+    owner: type  # the class itself
 
 
 # Words in the name of a projection: q_proj, to_q, wq and linear_q_up_proj have the word "q" or "wq".
@@ -136,4 +137,4 @@ def mixers_of(roots: Iterable[Any], label_of: Any) -> list[Mixer]:
 def _mixer(module: Any, projections: dict[str, list[Any]], query: list[Any], kind: int, label_of: Any) -> Mixer:
     labels = [label for weight in query if (label := label_of(weight)) is not None]
     is_trained = any(p.requires_grad for weights in projections.values() for p in weights)
-    return Mixer(labels[0] if labels else None, type(module).__name__, kind, is_trained)
+    return Mixer(labels[0] if labels else None, type(module).__name__, kind, is_trained, type(module))

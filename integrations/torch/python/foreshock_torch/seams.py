@@ -11,6 +11,7 @@ known is counted with a reason and never judged. Nothing is wrapped in a process
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -42,7 +43,6 @@ class Seam(NamedTuple):
     query: str = "q"  # the parameter that is the query
     in_function: bool = False  # called inside an autograd.Function, where gradient mode is off
     other_tensor: str = ""  # stands for the query, which may be quantized, when the call is counted
-    otherwise: str = ""  # an attribute of `self`; if true, a hooked operation computes the attention, and counts it
     nests: bool = False  # calls operations that are hooked and must not be counted again
     # For a function without a backward function of its own. Names of the parameters that are key and value:
     keys_and_values: tuple[str, ...] = ()
@@ -82,16 +82,6 @@ SEAMS = (
         rest=eager.eager_rest,
     ),
     Seam(
-        "megatron.core.transformer.dot_product_attention", "DotProductAttention.forward", "megatron_attention", False,
-        eager.megatron_forward, eager.MEGATRON_READ, eager.MEGATRON_IGNORED, query="query",
-        keys_and_values=("key", "value"),
-    ),
-    Seam(
-        "x_transformers.attend", "Attend.forward", "x_transformers_attention", False, eager.attend_forward,
-        eager.ATTEND_READ, eager.ATTEND_IGNORED, otherwise="flash", keys_and_values=("k", "v"), output=eager.first,
-        rest=eager.attend_rest,
-    ),
-    Seam(
         "torch.nn.attention.flex_attention", "flex_attention", "flex_attention", False, flex.flex_forward,
         flex.FLEX_READ, flex.FLEX_IGNORED, query="query", nests=True, keys_and_values=("key", "value"),
         output=flex.output, rest=flex.rest,
@@ -109,7 +99,7 @@ def reported() -> int:
     return _runs
 
 
-def _run(operation: Any, arguments: tuple[Any, ...]) -> None:
+def run(operation: Any, arguments: tuple[Any, ...]) -> None:
     global _runs
     _runs += 1
     operation(*arguments)
@@ -151,8 +141,6 @@ class Wrapper:
         real data."""
         try:
             seam = self._seam
-            if seam.otherwise and getattr(args[0], seam.otherwise):
-                return 0
             query = args[self._place] if self._place < len(args) else kwargs.get(seam.query)
             # Reading an attribute of a tensor calls a torch function mode of the training, if there is one.
             if type(query) is self._tensor and self._mode_count() == 0:
@@ -169,6 +157,10 @@ class Wrapper:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], counted: int) -> Any:
         """Runs the function in a sampled step, and reports the call. `counted`: the result of count()."""
+        with self._watch.outside():
+            return self._call(args, kwargs, counted)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], counted: int) -> Any:
         given, backward = self._prepare(args, kwargs, counted)
         try:
             if backward is not None:
@@ -208,7 +200,7 @@ class Wrapper:
                     described.add(self._seam.operation)
                     if is_sampled:
                         is_backward = self._seam.is_backward
-                        _run(self._operations[is_backward], sinks.with_key(call).arguments(is_backward))
+                        run(self._operations[is_backward], sinks.with_key(call).arguments(is_backward))
                     if backward is not None:
                         result = backward.follow(call, result)
         except Exception as error:
@@ -230,7 +222,7 @@ class Backward:
     call alone, also if the training uses the tensors elsewhere."""
 
     def __init__(self, watch: Watch, seam: Seam, views: dict[str, Any]) -> None:
-        self._watch, self._seam, self._views = watch, seam, views
+        self._watch, self._seam, self.views = watch, seam, views
         self._call: Call | None = None
         self._gradients: dict[str, Any] = {}
         self._has_other_root = False
@@ -247,8 +239,8 @@ class Backward:
 
     def replace(self, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple, dict]:
         """The arguments with the views in place of the tensors."""
-        placed = tuple(self._views.get(name, value) for name, value in zip(names, args))
-        return placed + args[len(names) :], {name: self._views.get(name, value) for name, value in kwargs.items()}
+        placed = tuple(self.views.get(name, value) for name, value in zip(names, args))
+        return placed + args[len(names) :], {name: self.views.get(name, value) for name, value in kwargs.items()}
 
     def follow(self, call: Call, result: Any) -> Any:
         """`result`: what the function has returned for `call`. Returns it with views in place of all tensors but the
@@ -260,7 +252,7 @@ class Backward:
         # The query leads to its parameter, so it is kept as it is: it was there before the views.
         detached = {"key": call.key.detach(), "value": call.value.detach(), "out": call.out.detach()}
         self._call = call._replace(**detached)
-        views, self._views = self._views, {}
+        views, self.views = self.views, {}
         self._missing = {"out", *views}
         for name, tensor in {"out": out, **views}.items():
             tensor.register_hook(functools.partial(self._collect, name))
@@ -272,10 +264,10 @@ class Backward:
         if not self._watch.torch.is_tensor(tensor) or not tensor.requires_grad:
             return tensor
         view = tensor.view_as(tensor)
-        view.register_hook(self._note_other_root)
+        view.register_hook(self.note_other_root)
         return view
 
-    def _note_other_root(self, _: Any) -> None:
+    def note_other_root(self, _: Any) -> None:
         self._has_other_root = True
 
     def _collect(self, name: str, gradient: Any) -> None:
@@ -311,7 +303,7 @@ class Backward:
                 if not is_described:
                     watch.core.core.foreshock_attention_skip(number, SKIP_UNKNOWN)
             if is_described:
-                _run(watch.operations(seam.operation)[True], whole.arguments(True))
+                run(watch.operations(seam.operation)[True], whole.arguments(True))
 
 
 def _nested(original: Any, nest: Callable[[int], None]) -> Any:
@@ -358,6 +350,7 @@ class Watch:
         self.torch, self.core, self.hidden, self.add_time = torch, core, hidden, add_time
         self.mode_count = torch._C._len_torch_function_stack
         self._operations: dict[str, tuple[Any, Any]] = {}
+        self.outside: Callable[[], Any] = contextlib.nullcontext  # suspends the mode of written.py
         for name in [name for name in sys.modules if _is_watched(name)]:
             self._wrap(sys.modules[name])
         sys.meta_path.insert(0, self)

@@ -19,6 +19,7 @@ from . import (
     graphs,  # counts attention calls in CUDA graphs
     seams,  # wraps functions that compute attention which no hook sees
     tap,  # foreshock.tap(), with which a training reports such attention itself
+    written,  # recognises attention that a module writes out in torch operations
 )
 from .clock import Monitor
 from .compiled import Watch, skip_in_dynamo, step_traced
@@ -252,4 +253,4 @@ def enter() -> None:
         graphs.watch(torch.cuda.CUDAGraph, core.core)
     monitor = new_monitor
     tap.is_active = True
-    seams.Watch(torch, core, _hidden, new_monitor.add_outside_time)
+    written.watch = seams.Watch(torch, core, _hidden, new_monitor.add_outside_time)

@@ -1,0 +1,610 @@
+"""Recognises attention that a module writes out in torch operations, whatever its source: product of query and key,
+scores, softmax, product with the values.
+
+The forward of each class of attention module is wrapped. In sampled steps it runs under a torch function mode, which
+follows the scores from the first product to the last: factors, soft cap, added tensors, hidden scores, dropout. Nothing
+is guessed: an operation that is not in a table below, or that writes into a tensor unseen, ends the trace, and the call
+is not reported. Calls in other steps are not counted. In compiled graphs nothing is recognised.
+
+The mode calls each operation with its own arguments. Only query, key and value of a product become views of themselves,
+whose gradients are those of this attention alone (seams.Backward).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import math
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+from . import seams
+from .providers import NO_MASK, SKIP_MASK, SKIP_UNKNOWN, Call, itself
+from .signals import is_of_trainer
+from .tap import LAYOUTS
+
+OPERATION = "eager_attention"
+_SEAM = seams.Seam(
+    "", "", OPERATION, False, itself, frozenset(), frozenset(), query="query", keys_and_values=("key", "value")
+)
+_TRIES = 8  # sampled calls of a class without attention, after which its calls are traced no more
+# A score that is replaced by this or less has a weight of 0: other scores are not that low. With larger numbers the
+# call is skipped.
+_HIDDEN = -1e4
+_EQUAL = -1e30  # added to all scores of a row, it makes them equal
+
+
+class Letters(NamedTuple):
+    """A product as einsum writes it: the axes of both factors and of the result."""
+
+    left: str
+    right: str
+    out: str
+
+
+class Trace(NamedTuple):
+    """What is known of a tensor of scores or, after the softmax, of weights: cap * tanh(factor / cap * query @ key^T) +
+    added, without the soft cap if it is 0; `fill` where `hidden`. `added` and `hidden` are broadcast."""
+
+    query: Any  # (batch, head, query, d)
+    key: Any
+    views: dict[str, Any]  # of query and key, for the gradients
+    backward: seams.Backward
+    inputs: tuple[tuple[Any, int], ...]  # tensors of the call with their versions
+    factor: float
+    gain: Any = None  # a further factor of each head, (batch, head, 1, 1)
+    cap: float = 0.0
+    added: Any = None
+    hidden: Any = None
+    fill: float = -math.inf  # the largest number that replaced hidden scores
+    is_weights: bool = False
+    dropout: float = 0.0
+    kept: Any = None
+
+
+# A function here raises a ValueError where an operation has a form that is not described. It must be a class of Python:
+# others are taken for exceptions of the training (signals.py).
+
+
+def _number(value: Any) -> float:
+    """The value of a number or of a tensor with one element on the CPU, where reading does not wait."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if hasattr(value, "numel") and value.numel() == 1 and value.device.type == "cpu" and not value.requires_grad:
+        return float(value.item())
+    raise ValueError
+
+
+def _other(trace: Trace, place: int, args: tuple[Any, ...]) -> Any:
+    if len(args) != 2 or trace.is_weights:
+        raise ValueError
+    return args[1 - place]
+
+
+def _times(trace: Trace, factor: float) -> Trace:
+    if not factor > 0:
+        raise ValueError
+    added = None if trace.added is None else trace.added * factor
+    return trace._replace(
+        factor=trace.factor * factor, cap=trace.cap * factor, added=added, fill=trace.fill * min(factor, 1.0)
+    )
+
+
+def _multiply(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
+    other = _other(trace, place, args)
+    if getattr(other, "shape", ())[-2:] != (1, 1):
+        return _times(trace, _number(other))
+    if trace.gain is not None or trace.cap or trace.added is not None or trace.hidden is not None:
+        raise ValueError
+    return trace._replace(gain=other.detach().expand(*result.shape[:-2], 1, 1).reshape(*trace.query.shape[:2], 1, 1))
+
+
+def _divide(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
+    if place != 0 or given:
+        raise ValueError
+    return _times(trace, 1 / _number(_other(trace, place, args)))
+
+
+def _add(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
+    other = _other(trace, place, args)
+    if given:
+        raise ValueError
+    if getattr(other, "shape", ())[-1:] == (1,) and other.dim() == result.dim():
+        return trace  # one number for all scores of a row, for example the largest: the weights stay
+    other = other.detach() if hasattr(other, "detach") else result.new_full((), float(other))
+    return trace._replace(added=other if trace.added is None else trace.added + other)
+
+
+def _subtract(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
+    if place != 0:
+        raise ValueError
+    return _add(trace, 0, (args[0], -_other(trace, 0, args)), given, result)
+
+
+def _floor(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
+    """The larger of the scores and of one number, which replaces minus infinity."""
+    least = _number(_other(trace, place, args))
+    if least > _HIDDEN or given:
+        raise ValueError
+    return trace if trace.added is None else _hide(trace, trace.added <= least, least)
+
+
+def _tanh(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
+    if trace.is_weights or trace.cap or trace.added is not None or trace.hidden is not None:
+        raise ValueError
+    return trace._replace(cap=1.0)
+
+
+def _hide(trace: Trace, hidden: Any, fill: float) -> Trace:
+    if trace.is_weights or str(hidden.dtype) != "torch.bool" or fill > _HIDDEN:
+        raise ValueError
+    if fill == -math.inf:
+        added = hidden.new_zeros((), dtype=trace.query.dtype) if trace.added is None else trace.added
+        return trace._replace(added=added.masked_fill(hidden, fill))
+    return trace._replace(hidden=hidden if trace.hidden is None else trace.hidden | hidden, fill=max(trace.fill, fill))
+
+
+def _fill(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
+    mask, value = (*args[1:], *(given[name] for name in ("mask", "value") if name in given))
+    return _hide(trace, mask, _number(value))
+
+
+def _where(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
+    if len(args) != 3 or given:
+        raise ValueError
+    condition, other = (args[1], args[2]) if place == 0 else (args[0], args[3 - place])
+    return _hide(trace, condition if place == 2 else ~condition, _number(other))
+
+
+def _softmax(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
+    dim = args[1] if len(args) > 1 else given.get("dim")
+    if trace.is_weights or dim not in (-1, result.dim() - 1):
+        raise ValueError
+    return trace._replace(is_weights=True)
+
+
+def _dropout(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
+    named = {**dict(zip(("input", "p", "training"), args)), **given}
+    if not trace.is_weights or trace.dropout:
+        raise ValueError
+    p = float(named.get("p", 0.5))
+    return trace._replace(dropout=p, kept=result) if p and named.get("training", named.get("train", True)) else trace
+
+
+def _same(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
+    if result.shape != args[0].shape:
+        raise ValueError
+    return trace
+
+
+def _shaped(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
+    """The order of the elements stays."""
+    shape, old = result.shape, args[0].shape
+    if result.dtype != args[0].dtype or shape[-1] != old[-1]:
+        raise ValueError
+    parts = {
+        name: part.expand(old).reshape(shape)
+        for name in ("added", "hidden")
+        if (part := getattr(trace, name)) is not None and part.dim()
+    }
+    return trace._replace(**parts)
+
+
+# Operations that change scores or weights, by the names of their functions and methods.
+_STEPS: dict[str, Callable[..., Trace]] = {
+    name: step
+    for step, names in {
+        _multiply: "mul mul_ multiply __mul__ __rmul__ __imul__",
+        _divide: "div div_ divide true_divide __truediv__ __itruediv__",
+        _add: "add add_ __add__ __radd__ __iadd__",
+        _subtract: "sub sub_ subtract __sub__ __isub__",
+        _tanh: "tanh tanh_",
+        _floor: "max maximum",
+        _fill: "masked_fill masked_fill_",
+        _where: "where",
+        _softmax: "softmax",
+        _dropout: "dropout dropout_",
+        _same: "to float half bfloat16 double type type_as contiguous clone",
+        _shaped: "view reshape flatten unflatten squeeze unsqueeze view_as",
+    }.items()
+    for name in names.split()
+}
+_AXES = "abefghklmn"
+
+
+def _letters(name: str, args: tuple[Any, ...]) -> tuple[Letters, int]:
+    """The product that the function `name` computes, and the place of its first factor."""
+    if name == "einsum":
+        if len(args) != 3 or not isinstance(args[0], str) or "..." in args[0]:
+            raise ValueError
+        factors, arrow, out = args[0].replace(" ", "").partition("->")
+        left, comma, right = factors.partition(",")
+        if not arrow or not comma or any(len(set(axes)) != len(axes) for axes in (left, right, out)):
+            raise ValueError
+        return Letters(left, right, out), 1
+    place = 1 if name == "baddbmm" else 0
+    left, right = args[place : place + 2]
+    axes = _AXES[: left.dim() - 2]
+    if left.dim() != right.dim() or left.dim() < 2 or left.shape[:-2] != right.shape[:-2]:
+        raise ValueError
+    return Letters(axes + "ic", axes + "cj", axes + "ij"), place
+
+
+class _Form:
+    """How a tensor with axes of the letters `have` becomes one with axes of `want`, and then (batch, head, position,
+    d), by views. `lead`: the sizes of batch and head; None: as the tensor has them."""
+
+    def __init__(self, have: str, want: str, lead: tuple[int, int] | None) -> None:
+        if sorted(have) != sorted(want) or not 2 <= len(want) <= 4:
+            raise ValueError
+        self._order = tuple(have.index(axis) for axis in want)
+        self._back = tuple(want.index(axis) for axis in have)
+        self._lead = lead
+
+    def whole(self, tensor: Any) -> Any:
+        tensor = tensor.permute(self._order)
+        while tensor.dim() < 4:
+            tensor = tensor.unsqueeze(-3)
+        return tensor if self._lead in (None, tuple(tensor.shape[:2])) else tensor.view(*self._lead, *tensor.shape[2:])
+
+    def viewed(self, tensor: Any) -> tuple[Any, Any]:
+        """(the tensor by way of a view, the view with four dimensions); no view if the tensor needs no gradient."""
+        if not tensor.requires_grad:
+            return tensor, None
+        view = self.whole(tensor)
+        return view.view([tensor.shape[axis] for axis in self._order]).permute(self._back), view
+
+
+class _Forms(NamedTuple):
+    """The forms of a product's tensors. In the first product `right` is the key and `out` the scores, in the second
+    `left` is the weights, `right` the value and `out` the output."""
+
+    left: _Form
+    right: _Form
+    out: _Form
+
+    @classmethod
+    def of(cls, letters: Letters, lead: tuple[int, int] | None) -> _Forms:
+        """`lead`: of the first product, for the second one. Scores and weights must have their axes in order."""
+        left, right, out = letters
+        summed, rows, columns = (
+            [axis for axis in first if axis in second and axis not in third]
+            for first, second, third in ((left, right, out), (left, out, right), (right, out, left))
+        )
+        if not len(summed) == len(rows) == len(columns) == 1:
+            raise ValueError
+        i, c, j = rows[0], summed[0], columns[0]
+        batch = "".join(axis for axis in (out if lead is None else left) if axis in right and axis in left)
+        batch = batch.replace(c, "").replace(j, "")
+        if (out != batch + i + j) if lead is None else (left != batch + i + c):
+            raise ValueError
+        key = batch + j + c if lead is None else batch + c + j
+        return cls(_Form(left, batch + i + c, lead), _Form(right, key, lead), _Form(out, batch + i + j, lead))
+
+
+@functools.cache
+def _tracker_class() -> Any:
+    from torch.overrides import TorchFunctionMode
+
+    class Mode(TorchFunctionMode):
+        def __init__(self, tracker: Tracker) -> None:
+            super().__init__()
+            self.tracker = tracker
+
+        def __torch_function__(self, function: Any, _: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+            return self.tracker.run(function, args, kwargs or {})
+
+    return Mode
+
+
+class Tracker:
+    """Follows the scores in one forward of one module."""
+
+    def __init__(self, watch: seams.Watch) -> None:
+        self._watch, self._torch = watch, watch.torch
+        self._traces: dict[int, tuple[Any, int, Trace]] = {}  # {id of a tensor: (the tensor, its version, its trace)}
+        self.found = 0  # attention calls
+        self.mode = _tracker_class()(self)
+        self._opened: Any = None
+
+    def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operation of the training."""
+        name = getattr(function, "__name__", "")
+        if name in _PRODUCTS:
+            return self._product(name, function, args, kwargs)
+        if name == "multi_head_attention_forward":  # a Python function, whose operations are to be seen
+            with self.mode:
+                return _opened(function)(*args, **kwargs)
+        step = _STEPS.get(name)
+        place = next((n for n, value in enumerate(args[:3]) if id(value) in self._traces), -1) if step else -1
+        trace = None if place < 0 else self._trace(args[place])
+        if trace is None or step is None:
+            return function(*args, **kwargs)
+        is_in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+        given = args[place] if is_in_place else self._view(args[place])
+        result = function(*args[:place], given, *args[place + 1 :], **kwargs)
+        begin = perf_counter_ns()
+        if result is given:  # nothing was done, for example by float()
+            result = args[place]
+        else:
+            _Use.watch(args[place], given, trace.backward)
+        try:
+            with self._watch.hidden(), self._torch.no_grad():
+                self._keep(result, step(trace, place, args, kwargs, result))
+        except Exception as error:  # the operation has another form than those described here: the trace ends
+            if is_of_trainer(error):
+                raise
+        self._watch.add_time(perf_counter_ns() - begin)
+        return result
+
+    def _keep(self, tensor: Any, trace: Trace) -> None:
+        self._traces[id(tensor)] = (tensor, tensor._version, trace)
+
+    def _trace(self, tensor: Any) -> Trace | None:
+        kept, version, trace = self._traces.get(id(tensor), (None, 0, None))
+        return trace if kept is tensor and tensor._version == version else None
+
+    def _view(self, tensor: Any) -> Any:
+        """What the next operation gets of a tensor: a view, whose gradient is that of this operation."""
+        if not tensor.requires_grad:
+            return tensor
+        with self._watch.hidden():
+            return tensor.view_as(tensor)
+
+    def _product(self, name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        begin, given, finish = perf_counter_ns(), (args, kwargs), None
+        try:
+            args, kwargs, finish = self._prepared(name, args, kwargs)
+        except Exception as error:
+            if is_of_trainer(error):
+                raise
+            args, kwargs = given
+        self._watch.add_time(perf_counter_ns() - begin)
+        result = function(*args, **kwargs)
+        if finish is None:
+            return result
+        begin = perf_counter_ns()
+        try:
+            with self._watch.hidden():
+                finish(result)
+        except Exception as error:
+            if is_of_trainer(error):
+                raise
+        self._watch.add_time(perf_counter_ns() - begin)
+        return result
+
+    def _prepared(self, name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict, Callable[[Any], None]]:
+        """The arguments of a product with views in place of its factors, and what is to be done with its result."""
+        args, kwargs = _by_place(name, args, kwargs)
+        letters, place = _letters(name, args)
+        left, right = factors = args[place : place + 2]
+        if any(type(tensor) not in (self._torch.Tensor, self._torch.nn.Parameter) for tensor in factors):
+            raise ValueError
+        weights = self._trace(left)
+        if weights is not None and (not weights.is_weights or name == "baddbmm"):
+            raise ValueError
+        with self._watch.hidden():
+            forms = _Forms.of(letters, None if weights is None else tuple(weights.query.shape[:2]))
+            new_right, view = forms.right.viewed(right)
+            if weights is not None:
+                views = {**weights.views, "value": view}
+                report = functools.partial(self._report, weights, left, forms.right.whole(right), forms, views)
+                new_left = self._view(left)
+                _Use.watch(left, new_left, weights.backward)
+                return (*args[:place], new_left, new_right, *args[place + 2 :]), kwargs, report
+            new_left, of_query = forms.left.viewed(left)
+            versions = tuple((tensor, tensor._version) for tensor in factors)
+            views = {"query": of_query, "key": view}
+            backward = seams.Backward(self._watch, _SEAM, {})
+            trace = Trace(forms.left.whole(left), forms.right.whole(right), views, backward, versions, 1.0)
+            if name == "baddbmm":
+                trace = trace._replace(factor=float(kwargs.get("alpha", 1)))
+                if beta := float(kwargs.get("beta", 1)):
+                    trace = trace._replace(added=args[0].detach() * beta)
+            keep = functools.partial(self._keep, trace=trace)
+            return (*args[:place], new_left, new_right, *args[place + 2 :]), kwargs, keep
+
+    def _report(self, trace: Trace, weights: Any, value: Any, forms: _Forms, views: dict, result: Any) -> None:
+        if any(tensor._version != version for tensor, version in trace.inputs):
+            return
+        self.found += 1
+        core, number = self._watch.core, self._watch.number(OPERATION, False)
+        counted = core.adapter.foreshock_adapter_enter(trace.query._cdata, number, False, False)
+        call: Call | int = SKIP_UNKNOWN
+        try:
+            if counted:
+                call = self._call(trace, weights, value, result, forms.out)
+        finally:
+            if isinstance(call, int) and counted & seams.SAMPLED:
+                core.core.foreshock_attention_skip(number, call)
+        if isinstance(call, int):
+            return
+        if counted & seams.SAMPLED:
+            seams.run(self._watch.operations(OPERATION)[False], call.arguments(False))
+        views = {role: view for role, view in views.items() if view is not None}
+        if "query" in views:
+            trace.backward.views = views
+            trace.backward.follow(call, result)
+
+    @staticmethod
+    def _call(trace: Trace, weights: Any, value: Any, result: Any, form: _Form) -> Call | int:
+        """The call, or the reason why it is not described. `form`: that of the result."""
+        query, key, gain, out = trace.query, trace.key, trace.gain, form.whole(result)
+        if len({tensor.dtype for tensor in (query, key, value, out)}) != 1:
+            return SKIP_UNKNOWN  # autocast computes in another precision
+        whole, of_out, of_query = (*query.shape[:3], key.shape[2]), form.whole, itself
+        mask, hidden = (
+            part if part is None or part.dim() == 0 else part.expand(weights.shape).reshape(whole)
+            for part in (trace.added, trace.hidden)
+        )
+        if hidden is not None:
+            if hidden.device.type != "cpu" or trace.fill > _HIDDEN:
+                return SKIP_MASK
+            blind = hidden.expand(whole).all(-1)
+            visible = ~hidden if mask is None else ~hidden & (mask > _HIDDEN / 2)
+            if bool((blind | visible.any(-1)).logical_not().any()):
+                return SKIP_MASK  # the weights of such a row are those of hidden keys
+            mask = ~hidden if mask is None else mask.masked_fill(hidden, -math.inf)
+            if bool(blind.any()):
+                mask = _additive(mask)
+                mask = mask.masked_fill(blind[..., None], _EQUAL)
+                of_out = functools.partial(_checked, form, blind)
+        if gain is not None:
+            query, of_query = query * gain, gain.reciprocal().mul
+        kept = None if trace.kept is None else trace.kept.reshape(whole)
+        layout = LAYOUTS["bhnd"]
+        return Call(
+            query, key, value, out, None, trace.factor, NO_MASK, layout, mask, trace.dropout, kept, trace.cap,
+            of_out=of_out, of_query=of_query,
+        )  # fmt: skip
+
+
+class _Use:
+    """Compares the gradient of a tensor with that of its view, which one operation uses. If the training uses the
+    scores or weights elsewhere too, the gradients of query and key are not those of the output alone."""
+
+    @classmethod
+    def watch(cls, tensor: Any, view: Any, backward: seams.Backward) -> None:
+        if view is not tensor:
+            use = cls(backward)
+            view.register_hook(use.note)
+            tensor.register_hook(use.compare)
+
+    def __init__(self, backward: seams.Backward) -> None:
+        self._backward, self._gradient = backward, None
+
+    def note(self, gradient: Any) -> None:
+        self._gradient = gradient  # kept, so that autograd adds nothing to it in place
+
+    def compare(self, gradient: Any) -> None:
+        one, self._gradient = self._gradient, None
+        if one is not None and one.data_ptr() != gradient.data_ptr():  # None: this use has no part in the loss
+            self._backward.note_other_root(gradient)
+
+
+def _additive(mask: Any) -> Any:
+    mask = mask if mask.dtype.is_floating_point else mask.float().log()  # 0 or minus infinity
+    return mask.float() if mask.dtype.itemsize < 4 else mask
+
+
+def _checked(form: _Form, blind: Any, gradient: Any) -> Any:
+    """The gradient of the output. The hidden scores of a row without a visible key have equal weights but no gradient,
+    which no mask describes. Such a row must have no part in the loss."""
+    whole = form.whole(gradient)
+    if bool(((whole != 0).any(-1) & blind).any()):
+        raise ValueError
+    return whole
+
+
+_PRODUCTS = ("matmul", "__matmul__", "bmm", "einsum", "baddbmm")
+_NAMES = {"bmm": ("input", "mat2"), "baddbmm": ("input", "batch1", "batch2"), "matmul": ("input", "other")}
+
+
+def _by_place(name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments with the tensors of a product by place."""
+    names = _NAMES.get(name, ())[len(args) :]
+    kwargs = dict(kwargs)
+    args = (*args, *(kwargs.pop(name) for name in names if name in kwargs))
+    if name == "einsum" and len(args) == 2 and isinstance(args[1], (list, tuple)):
+        args = (args[0], *args[1])
+    return args, kwargs
+
+
+def _opened(function: Any) -> Any:
+    """A Python function of torch that does not pass its whole call to a torch function mode."""
+    names = {**function.__globals__, "has_torch_function": lambda *_: False}
+    opened = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    opened.__kwdefaults__ = function.__kwdefaults__
+    return opened
+
+
+class _Class:
+    """The state of one wrapped forward."""
+
+    __slots__ = ("is_on", "tries")
+
+    def __init__(self) -> None:
+        self.is_on, self.tries = True, 0
+
+
+watch: seams.Watch | None = None  # set once the monitor has started
+_classes: dict[Any, _Class] = {}  # {original forward: state}
+_of_thread = threading.local()  # .tracker: the one of the forward that runs
+
+
+def follow(classes: Iterable[type]) -> None:
+    """Wraps the forward of the classes of attention modules. Does nothing once torch.compile has compiled a frame:
+    graphs that call such a forward would be compiled again."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    if watch is None or getattr(frames, "FRAME_COUNTER", 0):
+        return
+    watch.outside = _suspended
+    for owner in classes:
+        original = inspect.getattr_static(owner, "forward", None)
+        if inspect.isfunction(original) and not hasattr(original, "_is_followed"):
+            _classes.setdefault(original, _Class())
+            owner.forward = _wrapped(original, watch.torch.compiler.is_compiling)
+
+
+def _wrapped(original: Any, is_compiling: Callable[[], bool]) -> Any:
+    """The function can be pickled by value (cloudpickle). In a process without this module it is the original."""
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not is_compiling():
+            written = sys.modules.get("foreshock_torch.written")
+            if written is not None:
+                return written.call(original, args, kwargs)
+        return original(*args, **kwargs)
+
+    forward._is_followed = True
+    return forward
+
+
+def call(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a forward of the training."""
+    state = _classes.get(original)
+    if state is None or not state.is_on or getattr(_of_thread, "tracker", None) is not None or not _is_traced():
+        return original(*args, **kwargs)
+    tracker = _of_thread.tracker = Tracker(watch)
+    try:
+        with tracker.mode:
+            return original(*args, **kwargs)
+    finally:
+        _of_thread.tracker = None
+        state.tries = 0 if tracker.found else state.tries + 1
+        state.is_on = state.tries < _TRIES
+
+
+def _is_traced() -> bool:
+    """Whether the calls of this step are sampled, and no mode, transform or tracer of the training sees operations."""
+    c = watch.torch._C
+    return (
+        watch.core.core.foreshock_step_is_sampled() != 0
+        and watch.core.adapter.foreshock_adapter_taps() == seams.reported()  # the training reports its calls itself
+        and watch.torch.is_grad_enabled()
+        and c._len_torch_function_stack() == 0
+        and c._len_torch_dispatch_stack() == 0
+        and c._functorch.peek_interpreter_stack() is None
+        and c._get_tracing_state() is None
+    )
+
+
+@contextlib.contextmanager
+def _suspended() -> Iterator[None]:
+    """Suspends the mode while a function of seams.py, which reports its call itself, runs."""
+    tracker, modes = getattr(_of_thread, "tracker", None), watch.torch._C
+    count = 0 if tracker is None else modes._len_torch_function_stack()
+    if count == 0 or modes._get_function_stack_at(count - 1) is not tracker.mode:
+        yield
+        return
+    modes._pop_torch_function_stack()
+    try:
+        yield
+    finally:
+        modes._push_on_torch_function_stack(tracker.mode)
