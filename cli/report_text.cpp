@@ -453,14 +453,18 @@ std::string condition_fault_of(const Report& report) {
 }
 
 std::string verdict_without_findings(const Report& report, const RunCounts& counts) {
-  const auto looks = static_cast<size_t>(
-      std::count_if(report.conditions.begin(), report.conditions.end(), std::not_fn(is_fault)));
+  const auto first_look =
+      std::find_if(report.conditions.begin(), report.conditions.end(), std::not_fn(is_fault));
+  const auto looks =
+      static_cast<size_t>(std::count_if(first_look, report.conditions.end(), std::not_fn(is_fault)));
   std::string verdicts;
   for (const std::string& verdict : report.agent_verdicts)
     verdicts += (verdicts.empty() ? "" : "; on another node: ") +
                 headline_with_looks(verdict, verdict == "healthy", looks);
   verdicts[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(verdicts[0])));
-  return condition_fault_of(report) + verdicts + ". " + verdict_without_events(report, counts);
+  const std::string look =
+      verdicts.ends_with(" worth a look") ? ": " + text_of(*first_look) + " " : std::string(". ");
+  return condition_fault_of(report) + verdicts + look + verdict_without_events(report, counts);
 }
 
 }  // namespace

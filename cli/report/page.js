@@ -16,7 +16,7 @@ function fillHead() {
   byId('verdict').textContent = report.verdict;
   byId('verdict').className = isBad() ? 'bad' : 'good';
   byId('findings').append(...report.findings.slice(1, 1 + MOST_FINDINGS).map((f) => element('li', { textContent: `${f.headline}: ${f.text}.` })));
-  byId('findings').append(...report.conditions.filter((c) => c.kind === 'look').map((c) => element('li', { textContent: `Worth a look: ${c.text}. Do: ${c.action}.` })));
+  byId('findings').append(...report.conditions.filter((c) => c.kind === 'look' && !report.verdict.includes(c.text)).map((c) => element('li', { textContent: `Worth a look: ${c.text}. Do: ${c.action}.` })));
   byId('made').textContent = known(report.version) ? `from a record of foreshock ${report.version}` : '';
   byId('facts').append(...facts(report.facts));
   byId('whole-note').textContent = report.events_note;

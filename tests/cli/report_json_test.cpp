@@ -80,7 +80,7 @@ class ReportConditions : public ToldRun {
 
 TEST_F(ReportConditions, OfASoundTrainingAreWorthALook) {
   const Report report = report_of("healthy");
-  EXPECT_TRUE(report.verdict.starts_with("Healthy; 1 thing worth a look. ")) << report.verdict;
+  EXPECT_TRUE(report.verdict.starts_with("Healthy; 1 thing worth a look: ")) << report.verdict;
   const Json conditions = Json::parse(report_json(report))["conditions"];
   ASSERT_EQ(conditions.size(), 1u);
   EXPECT_EQ(conditions[0]["condition"], "rate_zero");
