@@ -13,7 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
 import torch.distributed as dist
-from tiny_gpt import VOCABULARY, TinyGpt, leave_group, set_up
+from tiny_gpt import VOCABULARY, TinyGpt, leave_group, set_up, tell
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -70,7 +70,7 @@ def main(kind: str, rank: int, ranks: int, store: str, precision: torch.dtype) -
                 parameter.grad = parameter.grad if parameter is bad else None
         elif kind != "keeps_all":
             optimizer.zero_grad()
-    print(f'{{"sum": {sum(float(p.double().sum()) for p in model.parameters())!r}}}', flush=True)
+    tell(sum=sum(float(p.double().sum()) for p in model.parameters()))
     if ranks > 1:
         leave_group()
 
