@@ -253,4 +253,4 @@ def enter() -> None:
         graphs.watch(torch.cuda.CUDAGraph, core.core)
     monitor = new_monitor
     tap.is_active = True
-    written.watch = seams.Watch(torch, core, _hidden, new_monitor.add_outside_time)
+    written.begin(seams.Watch(torch, core, _hidden, new_monitor.add_outside_time))

@@ -532,9 +532,15 @@ class _Class:
         self.is_on, self.tries = True, 0
 
 
-watch: seams.Watch | None = None  # set once the monitor has started
+watch: seams.Watch | None = None  # None: the monitor has not started
 _classes: dict[Any, _Class] = {}  # {original forward: state}
 _of_thread = threading.local()  # .tracker: the one of the forward that runs
+
+
+def begin(new: seams.Watch) -> None:
+    """Call it once the monitor has started."""
+    global watch
+    watch = new
 
 
 def follow(classes: Iterable[type]) -> None:
