@@ -53,7 +53,9 @@ class LossTracker {
   // Losses that are divided by the number of micro-batches give 1. Losses in fp32 give the factor to 2^-23
   // for each root. An auxiliary loss has another share of the loss in each step.
   static constexpr uint64_t kFactorSteps = 64;
-  static constexpr double kLeastFactor = 1e-2, kSameFactor = 1e-4;
+  // The trainer of Hugging Face counts the first label of each of its sequences, which is not a target. So it
+  // has the factor (length - 1) / length, which is nearer to 1 than kLeastFactor from 4 tokens on.
+  static constexpr double kLeastFactor = 0.25, kSameFactor = 1e-4;
   // The source of summed cross-entropies, published as FORESHOCK_LOSS_NLL.
   static constexpr uint32_t kSummed = FORESHOCK_LOSS_LOGGED + 1;
   struct Mean {

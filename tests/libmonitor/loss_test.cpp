@@ -116,6 +116,7 @@ TEST(Loss, AConstantFactorOfTheGradientIsKnownAfter64Steps) {
   EXPECT_NEAR(factor_of(64, 1, [](double) { return 3; }).value_or(0), 3, 1e-9);
   EXPECT_EQ(factor_of(64, 1, [](double) { return 1; }), std::nullopt);
   EXPECT_EQ(factor_of(64, 4, [](double) { return 0.25; }), std::nullopt);
+  EXPECT_EQ(factor_of(64, 1, [](double) { return 31.0 / 32; }), std::nullopt);  // a label without a target
   EXPECT_EQ(factor_of(64, 1, [](double nll) { return 1 + 0.1 / nll; }), std::nullopt);  // an auxiliary loss
 }
 
