@@ -161,12 +161,11 @@ class Modules:
 
     def outside(self, named: dict[int, tuple[Named, Any]], stepped: list[Any]) -> dict[int, tuple[Any, str]]:
         """{address: (module, key in it)} of the parameters that have a gradient and are not in `stepped`, the
-        parameters of all optimizers. Empty if the optimizers step copies or parts of the parameters: then a name in
-        `named` has an address that they lack, or they have parameters without a name."""
+        parameters of all optimizers. Empty if at most half of these have names: the optimizers then step copies."""
         inside = {parameter._cdata for parameter in stepped}
-        if not inside or not inside <= named.keys():
+        names = {named[address][0].name for address in inside & named.keys()}
+        if 2 * len(names) <= len(inside):
             return {}
-        names = {named[address][0].name for address in inside}
         found = {}
         for root in self.roots_of(inside):
             for _, module in modules_below(root):
