@@ -324,7 +324,7 @@ void TensorRules::judge_all(int64_t step, ConditionBoard* board) {
     found->count = tensors_.size();
     found->place = has_rate_ ? "" : "the learning rate is 0";
     if (!has_gradient_)
-      found->place += found->place.empty() ? "all gradients are 0" : ", all gradients are 0";
+      found->place += std::string(found->place.empty() ? "" : ", ") + "no look found a gradient other than 0";
   }
 }
 
