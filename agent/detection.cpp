@@ -268,16 +268,6 @@ const std::vector<EventLine>& Watches::observe(const SampleLine& line) {
   return end(line.run, *line.rank);
 }
 
-const std::vector<EventLine>& Watches::observe(const SpectrumLine& line) {
-  begin();
-  RankWatch* watch =
-      line.rank && line.step && line.effective_rank_mean ? watch_for(line.run, *line.rank) : nullptr;
-  if (watch == nullptr) return lines_found_;
-  watch->observe(DetectorId::kUpdateSpectrum, line.layer, line.layer, *line.step, *line.effective_rank_mean,
-                 /*control=*/0, &found_, static_cast<int64_t>(line.steps.value_or(0)));
-  return end(line.run, *line.rank);
-}
-
 const std::vector<EventLine>& Watches::observe(const TensorLine& line) {
   begin();
   // Scope "job": `foreshock merge` made this line from lines of nodes. Detectors observe only lines of nodes.
@@ -285,8 +275,13 @@ const std::vector<EventLine>& Watches::observe(const TensorLine& line) {
   const std::optional<int64_t> rank = lowest_rank(line.run);
   RunConditions* conditions = rank ? conditions_for(line.run) : nullptr;
   if (conditions != nullptr && line.parts) conditions->observe_tensor(facts_of(line));
-  return observe_of_run(line.run, rank, DetectorId::kWeightShift, line, line.wasserstein_previous,
-                        static_cast<int64_t>(line.interval_steps.value_or(0)));
+  if (!rank) return lines_found_;
+  // The rank has detectors, so watch_for() does not return null.
+  if (line.wasserstein_previous)
+    watch_for(line.run, *rank)
+        ->observe(DetectorId::kWeightShift, line.tensor, line.layer, *line.step, *line.wasserstein_previous,
+                  /*control=*/0, &found_, static_cast<int64_t>(line.interval_steps.value_or(0)));
+  return end(line.run, *rank);
 }
 
 const std::vector<EventLine>& Watches::observe(const OptimizerLine& line) {
@@ -294,8 +289,9 @@ const std::vector<EventLine>& Watches::observe(const OptimizerLine& line) {
   if (!line.step) return lines_found_;
   const std::optional<int64_t> rank = lowest_rank(line.run);
   RunConditions* conditions = rank ? conditions_for(line.run) : nullptr;
-  if (conditions != nullptr) conditions->observe_optimizer(facts_of(line), &begun_);
-  return observe_of_run(line.run, rank, DetectorId::kRmsStaleness, line, line.rms_staleness);
+  if (conditions == nullptr) return lines_found_;
+  conditions->observe_optimizer(facts_of(line), &begun_);
+  return end(line.run, *rank);
 }
 
 const std::vector<EventLine>& Watches::observe(const GradientLine& line) {
@@ -310,20 +306,6 @@ std::optional<int64_t> Watches::lowest_rank(const std::string& run) const {
   const auto lowest = watches_.lower_bound({run, INT64_MIN});  // the run's lowest rank, or another run
   if (lowest == watches_.end() || lowest->first.first != run) return std::nullopt;
   return lowest->first.second;
-}
-
-// Passes a tensor's value to a detector of `rank`, the run's lowest, and ends the line. `span`: the number of
-// steps that the value covers.
-template <class Line>
-const std::vector<EventLine>& Watches::observe_of_run(const std::string& run, std::optional<int64_t> rank,
-                                                      DetectorId detector, const Line& line,
-                                                      std::optional<double> value, int64_t span) {
-  if (!rank) return lines_found_;
-  // The rank has detectors, so watch_for() does not return null.
-  if (value)
-    watch_for(run, *rank)
-        ->observe(detector, line.tensor, line.layer, *line.step, *value, /*control=*/0, &found_, span);
-  return end(run, *rank);
 }
 
 const std::vector<EventLine>& Watches::observe(const EventLine& line) {

@@ -31,7 +31,6 @@ class Watches {
   // causes, as lines without a time, valid until the next call. A line without a rank or a step is ignored.
   const std::vector<EventLine>& observe(const StepLine& line);
   const std::vector<EventLine>& observe(const SampleLine& line);
-  const std::vector<EventLine>& observe(const SpectrumLine& line);
   // Tensor and optimizer lines have no rank. They go to the detectors of the lowest rank that the run has so
   // far, and are ignored before the run has a rank.
   const std::vector<EventLine>& observe(const TensorLine& line);
@@ -76,12 +75,7 @@ class Watches {
   // Returns the detectors of a rank, created if missing, for one line, and counts the line in lines_. If
   // there are too many ranks or the run's name is too long, counts it in lines_left_out_ and returns null.
   RankWatch* watch_for(const std::string& run, int64_t rank);
-  std::optional<int64_t> lowest_rank(const std::string& run) const;  // absent: the run has no rank yet
-  // Passes a tensor's value, if it is known, to a detector of `rank`. `span`: as in RankWatch::observe().
-  template <class Line>
-  const std::vector<EventLine>& observe_of_run(const std::string& run, std::optional<int64_t> rank,
-                                               DetectorId detector, const Line& line,
-                                               std::optional<double> value, int64_t span = 0);
+  std::optional<int64_t> lowest_rank(const std::string& run) const;         // absent: the run has no rank yet
   const std::vector<EventLine>& end(const std::string& run, int64_t rank);  // fills lines_found_ from found_
   // The conditions of a run that has detectors or a run line; null if there are too many runs.
   RunConditions* conditions_for(const std::string& run);
@@ -96,7 +90,7 @@ class Watches {
   int64_t last_rank_ = 0;
 };
 
-// Returns a sentence per detector with too many series: "rms_staleness has no room for 918 of its series".
+// Returns a sentence per detector with too many series: "weight_shift has no room for 918 of its series".
 std::vector<std::string> series_left_out(const RankWatch& watch);
 // Returns series_left_out() of all ranks, with "rank 3: " if there are several, and reports ignored lines.
 std::vector<std::string> left_out(const Watches& watches);

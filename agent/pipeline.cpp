@@ -237,7 +237,6 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
     std::vector<TensorSnapshot> done;
     if (why == nullptr) done = weights_.add(ready.view, rank->identity, ranks_here_, &why);
     rank->refused_tensors += why != nullptr;
-    if (why == nullptr) take_heads(ready.view, rank);
     // If an earlier agent, for example, has read a tensor's first snapshot, distances from it are unknown.
     if (const auto step = weights_.take_initial_unknown())
       record_event(rank, "weight_initial_unknown", *step, "", std::nullopt);
@@ -253,17 +252,6 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
     segment.consume_tensor();
   }
   return taken > 0;
-}
-
-// Follows the weights that compute queries and keys. If all heads of a layer have been measured again, passes
-// on the spectrum (singular values) of the change of their product, which shows how the scores change.
-void Pipeline::take_heads(const segment::TensorView& tensor, RankStatistics* rank) {
-  const char* why = nullptr;
-  const auto spectrum = spectra_.add(tensor, rank->identity, &why);
-  rank->refused_tensors += why != nullptr;
-  if (!spectrum) return;
-  add_to_history(segment::text_of(tensor.record.layer), *spectrum, rank);
-  detect(spectrum_line(*rank, tensor.record, *spectrum), rank);
 }
 
 // Writes the lines of the snapshots `done` and of the pools that are complete now. A pool has the figures of

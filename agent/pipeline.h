@@ -71,7 +71,6 @@ class Pipeline {
   void set_ranks_here(size_t ranks) { ranks_here_ = ranks; }
   const Weights& weights() const { return weights_; }
   const HistogramQuota& histograms() const { return histograms_; }
-  const HeadSpectra& spectra() const { return spectra_; }
 
   // Whether the level of any detector has changed, and whether any has become watch or warn, since the last
   // take_changes().
@@ -123,8 +122,6 @@ class Pipeline {
   void detect(const Line& line, RankStatistics* rank);
   // Reads, compares and consumes the new weight tensors of a segment. Returns whether there were any.
   bool take_tensors(segment::SegmentReader& segment, RankStatistics* rank);
-  // Adds the rows of attention heads in a tensor record, if it has any, to spectra_.
-  void take_heads(const segment::TensorView& tensor, RankStatistics* rank);
   // Writes the lines of the snapshots, and of the layers whose tensors are now all measured.
   void record_weights(const std::vector<TensorSnapshot>& done, RankStatistics* rank);
 
@@ -136,8 +133,7 @@ class Pipeline {
   Adviser adviser_;
   Changes changes_;
   HistogramQuota histograms_;
-  Weights weights_;      // of all ranks of the run
-  HeadSpectra spectra_;  // how training changes the scores of attention heads; of all ranks of the run
+  Weights weights_;  // of all ranks of the run
   size_t ranks_here_ = 1;
   DeviationWorkspace workspace_;      // memory for checking slices of query rows
   ColumnReference column_reference_;  // memory for checking slices of key positions

@@ -111,8 +111,6 @@ void publish_weights(const std::string& run, const Weights& weights, const RunPo
 
 // Sets the series of the optimizer's health, from the latest measurement of each tensor of the run.
 void publish_optimizer(const std::string& run, const OptimizerHealth& optimizer, Registry* registry);
-// Sets the series of the spectra of updates to the run's attention projections.
-void publish_spectra(const std::string& run, const HeadSpectra& spectra, Registry* registry);
 // Sets the series from which Prometheus compares a rank's weights with those of replicas on other nodes.
 void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Registry* registry);
 
@@ -121,11 +119,10 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
 // `ranks_here`: number of the run's ranks on this node.
 const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here);
 
-// These functions return the parts "weights", "optimizer" and "update_spectra" of a rank's summary. The
+// These functions return the parts "weights" and "optimizer" of a rank's summary. The
 // optimizer's part is the same for all ranks of the node. Unknown values are null. `ranks_here`: as above.
 nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, size_t ranks_here);
 nlohmann::json optimizer_json(const OptimizerHealth& optimizer);
-nlohmann::json spectra_json(const RankStatistics& rank, const HeadSpectra& spectra);
 
 }  // namespace foreshock
 

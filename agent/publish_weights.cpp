@@ -82,22 +82,6 @@ void publish_optimizer(const std::string& run, const OptimizerHealth& optimizer,
   set_if_known(Metric::kOptimizerEpsilonDominatedRatio, {run}, pooled.epsilon_dominated_ratio(), registry);
 }
 
-void publish_spectra(const std::string& run, const HeadSpectra& spectra, Registry* registry) {
-  for (Metric metric : {Metric::kAttentionUpdateNorm, Metric::kAttentionUpdateStableRank,
-                        Metric::kAttentionUpdateEffectiveRank, Metric::kLayerAttentionUpdateEffectiveRank})
-    registry->clear_metric(metric, run);
-  const auto all = spectra.all_layers();
-  if (!all) return;
-  registry->set(Metric::kAttentionUpdateNorm, {run, "mean"}, all->norm_mean);
-  registry->set(Metric::kAttentionUpdateNorm, {run, "max"}, all->norm_max);
-  registry->set(Metric::kAttentionUpdateStableRank, {run, "min"}, all->stable_rank_min);
-  registry->set(Metric::kAttentionUpdateStableRank, {run, "mean"}, all->stable_rank_mean);
-  registry->set(Metric::kAttentionUpdateEffectiveRank, {run, "min"}, all->effective_rank_min);
-  registry->set(Metric::kAttentionUpdateEffectiveRank, {run, "mean"}, all->effective_rank_mean);
-  for (const auto& [layer, effective_rank] : spectra.smallest_effective_ranks())
-    registry->set(Metric::kLayerAttentionUpdateEffectiveRank, {run, layer}, effective_rank);
-}
-
 void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Registry* registry) {
   if (rank.tensors.tensors == 0) return;  // the rank measures no weights
   const std::string number = std::to_string(rank.identity.rank);
@@ -174,27 +158,6 @@ nlohmann::json optimizer_json(const OptimizerHealth& optimizer) {
           {"surprise_ratio", number_or_null(pooled.surprise_ratio())},
           {"epsilon_dominated_ratio", number_or_null(pooled.epsilon_dominated_ratio())},
           {"gradient_rms", number_or_null(pooled.gradient_rms())}};
-}
-
-nlohmann::json spectra_json(const RankStatistics& rank, const HeadSpectra& spectra) {
-  using nlohmann::json;
-  const auto all = spectra.all_layers();
-  json skipped = json::object();
-  for (uint32_t reason = 0; reason < segment::kTensorHeadSkips; ++reason)
-    skipped[segment::kTensorHeadSkipNames[reason]] = rank.tensors.heads_skipped[reason];
-  json result = {{"layers", spectra.smallest_effective_ranks().size()},
-                 {"heads", all ? all->heads : 0},
-                 {"norm", nullptr},
-                 {"stable_rank", nullptr},
-                 {"effective_rank", nullptr},
-                 {"skipped", skipped}};
-  if (!all) return result;
-  result["norm"] = {{"mean", number_or_null(all->norm_mean)}, {"max", number_or_null(all->norm_max)}};
-  result["stable_rank"] = {{"min", number_or_null(all->stable_rank_min)},
-                           {"mean", number_or_null(all->stable_rank_mean)}};
-  result["effective_rank"] = {{"min", number_or_null(all->effective_rank_min)},
-                              {"mean", number_or_null(all->effective_rank_mean)}};
-  return result;
 }
 
 }  // namespace foreshock

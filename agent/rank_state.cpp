@@ -524,14 +524,6 @@ void add_to_history(const TensorSnapshot& snapshot, RankStatistics* rank) {
   layer->history.add(snapshot.step, kLayerWasserstein, snapshot.previous->value);
 }
 
-void add_to_history(const std::string& label, const LayerSpectrum& spectrum, RankStatistics* rank) {
-  rank->history.add(spectrum.step, kColumnEffectiveRank, spectrum.effective_rank_mean);
-  LayerStatistics* layer = rank->layer_of(label);
-  if (layer == nullptr) return;
-  layer->label = label;
-  layer->history.add(spectrum.step, kLayerEffectiveRank, spectrum.effective_rank_mean);
-}
-
 void add_to_history(const Weights& weights, RankStatistics* rank) {
   const PoolSnapshot& model = weights.model();
   if (model.step < 0 || model.step == rank->model_step_in_history) return;

@@ -27,7 +27,6 @@
 #include "segment/reader.h"
 #include "shadow/bias.h"
 #include "shadow/judgement.h"
-#include "shadow/spectrum.h"
 
 namespace foreshock {
 
@@ -166,7 +165,6 @@ enum RankColumn : size_t {
   kColumnStalenessMax,
   kColumnUpdateRatio,
   kColumnUpdateRatioMax,
-  kColumnEffectiveRank,
 };
 inline constexpr History::Column kRankColumns[] = {
     {"loss", History::Keep::kMean},
@@ -187,7 +185,6 @@ inline constexpr History::Column kRankColumns[] = {
     {"rms_staleness_max", History::Keep::kMax},
     {"update_ratio", History::Keep::kMean},
     {"update_ratio_max", History::Keep::kMax},
-    {"update_effective_rank", History::Keep::kMean},
 };
 enum LayerColumn : size_t {
   kLayerRatioForward,
@@ -195,7 +192,6 @@ enum LayerColumn : size_t {
   kLayerBias,
   kLayerGradientNorm,
   kLayerWasserstein,
-  kLayerEffectiveRank,
 };
 inline constexpr History::Column kLayerColumns[] = {
     {"deviation_ratio_forward", History::Keep::kMax},
@@ -203,7 +199,6 @@ inline constexpr History::Column kLayerColumns[] = {
     {"bias_ulp", History::Keep::kMean},
     {"gradient_norm", History::Keep::kMean},
     {"weight_wasserstein", History::Keep::kMax},
-    {"update_effective_rank", History::Keep::kMean},
 };
 inline constexpr size_t kRankPoints = 512, kLayerPoints = 64;  // limits of the points of the histories
 
@@ -464,9 +459,6 @@ void observe_event(const EventLine& line, RankStatistics* rank);
 // rank whose record completed the snapshot.
 void add_to_history(const TensorSnapshot& snapshot, RankStatistics* rank);
 
-// Adds the effective rank of a layer's weight update to the histories of layer and rank. `rank`: the rank
-// whose record completed the spectrum.
-void add_to_history(const std::string& layer, const LayerSpectrum& spectrum, RankStatistics* rank);
 // Adds the latest snapshot of the whole model to the rank's history, unless it was already added.
 void add_to_history(const Weights& weights, RankStatistics* rank);
 

@@ -196,25 +196,6 @@ RunLine run_line(const RankStatistics& rank, const char* state) {
   return line;
 }
 
-SpectrumLine spectrum_line(const RankStatistics& rank, const segment::TensorRecord& tensor,
-                           const LayerSpectrum& spectrum) {
-  SpectrumLine line;
-  line.run = rank.run;
-  line.rank = rank.identity.rank;
-  line.step = spectrum.step;
-  line.steps = spectrum.steps;
-  line.heads = spectrum.heads;
-  line.time = 1e-9 * static_cast<double>(tensor.time_ns);
-  line.layer = segment::text_of(tensor.layer);
-  line.norm_mean = spectrum.norm_mean;
-  line.norm_max = spectrum.norm_max;
-  line.stable_rank_mean = spectrum.stable_rank_mean;
-  line.stable_rank_min = spectrum.stable_rank_min;
-  line.effective_rank_mean = spectrum.effective_rank_mean;
-  line.effective_rank_min = spectrum.effective_rank_min;
-  return line;
-}
-
 EventLine event_line(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
                      std::optional<double> value) {
   EventLine line;

@@ -10,7 +10,6 @@
 #include "agent/tensor.h"
 #include "exporters/record.h"
 #include "shadow/judgement.h"
-#include "shadow/spectrum.h"
 
 namespace foreshock {
 
@@ -22,10 +21,6 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
                        const SliceDeviation& deviation, double judge_seconds);
 StepLine step_line(const RankStatistics& rank, const segment::StepRecord& step);
 RunLine run_line(const RankStatistics& rank, const char* state);  // `state`: "started" or "ended"
-// Returns the line of a layer's spectrum: singular values of the change of W_Q W_K^T, from the query and key
-// projections. `tensor` is the record of the projection that arrived last, `rank` the rank that wrote it.
-SpectrumLine spectrum_line(const RankStatistics& rank, const segment::TensorRecord& tensor,
-                           const LayerSpectrum& spectrum);
 // `event`: its name in the record; `layer` "": the event belongs to no layer.
 EventLine event_line(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
                      std::optional<double> value);

@@ -617,7 +617,6 @@ SummaryInput Run::summary_input(uint64_t launcher_id) const {
   input.weights = &pipeline_->weights();
   input.ranks_here = ranks();
   input.cores_per_rank = cores_per_rank();
-  input.has_spectra = pipeline_->spectra().all_layers().has_value();
   input.refused_segments = refused_segments();
   input.refusal = refusal_;
   input.processes_left_out = processes_left_out_;
@@ -640,7 +639,6 @@ nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
     ranks.back()["precursors"] = precursors_json(followed->rank);
     ranks.back()["weights"] = weights_json(followed->rank, pipeline_->weights(), this->ranks());
     ranks.back()["optimizer"] = optimizer;
-    ranks.back()["update_spectra"] = spectra_json(followed->rank, pipeline_->spectra());
   }
   const Findings findings = findings_of(launcher_id);
   nlohmann::json all = {{"schema", 1},
@@ -674,7 +672,6 @@ void Run::publish(Registry* registry) {
   publish_ranks(registry);
   publish_weights(options_.label, pipeline_->weights(), position_of(followed_), registry);
   publish_optimizer(options_.label, pipeline_->weights().optimizer(), registry);
-  publish_spectra(options_.label, pipeline_->spectra(), registry);
   publish_conditions(options_.label, state() == RunState::kRunning ? conditions() : std::vector<Condition>(),
                      registry);
   registry->set(Metric::kRunInfo, {options_.label, user_}, 1);

@@ -388,14 +388,6 @@ std::string weights_entries(const SummaryInput& input) {
   skipped["no room in the agent"] = input.weights->snapshots_dropped();
   if (const std::string left_out = listed(skipped); !left_out.empty())
     out += entry("", "snapshots left out: " + left_out);
-  if (!input.has_spectra) {
-    std::map<std::string, uint64_t> reasons;
-    for (const RankStatistics* rank : ranks)
-      for (uint32_t n = 0; n < segment::kTensorHeadSkips; ++n)
-        reasons[segment::kTensorHeadSkipNames[n]] += rank->tensors.heads_skipped[n];
-    if (const std::string why = listed(reasons); !why.empty())
-      out += entry("", "no spectra of attention heads: " + why);
-  }
   return out;
 }
 

@@ -25,7 +25,6 @@ struct SummaryInput {
   const Weights* weights = nullptr;
   size_t ranks_here = 1;                 // ranks of the run on this node
   int cores_per_rank = 1;                // the agent's CPU time, divided by this number, counts as slowdown
-  bool has_spectra = true;               // false: no layer has a spectrum of its weights' update
   uint64_t refused_segments = 0;         // trainer processes that the agent cannot follow
   std::string refusal;                   // the reason for the last one
   uint64_t processes_left_out = 0;       // ended trainer processes whose statistics are no longer kept

@@ -1,6 +1,6 @@
-// Joins the parts of weight tensors that the ranks of a node report into snapshots (a tensor at one step),
-// and pools the spectra (singular values) of changes of attention heads. Ranks are read one after the other,
-// so records of one step arrive at different times; a snapshot is pending until all its parts have arrived.
+// Joins the parts of weight tensors that the ranks of a node report into snapshots (a tensor at one step).
+// Ranks are read one after the other, so records of one step arrive at different times; a snapshot is pending
+// until all its parts have arrived.
 #include "agent/weights.h"
 
 #include <algorithm>
@@ -120,26 +120,6 @@ void join_optimizer(const segment::TensorView& view, TensorSnapshot* snapshot) {
     snapshot->optimizer->join(sums);
   else if (!payload.empty() && snapshot->parts.size() == 1)
     snapshot->optimizer = sums;
-}
-
-// Adds the heads of `layer` to the spectrum of all layers. The means weigh `layer` by its share of heads.
-void pool(const LayerSpectrum& layer, LayerSpectrum* all) {
-  all->heads += layer.heads;
-  const double share = static_cast<double>(layer.heads) / all->heads;
-  all->step = std::max(all->step, layer.step);
-  all->norm_mean += (layer.norm_mean - all->norm_mean) * share;
-  all->stable_rank_mean += (layer.stable_rank_mean - all->stable_rank_mean) * share;
-  all->effective_rank_mean += (layer.effective_rank_mean - all->effective_rank_mean) * share;
-  all->norm_max = std::max(all->norm_max, layer.norm_max);
-  all->stable_rank_min = std::min(all->stable_rank_min, layer.stable_rank_min);
-  all->effective_rank_min = std::min(all->effective_rank_min, layer.effective_rank_min);
-}
-
-TensorKey key_of_layer(const std::string& layer, const segment::Identity& identity) {
-  TensorKey key;
-  key.name = layer;
-  set_coordinates(identity, &key);
-  return key;
 }
 
 }  // namespace
@@ -381,59 +361,6 @@ void Weights::store_optimizer(const TensorSnapshot& snapshot) {
   if (snapshot.step - last_removal_ < interval) return;
   last_removal_ = snapshot.step;
   optimizer_.forget_before(snapshot.step - 3 * interval);
-}
-
-// Adds a record's rows of heads to those of its layer. Returns the spectrum of their change if the layer
-// now has a further complete measurement of queries and keys.
-std::optional<LayerSpectrum> HeadSpectra::add(const segment::TensorView& tensor,
-                                              const segment::Identity& identity, const char** why) {
-  const segment::TensorRecord& record = tensor.record;
-  const segment::Bytes payload = tensor.payload[segment::kTensorHeadRows];
-  const std::string label = segment::text_of(record.layer);
-  const auto dtype = static_cast<DType>(record.dtype);
-  segment::TensorHeadsView heads;
-  *why = nullptr;
-  if (attempt_.is_new(record, identity)) {
-    rows_ = LayerSpectra(kMostBytes);
-    spectra_.clear();
-  }
-  if (payload.empty() || label.empty()) return std::nullopt;
-  *why = segment::parse_tensor_heads(payload, size_of(dtype), &heads);
-  if (*why != nullptr) return std::nullopt;
-  const TensorKey key = key_of_layer(label, identity);
-  const std::string shard = label + '/' + std::to_string(key.tensor_parallel) + '/' +
-                            std::to_string(key.pipeline_parallel) + '/' +
-                            std::to_string(key.expert_parallel) + '/' + std::to_string(key.rank);
-  const auto spectrum = rows_.take(shard, {.step = record.step,
-                                           .interval = record.interval,
-                                           .head_dim = heads.header.head_dim,
-                                           .width = heads.header.width,
-                                           .kv_heads = heads.numbers,
-                                           .dtype = dtype,
-                                           .queries = heads.queries,
-                                           .keys = heads.keys});
-  if (spectrum) spectra_[key] = *spectrum;
-  return spectrum;
-}
-
-std::optional<LayerSpectrum> HeadSpectra::all_layers() const {
-  std::optional<LayerSpectrum> all;
-  for (const auto& [key, spectrum] : spectra_) {
-    if (all)
-      pool(spectrum, &*all);
-    else
-      all = spectrum;
-  }
-  return all;
-}
-
-std::map<std::string, double> HeadSpectra::smallest_effective_ranks() const {
-  std::map<std::string, double> smallest;
-  for (const auto& [key, spectrum] : spectra_) {
-    const auto [entry, is_new] = smallest.emplace(key.name, spectrum.effective_rank_min);
-    if (!is_new) entry->second = std::min(entry->second, spectrum.effective_rank_min);
-  }
-  return smallest;
 }
 
 }  // namespace foreshock

@@ -1,7 +1,7 @@
 // Follows the weights of a run on this node: joins the parts of each tensor that different ranks hold,
 // follows its histogram and optimizer state, compares replicas (equal parts that several ranks hold),
-// computes spectra of attention heads, and detects that a run repeats steps. The input is tensor records:
-// measurements of one rank's part of one tensor after one step.
+// and detects that a run repeats steps. The input is tensor records: measurements of one rank's part of one
+// tensor after one step.
 #ifndef FORESHOCK_AGENT_WEIGHTS_H_
 #define FORESHOCK_AGENT_WEIGHTS_H_
 
@@ -21,7 +21,6 @@
 #include "segment/layout.h"
 #include "segment/reader.h"
 #include "shadow/histogram.h"
-#include "shadow/spectrum.h"
 
 namespace foreshock {
 
@@ -197,27 +196,6 @@ class Weights {
   bool has_any_record_ = false;             // add() was called in any attempt
   std::optional<int64_t> initial_unknown_;  // result of the next take_initial_unknown()
   bool has_reported_initial_unknown_ = false;
-};
-
-// Computes how training changes the scores of attention heads: for each head, the singular values (spectrum)
-// of the change of W_Q W_K^T from one measurement to the next. Tensor records contain rows of W_Q and W_K.
-class HeadSpectra {
- public:
-  static constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // limit for rows; layers beyond it are ignored
-
-  // Adds the rows of a record, if any. Returns a spectrum if a layer has now a further complete measurement.
-  // Rows that several replicas report for one step count once. *why: null, or why the rows are invalid.
-  std::optional<LayerSpectrum> add(const segment::TensorView& tensor, const segment::Identity& identity,
-                                   const char** why);
-
-  std::optional<LayerSpectrum> all_layers() const;  // statistics over all heads of all layers; nullopt: none
-  // Returns, by label of the layer, the smallest effective rank (a measure of a spectrum) of its heads.
-  std::map<std::string, double> smallest_effective_ranks() const;
-
- private:
-  AttemptWatch attempt_;
-  LayerSpectra rows_{kMostBytes};               // the layers' measurements that wait for the next one
-  std::map<TensorKey, LayerSpectrum> spectra_;  // TensorKey::name is the label of the layer
 };
 
 }  // namespace foreshock

@@ -23,11 +23,6 @@ constexpr const char* kNoForward = "No forward slice of an attention call was ju
 constexpr const char* kNoBackward = "No backward slice of an attention call was judged.";
 constexpr const char* kNoNorm =
     "No gradient norm was seen: the training computes none (clipping does), or gradients are sharded.";
-constexpr const char* kNoOptimizer =
-    "No state of an Adam-like optimizer was seen: another optimizer, one on a device that keeps its step "
-    "count there (fused, capturable), or --weights off.";
-constexpr const char* kNoSpectrum =
-    "No whole query and key projections were seen: sharded, large ones on a device, or --weights off.";
 constexpr const char* kNoWeights =
     "No weights were followed: --weights off, a device that could not be asked, or too short a run.";
 
@@ -107,20 +102,6 @@ constexpr DetectorText kDetectorTexts[] = {
       "From a checkpoint well before, train with a lower learning rate, a smaller beta2 (0.95) or a larger "
       "eps."},
      kNoNorm},
-    {DetectorId::kRmsStaleness,
-     {"the optimizer's memory of gradient sizes was too small",
-      "Updates that are too large since the second moment lags behind gradients that have grown.",
-      "That the gradients grew for a reason of their own, such as the data, and the lag followed.",
-      "A smaller beta2, or a bound on the size of each update; see whether the tensor is an embedding that "
-      "was rarely used."},
-     kNoOptimizer},
-    {DetectorId::kUpdateSpectrum,
-     {"updates of attention's projections fell into few directions",
-      "A common direction that builds up from step to step in this layer's query and key projections.",
-      "A training that has settled: less to learn gives updates of lower rank too.",
-      "Compare with a run that is well; train on with this layer's attention in fp32 and see whether the "
-      "rank comes back."},
-     kNoSpectrum},
     {DetectorId::kWeightShift,
      {"weights moved faster than they used to",
       "Steps that have become larger: a higher learning rate, larger gradients, or an optimizer out of step "

@@ -50,19 +50,9 @@ TABLE: list[tuple[str, str, str, str, dict[str, str], str]] = [
         " that recovers needs no action. If this alert fires again, resume with a lower learning rate.",
     ),
     (
-        "ForeshockOptimizerStale", "optimizer", "weights",
-        "Adam's second moment is stale",
-        {"rms_staleness": "squared gradients are much larger than their running mean, Adam's second moment v"},
-        "Adam divides by the root of v, so its steps are larger than intended. First look at the panel 'Update ratio'."
-        " If it did not rise, do nothing. If it rose, resume with a smaller beta2 (0.95).",
-    ),
-    (
         "ForeshockWeightShift", "weights", "weights",
         "weights move differently than before",
-        {
-            "weight_shift": "the weights of a tensor change faster than before",
-            "update_spectrum": "the changes of a head's W_Q W_K^T have a lower numerical rank than before",
-        },
+        {"weight_shift": "the weights of a tensor change faster than before"},
         "A change of the learning rate causes this too. First look at the panel 'Learning rate'. If the rate changed,"
         " do nothing. If it did not, keep an earlier checkpoint and compare it with the newest: foreshock compare"
         " BEFORE NOW. In its output, W1 / mean |d| near 1 means that the values of a tensor drift together; near 0"

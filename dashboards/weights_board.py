@@ -110,7 +110,7 @@ def optimizer_row(values: Values) -> Row:
                 "Ratio: root of the mean of g²/max(v, eps²), with the gradient g after clipping, Adam's bias-corrected"
                 " second moment v after the step, and Adam's eps. all: over all values of a node; stalest: over the"
                 " tensor with the largest ratio. Near 1 while gradients keep their size. Above 2.3, steps are larger"
-                " than intended; that raises an info alert.",
+                " than intended. There is no alarm.",
                 RATIO,
                 Query(f"max({of_run('optimizer_rms_staleness', MEAN)})", "all"),
                 Query(f"max({of_run('optimizer_rms_staleness', MAX)})", "stalest"),
@@ -123,30 +123,6 @@ def optimizer_row(values: Values) -> Row:
                 "percentunit",
                 Query(f"max({of_run('optimizer_surprise_ratio')})", "surprise"),
                 Query(f"max({of_run('optimizer_epsilon_dominated_ratio')})", "epsilon"),
-            ),
-            lines(
-                "Effective rank",
-                "Numerical rank of the matrix by which a head's W_Q W_K^T changed between two snapshots, by two"
-                " definitions (effective, stable). min: of the head where it is smallest; mean: over the heads of the"
-                " node. There is no fixed limit; a sudden fall means that the weights move in fewer directions than"
-                " before.",
-                "suffix: dimensions",
-                Query(f"min by (stat) ({of_run('attention_update_effective_rank')})", "effective, {{stat}}"),
-                Query(f"min by (stat) ({of_run('attention_update_stable_rank')})", "stable, {{stat}}"),
-            ),
-            lines(
-                "Size of the increment",
-                "Frobenius norm of the matrix by which a head's W_Q W_K^T changed between two snapshots (no unit):"
-                " mean over the heads, and the largest head (max). There is no fixed limit.",
-                NO_UNIT,
-                Query(f"max by (stat) ({of_run('attention_update_norm')})", "{{stat}}"),
-            ),
-            layer_heatmap(
-                "Effective rank by layer",
-                "Effective numerical rank of the matrix by which a head's W_Q W_K^T changed between two snapshots, of"
-                " the head of each layer where it is smallest, over time. Look for a layer that falls.",
-                of_run("layer_attention_update_effective_rank"),
-                "suffix: dimensions",
             ),
             lines(
                 "Learning rate",

@@ -112,8 +112,6 @@ enum class DetectorId : int {
   kEntropyDrop,
   kGradientNorm,
   kGradientGrowth,
-  kRmsStaleness,
-  kUpdateSpectrum,
   kWeightShift,
   kCount
 };
@@ -146,14 +144,14 @@ struct DetectorInfo {
   double watch;  // lowest score of the level watch
 };
 
-// The thresholds come from the literature (2.3 of rms_staleness: arXiv 2304.13013) or the design. Those of
+// The thresholds come from the literature or the design. Those of the detectors
 // entropy_drop and gradient_norm were raised by a third, since healthy trainings came close to them (with
 // seeds that bench/precursors does not score). If the spread is known, a two-sided CUSUM with slack 0.5 and
 // threshold 18 gives one false alarm in 2e8 values (cusum_run_length()), which is rare enough for a thousand
 // series.
 //
 // The numbers of a row are learning, memory, recent, warn, least and watch. Some values of `least` are
-// natural logarithms: 0.405 is ln 1.5, 0.916 is ln 2.5, 0.357 is ln(1 / 0.7), 0.7 is about ln 2.
+// natural logarithms: 0.405 is ln 1.5, 0.916 is ln 2.5, 0.7 is about ln 2.
 inline constexpr DetectorInfo kDetectorTable[kDetectors] = {
     {DetectorId::kBias, "bias",
      "signed error of attention's output, in ulp of bf16, that lasts and that fused attention and the "
@@ -182,10 +180,6 @@ inline constexpr DetectorInfo kDetectorTable[kDetectors] = {
      "curvature beyond "
      "its bound",
      Look::kGrowth, 64, 8, 0, 5, 0.5, 0.5},
-    {DetectorId::kRmsStaleness, "rms_staleness",
-     "second moment of Adam too small for the gradients that now come", Look::kLimit, 8, 0, 0, 2.3, 0, 0.75},
-    {DetectorId::kUpdateSpectrum, "update_spectrum",
-     "effective rank of a head's increment of W_Q W_K^T falls", Look::kDrop, 16, 64, 2, 5, 0.357, 0.75},
     {DetectorId::kWeightShift, "weight_shift",
      "a tensor's distribution moves faster between snapshots than it used to", Look::kRise, 8, 32, 2, 5, 0.7,
      0.75},

@@ -160,9 +160,7 @@ struct DetectorState {
 };
 
 // Whether the detector has a series for each weight tensor. Others have one for each layer, or a single one.
-constexpr bool is_per_tensor(DetectorId id) {
-  return id == DetectorId::kRmsStaleness || id == DetectorId::kWeightShift;
-}
+constexpr bool is_per_tensor(DetectorId id) { return id == DetectorId::kWeightShift; }
 
 // All detectors of one rank. Every detector has its own limit of series, so that one detector cannot displace
 // the series of another. A detector of layers accepts every new layer. At the limit it first removes one of

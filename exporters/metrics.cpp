@@ -56,18 +56,9 @@ constexpr Value kFlagReasons[] = {"nonfinite",          "deviation_ratio", "bias
                                   "output_error_drift", "logit",           "control"};
 constexpr Value kFlaggedDrops[] = {"alike", "busy", "quota", "error"};
 // Copies of the names of the detectors in detect/detector.h, which may not be included either.
-constexpr Value kDetectorNames[] = {"bias",
-                                    "output_error_drift",
-                                    "deviation_forward",
-                                    "deviation_backward",
-                                    "max_logit",
-                                    "logit_growth",
-                                    "entropy_drop",
-                                    "gradient_norm",
-                                    "gradient_growth",
-                                    "rms_staleness",
-                                    "update_spectrum",
-                                    "weight_shift"};
+constexpr Value kDetectorNames[] = {
+    "bias",         "output_error_drift", "deviation_forward", "deviation_backward", "max_logit",
+    "logit_growth", "entropy_drop",       "gradient_norm",     "gradient_growth",    "weight_shift"};
 // Copies of the names of the conditions and of their kinds in detect/condition_rules.h.
 constexpr Value kConditionNames[] = {"no_step_taken",    "nothing_trained",     "weights_nonfinite",
                                      "steps_skipped",    "rate_zero",           "rate_jump",
@@ -122,7 +113,6 @@ constexpr LabelInfo kWeightDistance[] = {
     {"run"}, {"ref", kReferences}, {"scope", kScopes}, {"stat", kPooledMax}, {"interval"}};
 constexpr LabelInfo kLayerWeightDistance[] = {{"run"}, {"layer"}, {"ref", kReferences}, {"interval"}};
 constexpr LabelInfo kRunMeanMax[] = {{"run"}, {"stat", kMeanMax}};
-constexpr LabelInfo kRunMinMean[] = {{"run"}, {"stat", kMinMean}};
 constexpr LabelInfo kRunLayer[] = {{"run"}, {"layer"}};
 constexpr LabelInfo kRankWeightSkips[] = {{"run"}, {"rank"}, {"reason", kWeightSkips}};
 constexpr LabelInfo kRankGroup[] = {{"run"}, {"rank"}, {"group"}};
@@ -251,15 +241,6 @@ constexpr MetricInfo kTable[] = {
      "with the largest ratio."},
     {kOptimizerEpsilonDominatedRatio, "foreshock_optimizer_epsilon_dominated_ratio", kGauge, "ratio", kRun,
      "Share of values whose root of the second moment is below eps."},
-    {kAttentionUpdateNorm, "foreshock_attention_update_norm", kGauge, "1", kRunMeanMax,
-     "Frobenius norm of the first-order change of a head's W_Q W_K^T between two snapshots, over layers and "
-     "heads of the node."},
-    {kAttentionUpdateStableRank, "foreshock_attention_update_stable_rank", kGauge, "1", kRunMinMean,
-     "Stable rank of the change of a head's W_Q W_K^T."},
-    {kAttentionUpdateEffectiveRank, "foreshock_attention_update_effective_rank", kGauge, "1", kRunMinMean,
-     "Effective rank of the change of a head's W_Q W_K^T; compare it with a healthy run."},
-    {kLayerAttentionUpdateEffectiveRank, "foreshock_layer_attention_update_effective_rank", kGauge, "1",
-     kRunLayer, "Smallest effective rank of the change of a head's W_Q W_K^T in one layer."},
 
     {kLoggedValue, "foreshock_logged_value", kGauge, "1", kRankName,
      "Last value that the training itself logged, for up to 16 names. If two names give the same label, the "

@@ -75,10 +75,6 @@ enum class Metric : uint16_t {
   kOptimizerSurpriseRatio,
   kOptimizerUpdateRatio,
   kOptimizerEpsilonDominatedRatio,
-  kAttentionUpdateNorm,
-  kAttentionUpdateStableRank,
-  kAttentionUpdateEffectiveRank,
-  kLayerAttentionUpdateEffectiveRank,
   kLoggedValue,
   // conditions: faults of the training's loop
   kCondition,

@@ -72,7 +72,6 @@ template std::string to_json_line(const TensorLine&);
 template std::string to_json_line(const ModelLine&);
 template std::string to_json_line(const OptimizerLine&);
 template std::string to_json_line(const GradientLine&);
-template std::string to_json_line(const SpectrumLine&);
 template std::string to_json_line(const EventLine&);
 template std::string to_json_line(const FindingLine&);
 template std::string to_json_line(const VerdictLine&);
@@ -86,16 +85,15 @@ std::span<const RecordField> record_fields(std::string_view line_type) {
   find_fields(static_cast<const RunLine*>(nullptr), static_cast<const StepLine*>(nullptr),
               static_cast<const SampleLine*>(nullptr), static_cast<const TensorLine*>(nullptr),
               static_cast<const ModelLine*>(nullptr), static_cast<const OptimizerLine*>(nullptr),
-              static_cast<const GradientLine*>(nullptr), static_cast<const SpectrumLine*>(nullptr),
-              static_cast<const EventLine*>(nullptr), static_cast<const FindingLine*>(nullptr),
-              static_cast<const VerdictLine*>(nullptr));
+              static_cast<const GradientLine*>(nullptr), static_cast<const EventLine*>(nullptr),
+              static_cast<const FindingLine*>(nullptr), static_cast<const VerdictLine*>(nullptr));
   return fields;
 }
 
 std::string record_markdown() {
   std::string text;
-  for (const char* type : {"run", "step", "sample", "tensor", "model", "optimizer", "gradient", "spectrum",
-                           "event", "finding", "verdict"}) {
+  for (const char* type :
+       {"run", "step", "sample", "tensor", "model", "optimizer", "gradient", "event", "finding", "verdict"}) {
     text += std::string(text.empty() ? "" : "\n") + "### `\"type\": \"" + type + "\"`\n\n" +
             "| field | type | unit | meaning |\n| --- | --- | --- | --- |\n";
     for (const RecordField& field : record_fields(type))

@@ -1,6 +1,6 @@
 // The record of a run, the file in which the agent keeps what it measured: its lines, and the writer of the
 // file. Each line is a JSON object with "schema": 1 and "type": run | step | sample | tensor | model |
-// optimizer | gradient | spectrum | event | finding | verdict. Field names, units and meanings are in one
+// optimizer | gradient | event | finding | verdict. Field names, units and meanings are in one
 // list per type; docs/record.md is generated from them. A separate thread writes the file, so that a hung
 // disk does not delay the agent. Lines that are not in the file yet are also in a spool in shared memory, so
 // that they survive a killed agent.
@@ -372,28 +372,6 @@ FORESHOCK_RECORD_LINE(OptimizerLine, "optimizer", FORESHOCK_OPTIMIZER_FIELDS);
     "norm: the sum of their norms), last (the last of them), before (the gradient left from earlier steps)," \
     " used (the gradient at the optimizer's step) and value (the parameter).")
 FORESHOCK_RECORD_LINE(GradientLine, "gradient", FORESHOCK_GRADIENT_FIELDS);
-
-// How the matrices W_Q W_K^T of a layer's heads changed between two snapshots of these projections.
-#define FORESHOCK_SPECTRUM_FIELDS(X)                                                                        \
-  X(RecordText, run, "", "Run id.")                                                                         \
-  X(RecordInteger, rank, "", "Rank in the job.")                                                            \
-  X(RecordInteger, step, "steps", "Step after which the projections were measured.")                        \
-  X(RecordInteger, steps, "steps",                                                                          \
-    "Number of steps since the previous measurement. The increment is the change over these steps.")        \
-  X(RecordInteger, heads, "heads", "Number of heads that the figures of this line cover.")                  \
-  X(RecordNumber, time, "s since 1970", "When.")                                                            \
-  X(RecordText, layer, "", "Label of the layer.")                                                           \
-  X(RecordNumber, norm_mean, "1",                                                                           \
-    "Frobenius norm of a head's first-order increment of W_Q W_K^T, mean over heads.")                      \
-  X(RecordNumber, norm_max, "1", "Largest norm of a head.")                                                 \
-  X(RecordNumber, stable_rank_mean, "1",                                                                    \
-    "Stable rank: the sum of the squared singular values divided by the largest of them; mean over heads.") \
-  X(RecordNumber, stable_rank_min, "1", "Smallest stable rank of a head.")                                  \
-  X(RecordNumber, effective_rank_mean, "1",                                                                 \
-    "Effective rank: exp(-sum p ln p), where p are the shares of the squared singular values; mean over "   \
-    "heads.")                                                                                               \
-  X(RecordNumber, effective_rank_min, "1", "Smallest effective rank of a head.")
-FORESHOCK_RECORD_LINE(SpectrumLine, "spectrum", FORESHOCK_SPECTRUM_FIELDS);
 
 // An event of the run, which the agent or a detector has found.
 #define FORESHOCK_EVENT_FIELDS(X)                                                                            \

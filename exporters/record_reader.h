@@ -16,12 +16,13 @@
 namespace foreshock {
 
 using RecordLine = std::variant<RunLine, StepLine, SampleLine, TensorLine, ModelLine, OptimizerLine,
-                                GradientLine, SpectrumLine, EventLine, FindingLine, VerdictLine>;
+                                GradientLine, EventLine, FindingLine, VerdictLine>;
 
 // Parses a line of a record, without its newline. Fields that are not in the tables of record.h are
 // ignored, since a newer foreshock may have added them. Missing fields get their value for "unknown". The
 // field "nonfinite" lists the fields whose number was NaN or infinite; they all become NaN. On failure
-// returns nothing and sets *why to a phrase, e.g. "not JSON". `text` may have any bytes. Thread-safe.
+// returns nothing and sets *why to a phrase, e.g. "not JSON"; "": a type that only older versions wrote.
+// `text` may have any bytes. Thread-safe.
 std::optional<RecordLine> parse_record_line(std::string_view text, std::string* why);
 
 // Iterates over the lines of a record. Holds only one line in memory. The last line may be incomplete,

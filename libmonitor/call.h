@@ -3,8 +3,8 @@
 // pieces of memory shared with the agent), and copies it. A slice is part of one batch element and of one
 // key/value head (kv-head). A slice of rows has at most 16 query rows with all keys; a slice of columns has
 // at most 16 key positions (columns) with all query rows. A packed batch concatenates sequences of different
-// lengths. ObservedHeads remembers the numbers of heads of the sampled calls. The functions that choose are
-// pure: equal arguments give equal results on every rank and in every rerun.
+// lengths. The functions that choose are pure: equal arguments give equal results on every rank and in every
+// rerun.
 #ifndef FORESHOCK_LIBMONITOR_CALL_H_
 #define FORESHOCK_LIBMONITOR_CALL_H_
 
@@ -56,35 +56,6 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
 // Reduces a packed call whose offsets are on the host to a single sequence: the one that holds the position
 // place / 2^32 * (number of positions in the batch). Returns -1, or the FORESHOCK_SKIP_ reason.
 int take_sequence(uint32_t place, ValidatedCall* checked);
-
-// Numbers of query heads (a multiple of `kv_heads`) and of kv-heads in attention calls, and the dimension of
-// a head. All 0: unknown.
-struct HeadGeometry {
-  uint32_t heads = 0, kv_heads = 0, head_dim = 0;
-  bool operator==(const HeadGeometry&) const = default;
-};
-
-// Remembers the numbers of heads of the sampled attention calls as long as all calls have the same numbers.
-// Any thread: if two threads store at once, one value is lost, but a later call that differs still stores
-// kMixed.
-class ObservedHeads {
- public:
-  void reset() { seen_.store(0, std::memory_order_relaxed); }
-  void add(const ValidatedCall& call);
-  bool has_seen() const { return seen_.load(std::memory_order_relaxed) != 0; }
-  // Returns zeros before the first call, and if calls differ, since the heads of a layer are then unknown.
-  HeadGeometry get() const {
-    const uint64_t seen = seen_.load(std::memory_order_relaxed);
-    if (seen == kMixed) return {};
-    return {static_cast<uint32_t>(seen >> 40), static_cast<uint32_t>(seen >> 20 & kMostSize),
-            static_cast<uint32_t>(seen & kMostSize)};
-  }
-
- private:
-  // `seen_` packs heads, kv_heads, head_dim, 20 bits each. 0: no call. kMixed: calls differ or do not fit.
-  static constexpr uint64_t kMostSize = (1u << 20) - 1, kMixed = ~uint64_t{0};
-  std::atomic<uint64_t> seen_{0};
-};
 
 // The sampled part of one call. It has `heads` query heads of one batch element and kv-head, and `positions`
 // positions, of queries if choose_slice() chose it, of keys if choose_columns() did.

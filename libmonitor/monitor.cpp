@@ -392,7 +392,6 @@ void Monitor::reset() {
   set_up_ns_ = unreported_ns_ = 0;
   no_weights_before_.store(0);
   deferred_steps_.take([](int64_t) {});  // empties the set
-  observed_heads_.reset();
   control_read_ns_.store(0);
   counts_written_ns_.store(0);
   writer.publish_facts();

@@ -246,7 +246,6 @@ class Monitor {
   LayerTable layers_;
   uint64_t parameters_without_room_ = 0;  // those that layers_ could not store in the last name_parameters()
   WeightSampler weights_;
-  ObservedHeads observed_heads_;
   FirstColumns first_columns_;            // the layers that have given a slice of key positions
   std::atomic<uint64_t> weights_ns_{0};   // time spent on weights since settle_step()
   std::atomic<uint64_t> launches_ns_{0};  // time for launching kernels for weights since settle_step()

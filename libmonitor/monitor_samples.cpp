@@ -300,17 +300,6 @@ int take_sequence(uint32_t place, ValidatedCall* checked) {
   return -1;
 }
 
-void ObservedHeads::add(const ValidatedCall& call) {
-  const auto bounded = [](int64_t size) {
-    return size > 0 && static_cast<uint64_t>(size) <= kMostSize ? static_cast<uint64_t>(size) : 0;
-  };
-  const uint64_t heads = bounded(call.shape.heads), kv_heads = bounded(call.shape.kv_heads),
-                 dim = bounded(call.head_dim);
-  const uint64_t now = heads == 0 || kv_heads == 0 || dim == 0 ? kMixed : heads << 40 | kv_heads << 20 | dim;
-  const uint64_t before = seen_.load(std::memory_order_relaxed);
-  if (before != now) seen_.store(before == 0 ? now : kMixed, std::memory_order_relaxed);
-}
-
 // -- the sample of a call --
 
 // A call that is to be sampled, and its slice of key positions, if it gives one.
@@ -384,7 +373,6 @@ int Monitor::take_sample(const Counting& counting, const foreshock_attention_cal
   if (!plan_slice(checked, sampled.limits.bytes, sampled.limits.slots, &rows, &plan))
     return FORESHOCK_SKIP_TOO_LARGE;
   slots_per_slice_.store(plan.slots, std::memory_order_relaxed);
-  observed_heads_.add(checked);  // stores how many heads there are, to split query and key weights by head
 
   if (pass == FORESHOCK_BACKWARD) plan.header.columns_skip = plan_columns_of(plan.header, &sampled);
 

@@ -323,12 +323,10 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
   note_event();
   const bool has_ended = (when & FORESHOCK_ENDED_STEP) != 0;  // the step's end was reported before this work
   const int64_t step = ending_step() - (has_ended ? 1 : 0);
-  if ((when & FORESHOCK_AFTER_STEP) == 0) {
+  if ((when & FORESHOCK_AFTER_STEP) == 0)
     weights_.before_step(states, count, step);
-  } else {
-    weights_.set_heads(observed_heads_.get(), observed_heads_.has_seen());
+  else
     weights_.after_step(states, count, step);
-  }
   g_process.writer().publish_tensor_counts();
   const uint64_t own_ns = monotonic_ns() - begin;
   // The time for launching kernels is added to weights_ns_ later, with their results (collect_weights()).

@@ -2,8 +2,7 @@
 // turn (is due) in one step of each interval; turns_ chooses this step, cadence_ the length of an interval.
 // Host tensors are measured at once; copies_ has their values from before the optimizer step, for comparison.
 // For device tensors, send() launches kernels, and collect() gets the results some steps later. The record
-// with the measurement is a snapshot. Replicas are the same tensor on other ranks. heads_ has the numbers of
-// attention heads, by which add_heads() finds the rows of a head.
+// with the measurement is a snapshot. Replicas are the same tensor on other ranks.
 #include "libmonitor/weights.h"
 
 #include <algorithm>
@@ -138,7 +137,6 @@ int WeightSampler::follow(const foreshock_weight* weights, size_t count) {
     return 0;
   }
   unfollowed_[segment::kUnfollowedTooMany] = count - followed;
-  outputs_ = {};
   // A tensor's turn follows from the sizes of unsharded tensors, so that it is the same on all ranks.
   uint64_t total = 0, before = 0;
   for (size_t n = 0; n < followed; ++n) total += product(weights[n].shape);
@@ -156,8 +154,7 @@ int WeightSampler::follow(const foreshock_weight* weights, size_t count) {
 }
 
 // `begins_at`: the share of the model's elements in the tensors before this one, from which its turn follows.
-// A tensor that is not followed, or of which this rank has no part, gets a number but is never due. outputs_
-// collects the shapes of projections, from which set_heads() gets the model's number of kv-heads.
+// A tensor that is not followed, or of which this rank has no part, gets a number but is never due.
 void WeightSampler::add(const foreshock_weight& given, double begins_at) {
   Weight& tensor = *weight(count_++);
   tensor = {};
@@ -172,7 +169,7 @@ void WeightSampler::add(const foreshock_weight& given, double begins_at) {
   turns_.add(begins_at, tensor.elements > 0);
   rank_bytes_ += sizeof(float) * tensor.elements;
   rank_tensors_ += tensor.elements > 0;
-  if (given.unfollowed == FORESHOCK_FOLLOWED) return outputs_.add(tensor.name, tensor.shape, tensor.dims);
+  if (given.unfollowed == FORESHOCK_FOLLOWED) return;
   auto why = segment::kUnfollowedPlacement;
   if (given.unfollowed == FORESHOCK_UNFOLLOWED_FLAT) why = segment::kUnfollowedFlat;
   if (given.unfollowed == FORESHOCK_UNFOLLOWED_PACE) why = segment::kUnfollowedPace;
@@ -329,31 +326,6 @@ void WeightSampler::reduce(const Weight& tensor, const foreshock_tensor& values,
   reductions[segment::kComparedSumOfSquares] = update.sum_squares_after;
 }
 
-// Adds the rows of some attention heads, at offset `begin` of the record, if the tensor is a projection of
-// queries or keys. Returns the end of the record.
-uint64_t WeightSampler::add_heads(const Weight& tensor, const foreshock_tensor& values, uint64_t begin,
-                                  Draft* draft) {
-  if (tensor.dims != 2 || projection_kind(tensor.name) == ProjectionKind::kNone) return begin;
-  const auto skip = [&](segment::TensorHeadSkip reason) {
-    writer_.count_heads_skipped(reason);
-    return begin;
-  };
-  if (product(tensor.shape) != tensor.elements) return skip(segment::kHeadsSharded);
-  // The rows are found by the shape that name_tensors() received, so the passed tensor must have that shape.
-  if (values.dims != 2 || !std::equal(values.shape, values.shape + 2, tensor.shape))
-    return skip(segment::kHeadsShape);
-  if (!knows_heads_) return skip(segment::kHeadsUnknown);
-  const Projection projection = projection_of(tensor.name, tensor.shape, tensor.dims, heads_);
-  const size_t bytes = head_payload_bytes(projection, heads_, values.dtype);
-  if (bytes == 0) return skip(segment::kHeadsShape);
-  if (values.data == nullptr) return skip(segment::kHeadsDevice);
-  if (begin + bytes > draft->room)
-    return skip(begin + bytes > writer_.largest_record() ? segment::kHeadsTooLarge : segment::kHeadsRingFull);
-  copy_heads(projection, heads_, values, draft->place + begin);
-  draft->record.payload[segment::kTensorHeadRows] = {begin, bytes};
-  return begin + bytes;
-}
-
 // Returns whether the tensor skips this turn. If so, one turn fewer is left to skip. Turns are skipped
 // because a record that did not fit will probably not fit the next time, and each attempt costs a pass over
 // the tensor.
@@ -488,7 +460,7 @@ void WeightSampler::measure_on_host(const foreshock_weight_state& state, int64_t
   draft.reductions[segment::kSampleElements] = static_cast<double>(compared);
   draft.reductions[segment::kSampleUnmoved] = static_cast<double>(unmoved);
   optimizer_numbers(optimizer_of(state), draft.optimizer);
-  publish_record(&tensor, &draft, add_heads(tensor, values, round_up(kHistogramOffset + packed, 8), &draft));
+  publish_record(&tensor, &draft, kHistogramOffset + packed);
   ++host_records_;
   host_step_ = step;
 }
@@ -523,7 +495,6 @@ void WeightSampler::send(const foreshock_weight_state& state, int64_t step) {
   if (why < 0) why = turn.weights().send(pending->work, static_cast<cuda::Stream>(stream), &pending->sent);
   if (why >= 0) return writer_.count_skipped(skip_of(why));
   pending->number = state.number;
-  pending->values = state.parameter;
   pending->step = step;
   pending->time_ns = realtime_ns();
   pending->interval = cadence_.interval();
@@ -613,9 +584,7 @@ void WeightSampler::write_device_record(const PendingWeight& pending, char* resu
       work.has_moment && moment.counted + moment.nonfinite_gradient + moment.unusable_state > 0;
   write_optimizer_numbers(pending.optimizer, work.has_gradient ? &measured.gradient : nullptr,
                           has_moment ? &moment : nullptr, draft.optimizer);
-  foreshock_tensor values = pending.values;
-  values.data = work.is_counted ? nullptr : payload;
-  publish_record(&tensor, &draft, add_heads(tensor, values, round_up(kHistogramOffset + packed, 8), &draft));
+  publish_record(&tensor, &draft, kHistogramOffset + packed);
 }
 
 }  // namespace foreshock

@@ -1,7 +1,6 @@
 // Measures the model's weight tensors, on the host or on a device, after optimizer steps. Each tensor is due
 // in one step of every interval (its turn), and is measured if the budget pays for it (sampling.h). The
-// result, a snapshot, is a record in a ring of the segment. It has a histogram, a checksum, sums, and, for
-// projections of queries and keys, the rows of some attention heads.
+// result, a snapshot, is a record in a ring of the segment. It has a histogram, a checksum and sums.
 #ifndef FORESHOCK_LIBMONITOR_WEIGHTS_H_
 #define FORESHOCK_LIBMONITOR_WEIGHTS_H_
 
@@ -21,74 +20,6 @@
 
 namespace foreshock {
 
-// -- rows of attention heads (heads.cpp) --
-
-// A projection is a linear layer that computes the queries, keys or values of attention; each output of the
-// layer has a row of the weight. The rows of a head are found by the weight's name and shape and the numbers
-// of heads in the sampled attention calls. A kv-head is a key/value head. heads.cpp allocates no memory.
-enum class ProjectionKind : uint32_t {
-  kNone = 0,     // neither queries nor keys, or unknown
-  kQuery = 1,    // q_proj and similar names: heads * head_dim rows
-  kKey = 2,      // kv_heads * head_dim rows
-  kFused = 3,    // queries and keys: all queries, then all keys, then all values
-  kGrouped = 4,  // for each kv-head in turn, its queries, key and value (Megatron, GPT-NeoX, Falcon)
-};
-
-// Recognizes a projection by the end of its parameter's name: "attention.q_proj.weight", "in_proj_weight".
-ProjectionKind projection_kind(const char* name);
-
-// The weight of a projection: an `outputs` x `width` matrix, or the transpose of such a matrix.
-struct Projection {
-  ProjectionKind kind = ProjectionKind::kNone;
-  bool is_transposed = false;  // outputs are columns of the weight (Conv1D of GPT-2)
-  uint64_t outputs = 0, width = 0;
-};
-
-// Describes the projection of a weight. Its kind is kNone if the shape does not match name and heads, or if
-// the name does not determine which rows belong to which head.
-Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, const HeadGeometry& heads);
-
-// Numbers of outputs of the model's key projections (`key`), and of its fused or grouped projections
-// (`fused`), collected by one add() per weight. 0: the model has none, or two with different numbers.
-struct ProjectionOutputs {
-  uint64_t key = 0, fused = 0;
-  void add(const char* name, const int64_t* shape, uint32_t dims);
-
- private:
-  bool key_differs_ = false, fused_differs_ = false;
-};
-
-// Returns `called`, the heads of attention calls, with the model's own number of kv-heads, derived from
-// `outputs`: models with fewer kv-heads than query heads may repeat the keys before they call attention.
-HeadGeometry with_kv_heads_of_model(const HeadGeometry& called, const ProjectionOutputs& outputs);
-
-// Return the index of a projection's output; each head has head_dim consecutive outputs.
-// first_query_output(): the first output of the first query head that reads this kv-head; the projection must
-// compute queries. first_key_output(): the first output of the key of this kv-head; the projection must
-// compute keys.
-uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
-uint64_t first_key_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
-
-inline bool has_queries(ProjectionKind kind) {
-  return kind != ProjectionKind::kNone && kind != ProjectionKind::kKey;
-}
-inline bool has_keys(ProjectionKind kind) {
-  return kind != ProjectionKind::kNone && kind != ProjectionKind::kQuery;
-}
-
-inline constexpr uint64_t kMostHeadBytes = 512 << 10;  // of the rows of one weight, unless one head is larger
-
-// Returns the bytes of the payload that copy_heads() writes, or 0 for no payload. The payload has as many
-// evenly spaced kv-heads as fit into kMostHeadBytes, but at least one. `dtype`: format of the weight.
-size_t head_payload_bytes(const Projection& projection, const HeadGeometry& heads, uint32_t dtype);
-
-// Writes a payload to `target`, which is aligned to 8 bytes: a segment::TensorHeads, the indices of the
-// kv-heads, and their rows. `values`: the whole weight, with any strides and 2 or 4 bytes per element.
-void copy_heads(const Projection& projection, const HeadGeometry& heads, const foreshock_tensor& values,
-                char* target);
-
-// -- measurements (weights.cpp) --
-
 class DeviceSampler;
 
 // A measurement that was sent to a device, with what the host knew of the tensor at that time.
@@ -97,7 +28,6 @@ struct PendingWeight {
   SentWork sent;             // where its results arrive
   int device_place;          // index of the device in DeviceSampler
   uint32_t number;           // number of the tensor
-  foreshock_tensor values;   // the data may no longer exist
   OptimizerState optimizer;  // the tensors' data may no longer exist
   int64_t step;
   uint64_t time_ns, interval;
@@ -161,15 +91,6 @@ class WeightSampler {
   // Implements foreshock_name_weights. Set-up: may map memory.
   int name_tensors(const foreshock_weight* weights, size_t count);
 
-  // Sets the numbers of heads of the sampled attention calls, by which the rows of query and key projections
-  // are assigned to heads. All zero: the calls have different numbers. `is_sampled`: a call was sampled. Some
-  // models copy keys to all their query heads before the call; with_kv_heads_of_model() then corrects the
-  // number of kv-heads.
-  void set_heads(const HeadGeometry& called, bool is_sampled) {
-    heads_ = with_kv_heads_of_model(called, outputs_);
-    knows_heads_ = is_sampled;
-  }
-
   // Gets the numbers of at most `room` tensors due in the `steps` steps from `step` on, which the trainer
   // reports as one step. Returns how many; 0 if the budget cannot pay for them, since passing a tensor takes
   // time. With replicas, the tensors with the fewest snapshots come first, since the ring may fill up.
@@ -228,7 +149,7 @@ class WeightSampler {
   };
 
   // A record under construction: the parts of fixed size, which are copied into the ring at the end, and the
-  // place in the ring, which gets the histogram and the rows of heads. The ring is never read.
+  // place in the ring, which gets the histogram. The ring is never read.
   struct Draft {
     segment::TensorRecord record;
     double reductions[segment::kTensorReductionCount], optimizer[segment::kOptimizerNumbers];
@@ -244,8 +165,6 @@ class WeightSampler {
       kReductionsOffset + segment::kTensorReductionCount * sizeof(double);
   static constexpr uint64_t kHistogramOffset = kOptimizerOffset + segment::kOptimizerNumbers * sizeof(double);
 
-  // Adds the rows of some attention heads, at offset `begin` of the record. Returns the end of the record.
-  uint64_t add_heads(const Weight& weight, const foreshock_tensor& values, uint64_t begin, Draft* draft);
   Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
   int follow(const foreshock_weight* weights, size_t count);
   // `begins_at`: the share of the model's elements that belong to the tensors before this one.
@@ -286,9 +205,6 @@ class WeightSampler {
   WeightSchedule turns_;
   CopiesBeforeStep copies_;
   HistogramPacker packer_;
-  HeadGeometry heads_;                                    // numbers of heads of the model
-  bool knows_heads_ = false;                              // an attention call was sampled
-  ProjectionOutputs outputs_;                             // from the shapes of whole tensors
   MmapBuffer table_;                                      // of Weight
   uint64_t most_copy_bytes_ = 0;                          // limit for copies of tensors
   uint32_t count_ = 0;                                    // tensors in table_

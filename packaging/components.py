@@ -28,7 +28,6 @@ class Component(NamedTuple):
 COMPONENTS = [
     Component("Boost", "/usr/include/boost/version.hpp", "BSL-1.0", "https://www.boost.org"),
     Component("Chart.js", "/usr/share/javascript/chart.js/Chart.min.js", "MIT", "https://www.chartjs.org"),
-    Component("Eigen", "/usr/include/eigen3/Eigen/Core", "MPL-2.0", "https://eigen.tuxfamily.org"),
     Component("fmt", "/usr/include/fmt/core.h", "MIT", "https://fmt.dev"),
     Component("GCC runtime", "libstdc++.a", "GPL-3.0-or-later WITH GCC-exception-3.1", "https://gcc.gnu.org"),
     Component("Highway", "/usr/include/hwy/highway.h", "Apache-2.0", "https://github.com/google/highway"),

@@ -57,7 +57,7 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 17;
+inline constexpr uint32_t kLayoutVersion = 18;
 
 inline constexpr uint32_t kPasses = 2;  // 0 forward, 1 backward
 inline constexpr uint32_t kSkipReasons = 14;
@@ -567,19 +567,6 @@ enum TensorUnfollowed : uint32_t {
 inline constexpr const char* kTensorUnfollowedNames[kTensorUnfollowed] = {
     "off", "no_room", "too_many", "flat_parameter", "placement", "own_pace"};
 
-// Reasons why the record of a query or key projection lacks the rows of its heads (TensorHeads below).
-enum TensorHeadSkip : uint32_t {
-  kHeadsSharded,   // this rank has only a part of the tensor
-  kHeadsRingFull,  // the free piece of the ring had no room for the rows
-  kHeadsShape,     // the shape does not fit the tensor's name and the sampled attention calls
-  kHeadsTooLarge,  // the record with the rows is larger than half the ring
-  kHeadsDevice,    // the tensor is on a device, and too large to copy its values
-  kHeadsUnknown,   // no attention call was sampled before, so the heads are unknown
-  kTensorHeadSkips
-};
-inline constexpr const char* kTensorHeadSkipNames[kTensorHeadSkips] = {
-    "sharded", "ring_full", "shape", "too_large", "device", "no_sample_yet"};
-
 inline constexpr uint32_t kTensorDims = 4;
 inline constexpr uint64_t kTensorAlign = 64;
 
@@ -590,12 +577,11 @@ struct TensorRing {
   uint64_t tensors, elements;  // named tensors that this rank holds parts of, and the elements of these parts
   uint64_t snapshots_taken;    // since the segment was created
   uint64_t skipped[kTensorSkips];
-  uint64_t heads_skipped[kTensorHeadSkips];
   // Tensors whose turn has come: snapshots_taken + skipped + awaited + those still to come in this step.
   uint64_t due;
   uint64_t unfollowed[kTensorUnfollowed];  // by reason: tensors of the trainer's latest list of names
   uint64_t awaited;                        // due tensors whose results are still on a device
-  uint64_t reserved[2];
+  uint64_t reserved[8];
 };
 static_assert(sizeof(TensorRing) == 256);
 // Bytes of the smallest region kTensors, which has counters but no records. It has kTensorAlign bytes beside
@@ -620,11 +606,10 @@ enum class HistogramForm : uint32_t {
 
 enum TensorPayloadId : uint32_t {
   kTensorHistogram,
-  kTensorReductions,    // fp64 numbers, indexed by TensorReduction
-  kTensorOptimizer,     // fp64 numbers, indexed by OptimizerNumber
-  kTensorHeadRows,      // TensorHeads and rows
-  kTensorGradientLook,  // GradientLook
-  kTensorPayloads = 8   // more than there are ids: the other entries are spare
+  kTensorReductions,        // fp64 numbers, indexed by TensorReduction
+  kTensorOptimizer,         // fp64 numbers, indexed by OptimizerNumber
+  kTensorGradientLook = 4,  // GradientLook
+  kTensorPayloads = 8       // more than there are ids: the other entries are spare
 };
 
 // Indices in the payload kTensorReductions; NaN: unknown. The update is the change that this one step made.
@@ -686,25 +671,6 @@ struct GradientLook {
   uint32_t reserved;
 };
 static_assert(sizeof(GradientLook) == 216);
-
-// Bits of TensorHeads::sides.
-enum TensorSides : uint32_t { kQuerySide = 1, kKeySide = 2 };
-
-// The header of the payload kTensorHeadRows, which has rows of some heads of a query or key projection. The
-// numbers of the kv-heads follow (uint32, padded to a multiple of 8 bytes). Then count x head_dim x width
-// values in the format of the tensor follow for the queries, if `sides` has them, and as many for the keys.
-// For each kv-head, the queries are those of the first query head that reads this kv-head.
-struct TensorHeads {
-  uint32_t sides;  // bits of TensorSides
-  uint32_t head_dim, width;
-  uint32_t kv_heads;  // kv-heads of the layer
-  uint32_t count;     // kv-heads in this payload
-  uint32_t reserved;
-};
-static_assert(sizeof(TensorHeads) == 24);
-
-// Returns the offset of the values in the payload.
-constexpr uint64_t values_offset(uint32_t count) { return sizeof(TensorHeads) + (count + 1) / 2 * 8; }
 
 // Indices in the payload kTensorOptimizer: the optimizer's state of one tensor at one step, as fp64 numbers;
 // NaN is unknown. Sums are over the finite elements of the rank's part. g is the gradient, v^ Adam's second

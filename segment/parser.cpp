@@ -490,36 +490,4 @@ const char* settle_packed(SlotView* view) {
   return nullptr;
 }
 
-// The payload has a header, the ascending numbers of some kv-heads, and the rows of these heads in the weight
-// tensor of a query projection, a key projection or both (the sides).
-const char* parse_tensor_heads(std::span<const std::byte> payload, uint64_t element_bytes,
-                               TensorHeadsView* view) {
-  *view = {};
-  TensorHeads& header = view->header;
-  if (payload.size() < sizeof header || payload.size() > kMostTensorHeadsBytes)
-    return "heads of an impossible size";
-  std::memcpy(&header, payload.data(), sizeof header);
-  if (header.sides == 0 || header.sides > (kQuerySide | kKeySide)) return "heads of no known side";
-  if (header.count == 0 || header.count > header.kv_heads || header.head_dim == 0 || header.width == 0)
-    return "heads of an impossible number";
-  // Each factor is bounded before it is used, so that no product overflows.
-  const uint64_t bytes = payload.size();
-  if (header.count > bytes / sizeof(uint32_t) || values_offset(header.count) > bytes)
-    return "more heads than bytes";
-  const uint64_t values = uint64_t{header.head_dim} * header.width;  // of one head
-  if (values > bytes || values * header.count > bytes) return "more values of heads than bytes";
-  const uint64_t side_bytes = values * header.count * element_bytes;
-  const uint64_t sides = header.sides == (kQuerySide | kKeySide) ? 2 : 1;
-  if (values_offset(header.count) + sides * side_bytes != bytes) return "heads of another size";
-  view->numbers.resize(header.count);
-  std::memcpy(view->numbers.data(), payload.data() + sizeof header, header.count * sizeof(uint32_t));
-  for (uint32_t n = 0; n < header.count; ++n)
-    if (view->numbers[n] >= header.kv_heads || (n > 0 && view->numbers[n] <= view->numbers[n - 1]))
-      return "heads out of order";
-  std::span<const std::byte> rest = payload.subspan(values_offset(header.count));
-  if (header.sides & kQuerySide) view->queries = rest.first(side_bytes);
-  if (header.sides & kKeySide) view->keys = rest.last(side_bytes);
-  return nullptr;
-}
-
 }  // namespace foreshock::segment

@@ -127,19 +127,6 @@ class JoinedSlice {
 // row may see no key, for which kernels define no result. Other slices stay unchanged.
 const char* settle_packed(SlotView* view);
 
-inline constexpr uint64_t kMostTensorHeadsBytes = uint64_t{64} << 20;  // a larger payload is invalid
-
-// The rows of some heads of a layer's query or key projection (a weight tensor).
-struct TensorHeadsView {
-  TensorHeads header = {};
-  std::vector<uint32_t> numbers;             // numbers of the kv-heads, ascending
-  std::span<const std::byte> queries, keys;  // inside the payload; empty: absent
-};
-
-// Parses the payload kTensorHeadRows. `element_bytes` is the size of an element in the tensor's format.
-const char* parse_tensor_heads(std::span<const std::byte> payload, uint64_t element_bytes,
-                               TensorHeadsView* view);
-
 // Reads the .seg file with pread, without mapping it. To consume a slice, step record or tensor record means
 // to store in the control file that the agent is done with it. The trainer reuses the space of slices and
 // tensor records only then; it overwrites the oldest step records in any case. Not thread-safe.

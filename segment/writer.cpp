@@ -798,10 +798,6 @@ void TensorWriter::count_skipped(TensorSkip reason, uint64_t tensors) {
   store(ring_->skipped[reason], counts_.skipped[reason] += tensors);
 }
 
-void TensorWriter::count_heads_skipped(TensorHeadSkip reason) {
-  store(ring_->heads_skipped[reason], ++counts_.heads_skipped[reason]);
-}
-
 void TensorWriter::set_awaited(uint64_t tensors) { store(ring_->awaited, counts_.awaited = tensors); }
 
 void TensorWriter::set_interval(uint64_t steps) { store(ring_->interval, counts_.interval = steps); }

@@ -204,7 +204,6 @@ class TensorWriter {
   // These change the counters of the same names in TensorRing (layout.h).
   void count_due(uint64_t tensors);
   void count_skipped(TensorSkip reason, uint64_t tensors = 1);
-  void count_heads_skipped(TensorHeadSkip reason);
   void set_awaited(uint64_t tensors);
   void set_interval(uint64_t steps);
   // Sets tensors and elements, and the numbers of tensors that are not followed (kTensorUnfollowed of them).

@@ -24,7 +24,7 @@ LONG_HORIZON = 256
 # Detectors with LONG_HORIZON. All others have HORIZON.
 OF_ATTENTION = (
     "bias", "output_error_drift", "deviation_forward", "deviation_backward", "max_logit", "logit_growth",
-    "entropy_drop", "update_spectrum",
+    "entropy_drop",
 )  # fmt: skip
 AFTERMATH = 64  # steps after the recovery of the loss that are not scored
 FIRST_STEP = 160  # first scored step; the rule for loss events needs a window of 128 losses before an event

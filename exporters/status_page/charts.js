@@ -88,7 +88,6 @@ const CHARTS = [
   { name: "optimizer, RMS staleness", column: "rms_staleness", waits: "the state of an Adam-like optimizer", text: (v) => fixed(v, 3), band: "rms_staleness_max", from: 0, to: 1.1,
     lines: () => [{ value: 1, label: "gradients as large as remembered" }] },
   { name: "update of a step over the weights", column: "update_ratio", waits: "the state of an Adam-like optimizer", text: (v) => number(v, 3), band: "update_ratio_max", logarithmic: true },
-  { name: "effective rank of updates of attention scores", column: "update_effective_rank", waits: "two snapshots of query and key projections", text: (v) => fixed(v, 2), from: 0, to: 0 },
   { name: "slowdown in the trainer", column: "slowdown_ratio", waits: "the first step", text: (v) => percent(v), from: 0, to: 0.002,
     lines: (limits) => [{ value: limits.max_slowdown, label: "budget" }] },
   { name: "seconds per step", column: "step_seconds", waits: "the first step", text: (v) => number(v, 3), from: 0, to: 0 },

@@ -43,7 +43,6 @@ const SIGNALS = [
   { name: "bias, ulp, magnitude", column: "bias_ulp", limit: "bias_ulp", isPooled: true, text: (v) => signed(v, 4) },
   { name: "gradient norm", column: "gradient_norm", limit: null, logarithmic: true, text: (v) => number(v, 3) },
   { name: "weights, W1 in an interval, worst tensor", column: "weight_wasserstein", limit: null, logarithmic: true, inTurns: true, text: (v) => number(v, 3) },
-  { name: "effective rank of updates of attention scores", column: "update_effective_rank", limit: null, inTurns: true, text: (v) => fixed(v, 2) },
 ];
 
 class HeatMap {

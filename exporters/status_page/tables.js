@@ -139,8 +139,6 @@ const DETECTORS = {
   entropy_drop: { finding: "attention entropy falls suddenly", waits: "a judged forward slice" },
   gradient_norm: { finding: "gradient norm jumps", waits: "a gradient norm before clipping" },
   gradient_growth: { finding: "gradient norm grows steadily", waits: "a gradient norm before clipping" },
-  rms_staleness: { finding: "Adam's second moment is stale", waits: "the state of an Adam-like optimizer" },
-  update_spectrum: { finding: "weights move in fewer directions", waits: "two snapshots of query and key projections" },
   weight_shift: { finding: "weights move faster than before", waits: "two snapshots of a tensor" },
 };
 const times = (logarithm) => `${short(Math.exp(logarithm))} \u00D7`;

@@ -100,7 +100,7 @@ TEST_F(AlertCommandTest, OnlyWhatIsLoudIsTold) {
   spike.event = "loss_spike";  // a finding, which comes as such
   for (const EventLine& line : {warning("bias", "watch"), warning("bias", "quiet"), resumed, spike})
     commands.add(line, now_);
-  for (const char* experimental : {"rms_staleness", "logit_growth", "update_spectrum"})
+  for (const char* experimental : {"deviation_forward", "logit_growth", "entropy_drop"})
     commands.add(warning(experimental), now_);
   EXPECT_FALSE(commands.is_busy());
   gradient.event = "nonfinite_gradient_norm";

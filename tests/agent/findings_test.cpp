@@ -169,7 +169,7 @@ TEST(Findings, AnExperimentalDetectorIsNeverACause) {
   RankWatch watch;
   std::vector<WatchEvent> events;
   for (int64_t step = 1; step <= 310; ++step) {
-    watch.observe(DetectorId::kRmsStaleness, "weight", "001", step, step > 250 ? 9 : 1, 0, &events);
+    watch.observe(DetectorId::kDeviationForward, "001", "001", step, step > 250 ? 9 : 1, 0, &events);
     watch.observe_step(step, step > 300 ? 9.0 : 2.0 + 0.01 * static_cast<double>(step % 7), 0.5, &events);
   }
   ASSERT_FALSE(watch.loss_events().back().preceded_by.empty());

@@ -45,16 +45,6 @@ TEST(PublishWeights, WhatTheWeightsWereLongAgoIsNotShown) {
       << "the interval has become longer: the next snapshots are not due yet";
 }
 
-TEST(PublishWeights, SpectraThatAreNoLongerKnownEnd) {
-  Registry registry;
-  registry.set(Metric::kAttentionUpdateNorm, {"run", "max"}, 1);
-  registry.set(Metric::kAttentionUpdateStableRank, {"run", "min"}, 1);
-  registry.set(Metric::kAttentionUpdateEffectiveRank, {"run", "mean"}, 1);
-  ASSERT_EQ(registry.series_count(), 3u);
-  publish_spectra("run", HeadSpectra(), &registry);
-  EXPECT_EQ(registry.series_count(), 0u);
-}
-
 TEST(PublishWeights, WhatARollbackHasUndoneIsNotShown) {
   Weights weights;
   show(weights);

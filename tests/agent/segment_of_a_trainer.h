@@ -199,7 +199,7 @@ class SegmentOfATrainer {
     uint64_t room = 0;
     segment::TensorRecord* record = tensors_.begin(4096, &room);
     ASSERT_NE(record, nullptr);
-    constexpr uint32_t kHeads = 2, kDim = 2, kWidth = 4, kValues = 3 * kHeads * kDim * kWidth;
+    constexpr uint32_t kWidth = 4, kValues = 12 * kWidth;
     *record = {};
     record->kind = segment::TensorKind::kSnapshot;
     record->step = step;
@@ -232,14 +232,6 @@ class SegmentOfATrainer {
     double optimizer[segment::kOptimizerNumbers];
     std::fill(std::begin(optimizer), std::end(optimizer), double{kValues});
     put(segment::kTensorOptimizer, optimizer, sizeof optimizer);
-    char heads[segment::values_offset(kHeads) + 2 * kHeads * kDim * kWidth * sizeof(float)] = {};
-    const segment::TensorHeads head = {3, kDim, kWidth, kHeads, kHeads, 0};
-    const uint32_t numbers[kHeads] = {0, 1};
-    std::memcpy(heads, &head, sizeof head);
-    std::memcpy(heads + sizeof head, numbers, sizeof numbers);
-    std::memcpy(heads + segment::values_offset(kHeads), values,
-                sizeof heads - segment::values_offset(kHeads));
-    put(segment::kTensorHeadRows, heads, sizeof heads);
     record->bytes = (at + segment::kTensorAlign - 1) / segment::kTensorAlign * segment::kTensorAlign;
     writer.tensors()->tensors = static_cast<uint64_t>(layers);
     writer.tensors()->interval = 1;

@@ -13,9 +13,8 @@ namespace {
 constexpr int kRanks = 8, kLayers = 96;
 // Deviation ratio and bias of either pass, largest logit, gradient norm.
 constexpr size_t kSeriesPerLayer = 6;
-// Of the node, however many ranks: Wasserstein distance to the last snapshot and to the first, effective rank
-// of the update.
-constexpr size_t kSharedPerLayer = 3;
+// Of the node, however many ranks: Wasserstein distance to the last snapshot and to the first.
+constexpr size_t kSharedPerLayer = 2;
 constexpr size_t kBudget = Registry::kDefaultSeriesBudget;
 
 struct Counts {
@@ -75,19 +74,15 @@ TEST_F(SeriesBudget, UnknownCoordinatesCostNoMore) {
 TEST_F(SeriesBudget, WhatIsTooMuchIsDroppedInOrderAndCounted) {
   const Counts shared = count(Parallelism::kData);
   const Counts counts = count(Parallelism::kTensor);  // every rank owns its heads of every layer
-  // Of heads of its own a rank also has the level and the count of a detector.
-  constexpr size_t kSeriesOfOwnHeads = 2;
   // The divided weights of this node do not change between some looks, which is a condition of the run.
   constexpr size_t kConditionsOfParts = 1;
-  const size_t wanted =
-      shared.all + (kRanks - 1) * (kLayers * kSeriesPerLayer + kSeriesOfOwnHeads) + kConditionsOfParts;
+  const size_t wanted = shared.all + (kRanks - 1) * kLayers * kSeriesPerLayer + kConditionsOfParts;
   ASSERT_GT(wanted, kBudget);
   // foreshock_series_dropped_total itself is beside the budget.
   EXPECT_EQ(counts.all, kBudget + 1);
   EXPECT_EQ(registry_->series_dropped(), wanted - 1 - kBudget);
   for (const auto& [rank, series] : counts.of_rank)
-    EXPECT_EQ(series, shared.of_rank.at(rank) + (rank == "0" ? 0 : kSeriesOfOwnHeads))
-        << "no series of rank " << rank << " gave way to a layer's";
+    EXPECT_EQ(series, shared.of_rank.at(rank)) << "no series of rank " << rank << " gave way to a layer's";
   EXPECT_EQ(counts.of_rank.size(), size_t{kRanks});
 }
 

@@ -69,64 +69,6 @@ TEST(Watches, ADriftOfTheOutputErrorIsNamedWithItsLayer) {
   EXPECT_LT(*events[1].step, 200 + 2 * 15);
 }
 
-// A rank of a run, which the lines that belong to no rank go to.
-void begin_rank(Watches* watches, int64_t rank) {
-  StepLine step;
-  step.run = "run";
-  step.rank = rank;
-  step.step = 1;
-  watches->observe(step);
-}
-
-TEST(Watches, AStaleSecondMomentIsToldWithItsTensor) {
-  Watches watches;
-  begin_rank(&watches, 4);
-  OptimizerLine line;
-  line.run = "run";
-  line.tensor = "blocks.3.qkv.weight";
-  line.layer = "003";
-  std::vector<EventLine> events;
-  for (int64_t n = 1; n <= 40; ++n) {
-    line.step = 64 * n;
-    line.rms_staleness = n > 36 ? 3 : 1;
-    for (const EventLine& event : watches.observe(line)) events.push_back(event);
-  }
-  ASSERT_FALSE(events.empty());
-  EXPECT_EQ(events.back().detector, "rms_staleness");
-  EXPECT_EQ(events.back().level, "warn");
-  EXPECT_EQ(events.back().rank, 4);
-  EXPECT_EQ(events.back().layer, "003");
-  line.rms_staleness.reset();
-  EXPECT_TRUE(watches.observe(line).empty()) << "not known";
-}
-
-TEST(Watches, UpdatesThatLoseTheirRankAreToldAndAnotherIntervalIsAnotherSeries) {
-  Watches watches;
-  SpectrumLine line;
-  line.run = "run";
-  line.rank = 2;
-  line.layer = "005";
-  std::mt19937_64 engine(1);
-  std::lognormal_distribution<double> draw(0, 0.05);
-  const auto events_of = [&](int64_t steps, double last) {
-    std::vector<EventLine> events;
-    line.steps = steps;
-    for (int64_t n = 1; n <= 60; ++n) {
-      line.step = line.step.value_or(0) + steps;
-      line.effective_rank_mean = 20 * draw(engine) * (n > 55 ? last : 1);
-      for (const EventLine& event : watches.observe(line)) events.push_back(event);
-    }
-    return events;
-  };
-  EXPECT_TRUE(events_of(64, 1).empty());
-  EXPECT_TRUE(events_of(512, 1).empty());
-  const std::vector<EventLine> events = events_of(64, 0.3);
-  ASSERT_FALSE(events.empty());
-  EXPECT_EQ(events.back().detector, "update_spectrum");
-  EXPECT_EQ(events.back().rank, 2);
-  EXPECT_EQ(events.back().layer, "005");
-}
-
 TEST(Watches, AWeightThatSuddenlyMovesFasterIsToldWithItsTensor) {
   Watches watches;
   TensorLine line;
@@ -216,12 +158,6 @@ TEST(Watches, ARecordOfAHundredThousandTensorsWarnsInAllFiveLayers) {
     tensor.interval_steps = 64;
     tensor.wasserstein_previous = 1e-3;
     watches.observe(tensor);
-    OptimizerLine optimizer;
-    optimizer.run = "run";
-    optimizer.step = 1;
-    optimizer.tensor = tensor.tensor;
-    optimizer.rms_staleness = 1;
-    watches.observe(optimizer);
   }
   std::set<std::string> warned;
   for (int64_t step = 2; step <= 4; ++step)
@@ -237,8 +173,7 @@ TEST(Watches, ARecordOfAHundredThousandTensorsWarnsInAllFiveLayers) {
   EXPECT_EQ(states[static_cast<size_t>(DetectorId::kWeightShift)].series_dropped,
             100000 - RankWatch::kMostTensors);
   EXPECT_EQ(left_out(watches),
-            (std::vector<std::string>{"rms_staleness has no room for 91808 of its series",
-                                      "weight_shift has no room for 91808 of its series"}));
+            (std::vector<std::string>{"weight_shift has no room for 91808 of its series"}));
 }
 
 TEST(Watches, ARankThatThereIsNoRoomForIsToldOf) {

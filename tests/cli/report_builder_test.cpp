@@ -326,6 +326,15 @@ TEST_F(ReportBuilding, AWarningWithoutALossEventIsTheStory) {
       "large in layer 002.");
 }
 
+TEST_F(ReportBuilding, WarningsOfDetectorsThatOlderVersionsHadAreLeftOut) {
+  steps(1, 150);
+  take(level_line("update_spectrum", "warn", 140, "002"));
+  take(level_line("rms_staleness", "warn", 145, ""));
+  const Report report = builder_.finish();
+  EXPECT_THAT(report.episodes, IsEmpty());
+  EXPECT_EQ(report.verdict, "No loss event in 150 steps, and no detector warned.");
+}
+
 TEST_F(ReportBuilding, ALossThatIsNotKnownIsNotCalledWell) {
   for (int64_t step = 1; step <= 200; ++step) take(step_line(step, std::nullopt));
   const Report report = builder_.finish();

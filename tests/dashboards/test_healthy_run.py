@@ -47,7 +47,6 @@ FAULTS = {
     "output_error_drift": (warned("output_error_drift"), "AttentionErrorDrift", 1),
     "max_logit": (warned("max_logit"), "AttentionLogitGrowth", 1),
     "gradient_growth": (warned("gradient_growth"), "GradientGrowth", 1),
-    "rms_staleness": (warned("rms_staleness"), "OptimizerStale", 1),
     "weight_shift": (warned("weight_shift"), "WeightShift", 1),
     "replicas": ({'foreshock_weight_checksum{run="r",rank="1",group="a"}': 5}, "ReplicaMismatch", 1),
 }

@@ -1,5 +1,5 @@
 """The trainings of test_optimizer.py: `optimizer_training.py CASE FOLDER` trains, and leaves in FOLDER what torch says
-of the optimizer's health at each step and the weights of the attention's projections.
+of the optimizer's health at each step.
 """
 
 import json
@@ -9,7 +9,6 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "integrations" / "torch" / "demo"))
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import train as demo
@@ -17,7 +16,6 @@ from tiny_gpt import VOCABULARY, Batches, TinyGpt, leave_group, loss_of, set_up,
 from torch import nn
 
 STEPS = 8
-PROJECTIONS = ("query", "key", "qkv")
 BETA2, EPS, SURPRISE = 0.99, 1e-5, 50
 CLIP = 0.25  # below every norm of these gradients
 ADAM = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False, "fused": False}}
@@ -124,9 +122,6 @@ def train(case: str, folder: pathlib.Path) -> None:
             for take in steps:
                 take()
         told.append({name: health(p, *before[p], owner[p].state.get(p, {}), step) for p, name in names.items()})
-        projections = {n: whole(p).float().numpy() for p, n in names.items() if n.split(".")[-2] in PROJECTIONS}
-        if rank == 0:
-            np.savez(folder / f"{step}.npz", **projections)
     if rank == 0:
         (folder / "told.json").write_text(json.dumps(told))
         tell(steps=STEPS)

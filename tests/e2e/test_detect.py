@@ -208,14 +208,14 @@ def test_scores_that_the_disk_does_not_take_leave_nothing(tmp_path):
 def test_series_without_room_are_told_of(foreshock, tmp_path):
     """The room of a detector of tensors is 8192 series."""
     line = {"schema": 1, "type": "sample", "run": "r", "rank": 0, "step": 1, "pass": "forward", "layer": "000"}
-    tensor = {"schema": 1, "type": "optimizer", "run": "r", "step": 1, "rms_staleness": 1.0}
+    tensor = {"schema": 1, "type": "tensor", "run": "r", "step": 1, "wasserstein_previous": 1.0}
     lines = [line, *(tensor | {"tensor": f"experts.{n}"} for n in range(8200))]
     record = tmp_path / "record.jsonl"
     record.write_text("".join(json.dumps(each) + "\n" for each in lines))
     detected = foreshock("detect", str(record))
-    assert detected.stderr == "foreshock: rms_staleness has no room for 8 of its series\n"
+    assert detected.stderr == "foreshock: weight_shift has no room for 8 of its series\n"
     assert foreshock("report", str(record), "-o", str(tmp_path / "page.html")).returncode == 0
-    assert "Not watched: rms_staleness has no room for 8 of its series." in (tmp_path / "page.html").read_text()
+    assert "Not watched: weight_shift has no room for 8 of its series." in (tmp_path / "page.html").read_text()
 
 
 def test_scores_of_every_value(foreshock, tmp_path):

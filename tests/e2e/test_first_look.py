@@ -82,9 +82,3 @@ def test_a_training_of_one_step_says_why_nothing_was_sampled():
     said = unwrapped(run.stderr)
     assert "not sampled the training ended after 1 step, and sampling begins after the first" in said
     assert "attention not checked" in said
-
-
-def test_spectra_are_not_blamed_on_shapes_before_the_first_sample():
-    run = train(3)
-    assert judged(run), run.stderr
-    assert "shape" not in run.stderr

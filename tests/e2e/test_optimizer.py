@@ -1,4 +1,4 @@
-"""The optimizer's health and the spectra of updates, as the record has them, beside torch and numpy."""
+"""The optimizer's health, as the record has it, beside torch."""
 
 import functools
 import json
@@ -15,7 +15,7 @@ ADAM = ["fused", "foreach", "loop", "compiled", "bf16", "ddp", "fsdp", "two", "c
 CASES = [*ADAM, "signs", "fused_qkv"]
 KEPT = ("signs", "fused_qkv")
 RANKS = {"ddp": 2, "fsdp": 2}
-STEPS, HEADS = 8, 4
+STEPS = 8
 FIGURES = ("rms_staleness", "epsilon_dominated_ratio", "update_ratio", "gradient_rms")
 
 
@@ -28,7 +28,6 @@ class Training:
             self.run: Run = run_monitored([*command, SCRIPT, case, folder], *EVERYTHING, "--weights", "1")
             assert self.run.returncode == 0, self.run.stderr
             self.told = json.loads((pathlib.Path(folder) / "told.json").read_text())
-            self.weights = [dict(np.load(pathlib.Path(folder) / f"{n}.npz")) for n in range(1, STEPS + 1)]
 
     def lines(self) -> list[dict]:
         """Each tensor once a step, however many ranks have it."""
@@ -97,44 +96,3 @@ def test_the_summary_pools_what_every_tensor_told_last(case):
     elements = {name: line["elements"] for name, line in last.items()}
     pooled = sum(elements[name] * line["gradient_rms"] ** 2 for name, line in last.items()) / sum(elements.values())
     assert optimizer["gradient_rms"] == pytest.approx(np.sqrt(pooled), rel=1e-12)
-
-
-def heads_of(weights: dict[str, np.ndarray], layer: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(query, key) rows of each kv-head and of the first query head that reads it."""
-    prefix = f"blocks.{layer}."
-    if f"{prefix}query.weight" in weights:
-        query, key = weights[f"{prefix}query.weight"], weights[f"{prefix}key.weight"]
-        groups = 1
-    else:
-        fused = weights[f"{prefix}attention.qkv.weight"]
-        size = fused.shape[0] // (HEADS + 2 * (HEADS // 2))
-        query, key = fused[: HEADS * size], fused[HEADS * size : (HEADS + HEADS // 2) * size]
-        groups = 2
-    size = query.shape[0] // HEADS
-    kv_heads = range(HEADS // groups)
-    return [(query[groups * h * size :][:size], key[h * size :][:size]) for h in kv_heads]
-
-
-def effective_rank(before: tuple, after: tuple) -> tuple[float, float, float]:
-    (query, key), (query_after, key_after) = ([m.astype(np.float64) for m in pair] for pair in (before, after))
-    values = np.linalg.svd((query_after - query).T @ key + query.T @ (key_after - key), compute_uv=False)
-    p = values**2 / (values**2).sum()
-    p = p[p > 0]
-    return float(np.exp(-(p * np.log(p)).sum())), float(1 / p.max()), float(np.sqrt((values**2).sum()))
-
-
-@pytest.mark.parametrize("case", keep(["foreach", "bf16", "fused_qkv", "ddp"], "fused_qkv"))
-def test_spectra_are_numpy_s(case):
-    training = training_of(case)
-    lines = training.run.of("spectrum")
-    assert {line["layer"] for line in lines} >= {"000", "001"}
-    for line in lines:
-        now, layer = line["step"], int(line["layer"])
-        assert line["steps"] == 1
-        pairs = zip(*(heads_of(training.weights[step - 1], layer) for step in (now - 1, now)), strict=True)
-        ranks, stable, norms = zip(*(effective_rank(*pair) for pair in pairs), strict=True)
-        assert line["heads"] == len(ranks)
-        assert line["effective_rank_min"] == pytest.approx(min(ranks), rel=1e-8)
-        assert line["effective_rank_mean"] == pytest.approx(np.mean(ranks), rel=1e-8)
-        assert line["stable_rank_mean"] == pytest.approx(np.mean(stable), rel=1e-8)
-        assert line["norm_max"] == pytest.approx(max(norms), rel=1e-8)

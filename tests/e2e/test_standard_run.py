@@ -103,10 +103,6 @@ def test_optimizer_is_recorded_for_every_measured_weight(standard: Standard) -> 
     assert all(line["learning_rate"] == pytest.approx(3e-3) for line in lines)
 
 
-def test_spectra_of_every_layer_are_recorded(standard: Standard) -> None:
-    assert {line["layer"] for line in standard.run.of("spectrum")} >= set(BLOCKS)
-
-
 def test_healthy_run_has_no_event(standard: Standard) -> None:
     assert standard.run.of("event") == []
     assert not standard.run.rank()["attention_unseen"]

@@ -97,10 +97,7 @@ TEST_F(RecordReaderTest, ReadsEveryFieldOfEveryType) {
   OptimizerLine optimizer;
   optimizer.tensor = "blocks.0.qkv.weight";
   optimizer.rms_staleness = 1.0 / 3;
-  SpectrumLine spectrum;
-  spectrum.layer = "000";
-  spectrum.effective_rank_min = 7.25;
-  const std::vector<RecordLine> lines = {run, step, sample, optimizer, spectrum, event};
+  const std::vector<RecordLine> lines = {run, step, sample, optimizer, event};
   for (const RecordLine& line : lines)
     std::visit([&](const auto& of) { put(to_json_line(of) + "\n"); }, line);
 
@@ -137,6 +134,17 @@ TEST_F(RecordReaderTest, IgnoresFieldsOfANewerVersion) {
       R"({"schema":1,"type":"step","step":3,"new":{"a":[1]},"nonfinite":["new"]})", &problem);
   ASSERT_TRUE(line) << problem;
   EXPECT_EQ(std::get<StepLine>(*line).step, 3);
+}
+
+TEST_F(RecordReaderTest, IgnoresLinesOfATypeThatOnlyOlderVersionsWrote) {
+  put(R"({"schema":1,"type":"spectrum","run":"r","rank":0,"step":8,"layer":"000","norm_mean":0.5})"
+      "\n");
+  put(to_json_line(step_line(9)) + "\n");
+  const auto reader = open();
+  EXPECT_EQ(std::get<StepLine>(*reader->next()).step, 9);
+  EXPECT_FALSE(reader->next());
+  EXPECT_EQ(reader->lines(), 2u);
+  EXPECT_EQ(reader->bad_lines(), 0u);
 }
 
 TEST_F(RecordReaderTest, NamesTheError) {
@@ -281,8 +289,8 @@ TEST(Csv, ListsAndBoolsTakeOneCell) {
 TEST(Csv, RowsHaveAsManyColumnsAsTheHeader) {
   for (const RecordLine& line :
        {RecordLine(RunLine()), RecordLine(StepLine()), RecordLine(SampleLine()), RecordLine(OptimizerLine()),
-        RecordLine(GradientLine()), RecordLine(SpectrumLine()), RecordLine(EventLine()),
-        RecordLine(FindingLine()), RecordLine(VerdictLine())}) {
+        RecordLine(GradientLine()), RecordLine(EventLine()), RecordLine(FindingLine()),
+        RecordLine(VerdictLine())}) {
     EXPECT_EQ(columns(csv_header(line)), columns(csv_row(line))) << type_of(line);
     EXPECT_EQ(columns(csv_header(line)), record_fields(type_of(line)).size()) << type_of(line);
   }

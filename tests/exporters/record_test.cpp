@@ -140,15 +140,14 @@ TEST_F(Record, WritesEveryTypeReadably) {
     writer->write(ModelLine());
     writer->write(OptimizerLine());
     writer->write(GradientLine());
-    writer->write(SpectrumLine());
     writer->write(event);
     writer->write(FindingLine());
     writer->write(VerdictLine());
   }
   const std::vector<json> read = lines();
-  ASSERT_EQ(read.size(), 11u);
-  const char* types[] = {"run",      "step",     "sample", "tensor",  "model",  "optimizer",
-                         "gradient", "spectrum", "event",  "finding", "verdict"};
+  ASSERT_EQ(read.size(), 10u);
+  const char* types[] = {"run",       "step",     "sample", "tensor",  "model",
+                         "optimizer", "gradient", "event",  "finding", "verdict"};
   for (size_t i = 0; i < read.size(); ++i) {
     EXPECT_EQ(read[i]["schema"], 1);
     EXPECT_EQ(read[i]["type"], types[i]);
@@ -436,8 +435,8 @@ TEST_F(Record, KeepsTheOrderOfQueuedLines) {
 
 TEST_F(Record, MarkdownNamesEveryField) {
   const std::string text = record_markdown();
-  for (const char* type : {"run", "step", "sample", "tensor", "model", "optimizer", "gradient", "spectrum",
-                           "event", "finding", "verdict"}) {
+  for (const char* type :
+       {"run", "step", "sample", "tensor", "model", "optimizer", "gradient", "event", "finding", "verdict"}) {
     for (const RecordField& field : record_fields(type))
       EXPECT_THAT(text, HasSubstr(std::string("| `") + field.name + "` | "));
   }

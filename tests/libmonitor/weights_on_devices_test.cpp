@@ -269,22 +269,5 @@ TEST_F(WeightsOnDevices, WhatIsNotThereIsAbsent) {
   }
 }
 
-// A projection that is small enough to be fetched shows its heads as on the host; a larger one says so.
-TEST_F(WeightsOnDevices, HeadsOfWhatIsCountedThereAreNotShown) {
-  follow([](WeightTrainer& weights) {
-    for (int n = 0; n < 3; ++n) weights.trainer.train(1);  // shows the heads
-    const foreshock_attention_call call = weights.trainer.call(0);
-    const int64_t width = call.query.shape[1] * call.query.shape[3];
-    weights.add("0.q_proj.weight", width, 7);
-    weights.add("1.q_proj.weight", width, (1 << 21) / width);
-    weights.set_up(3);
-    weights.trainer.end_step();
-  });
-  const segment::TensorRing ring = this->ring();
-  EXPECT_EQ(ring.heads_skipped[segment::kHeadsDevice], 2u);
-  for (const auto& [key, record] : records())
-    EXPECT_EQ(record.payload[segment::kTensorHeadRows].empty(), key.first == "1.q_proj.weight") << key.first;
-}
-
 }  // namespace
 }  // namespace foreshock

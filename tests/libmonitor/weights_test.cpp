@@ -112,53 +112,6 @@ TEST_F(WeightsTest, WhatCannotBeReadIsCountedWithItsReason) {
   });
 }
 
-TEST_F(WeightsTest, HeadsAreNotKnownBeforeTheFirstSample) {
-  in_child({{"FORESHOCK_WEIGHTS", "1"}, {"FORESHOCK_EVERY", "100"}}, [this] {
-    Trainer trainer;
-    for (int64_t step = 1; step < 4; ++step) trainer.step(step, 1);
-    const std::vector<float> values(3 * 64 * 10);
-    const foreshock_weight weight = named("0.qkv.weight", 192, 10);
-    ASSERT_EQ(foreshock_name_weights(&weight, 1), 1);
-    const foreshock_weight_state state = state_of(0, values.data(), 192, 10);
-    foreshock_observe_weights(&state, 1, FORESHOCK_AFTER_STEP);
-    const segment::TensorRing ring = open()->tensor_ring();
-    EXPECT_EQ(ring.heads_skipped[segment::kHeadsUnknown], 1u);
-    EXPECT_EQ(ring.heads_skipped[segment::kHeadsShape], 0u);
-  });
-}
-
-// The trainer's calls have 4 heads of 16.
-TEST_F(WeightsTest, ProjectionsShowTheRowsOfTheirHeads) {
-  in_child({{"FORESHOCK_WEIGHTS", "1"}, {"FORESHOCK_EVERY", "1"}}, [this] {
-    Trainer trainer;
-    for (int64_t step = 1; step < 4; ++step) trainer.step(step, 1);
-    std::vector<float> values(3 * 64 * 10);
-    for (size_t n = 0; n < values.size(); ++n) values[n] = static_cast<float>(n);
-    foreshock_weight weights[] = {named("0.qkv.weight", 192, 10), named("1.qkv.weight", 192, 10),
-                                  named("2.qkv.weight", 100, 10), named("3.up.weight", 192, 10)};
-    weights[1].part[0] = 96;
-    ASSERT_EQ(foreshock_name_weights(weights, 4), 4);
-    foreshock_weight_state states[] = {
-        state_of(0, values.data(), 192, 10), state_of(1, values.data(), 96, 10),
-        state_of(2, values.data(), 100, 10), state_of(3, values.data(), 192, 10),
-        state_of(0, values.data(), 10, 192)};
-    foreshock_observe_weights(states, 5, FORESHOCK_AFTER_STEP);
-    auto reader = open();
-    const segment::TensorRing ring = reader->tensor_ring();
-    EXPECT_EQ(ring.snapshots_taken, 5u);
-    EXPECT_EQ(ring.heads_skipped[segment::kHeadsSharded], 1u);
-    EXPECT_EQ(ring.heads_skipped[segment::kHeadsShape], 2u) << "of 100 rows, and of another shape than named";
-    EXPECT_EQ(ring.heads_skipped[segment::kHeadsRingFull], 0u);
-    segment::SegmentReader::ReadyTensor ready;
-    ASSERT_TRUE(reader->next_tensor(&ready));
-    segment::TensorHeadsView heads;
-    ASSERT_EQ(segment::parse_tensor_heads(ready.view.payload[segment::kTensorHeadRows], 4, &heads), nullptr);
-    EXPECT_EQ(heads.numbers, (std::vector<uint32_t>{0, 1, 2, 3}));
-    EXPECT_EQ(std::memcmp(heads.queries.data(), values.data(), 64 * 10 * sizeof(float)), 0);
-    EXPECT_EQ(std::memcmp(heads.keys.data(), values.data() + 64 * 10, 64 * 10 * sizeof(float)), 0);
-  });
-}
-
 TEST_F(WeightsTest, AnOptimizerAfterTheTickBelongsToTheStepThatHasEnded) {
   in_child({{"FORESHOCK_WEIGHTS", "1"}}, [this] {
     Model model;

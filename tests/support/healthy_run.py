@@ -12,7 +12,7 @@ RESTART = SAMPLES // 2  # at once, from a checkpoint of 200 steps before
 
 # All that the rules ask for. Where one warns it names a layer too; none does here.
 DETECTORS = (
-    "gradient_growth", "gradient_norm", "rms_staleness", "weight_shift", "update_spectrum",
+    "gradient_growth", "gradient_norm", "weight_shift",
     "output_error_drift", "max_logit", "logit_growth", "entropy_drop",
 )  # fmt: skip
 

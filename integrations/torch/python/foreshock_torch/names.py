@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 LABEL_BYTES = 31  # a layer label has at most so many bytes in the segment (shared memory that the agent reads)
 
-# Names of projections that compute queries. The same list is in libmonitor/heads.cpp.
+# Names of projections that compute queries.
 QUERY_WORDS = {
     "q_proj", "wq", "to_q", "q_lin", "q", "query", "query_proj", "linear_q", "qkv", "qkv_proj", "wqkv", "to_qkv",
     "in_proj", "in_proj_weight", "c_attn", "att_proj", "linear_qkv", "query_key_value",
