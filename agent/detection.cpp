@@ -9,6 +9,7 @@
 #include "agent/limits.h"
 #include "detect/detector.h"
 #include "segment/layout.h"
+#include "shadow/slice.h"  // DType, Format
 
 namespace foreshock {
 namespace {
@@ -142,6 +143,8 @@ GradientFacts facts_of(const GradientLine& line) {
   GradientFacts facts;
   facts.tensor = line.tensor;
   facts.shape = text_of(line.shape);
+  facts.part = text_of(line.part);
+  facts.is_placed = line.placed.value_or(false);
   facts.coordinates = text_of(line.coordinates);
   facts.step = *line.step;
   facts.rank = *line.rank;
@@ -149,9 +152,12 @@ GradientFacts facts_of(const GradientLine& line) {
   facts.parameters = line.parameters.value_or(0);
   facts.contributions = line.contributions.value_or(0);
   facts.is_whole = line.whole.value_or(false);
-  if (line.dtype == "fp32") facts.unit = 0x1p-24, facts.tiny = 0x1p-150;
-  if (line.dtype == "bf16") facts.unit = 0x1p-9, facts.tiny = 0x1p-134;
-  if (line.dtype == "fp16") facts.unit = 0x1p-11, facts.tiny = 0x1p-25;
+  for (const DType type : {DType::kFp32, DType::kBf16, DType::kFp16})
+    if (line.dtype == name_of(type)) {
+      const Format format = format_of(type);
+      facts.unit = std::ldexp(1, -format.precision);
+      facts.tiny = std::ldexp(1, format.min_exponent - format.precision);
+    }
   facts.local = sketch_of(line.sketches, "local");
   facts.last = sketch_of(line.sketches, "last");
   facts.before = sketch_of(line.sketches, "before");

@@ -340,6 +340,11 @@ GradientLine gradient_line(const RankStatistics& rank, const segment::TensorView
   line.layer = segment::text_of(record.layer);
   line.dtype = name_of(static_cast<DType>(record.dtype));
   line.shape.assign(record.shape, record.shape + record.dims);
+  if (!std::equal(record.shape, record.shape + record.dims, record.part)) {
+    line.part.assign(record.offset, record.offset + record.dims);
+    line.part.insert(line.part.end(), record.part, record.part + record.dims);
+  }
+  line.placed = look.is_placed == 1;
   if (rank.identity.late_ready == 1)
     line.coordinates = {rank.identity.tensor_parallel, rank.identity.pipeline_parallel,
                         rank.identity.expert_parallel};

@@ -329,6 +329,26 @@ std::string gradient_text(const Ranks& ranks) {
   return text + (steps == 0 ? ", all finite" : ", not finite in " + counted(steps, "step", "steps"));
 }
 
+// Returns how many looks at gradients were compared with the sums of the contributions, and why the others
+// were not; "" without looks.
+std::string gradient_looks_text(const Ranks& ranks) {
+  const auto known =
+      std::ranges::find_if(ranks, [](const auto* rank) { return rank->conditions != nullptr; });
+  if (known == ranks.end()) return "";
+  const GradientCounts& counts = (*known)->conditions->gradient_counts();
+  std::string causes;
+  uint64_t all = counts.judged;
+  for (const auto& [number, cause] : {std::pair(counts.without_ranks, "not seen on all ranks"),
+                                      {counts.not_whole, "contributions not seen"},
+                                      {counts.without_law, "changed by the training"}}) {
+    all += number;
+    if (number > 0) causes += (causes.empty() ? "" : ", ") + grouped(number) + " " + cause;
+  }
+  if (all == 0) return "";
+  return counted(counts.judged, "look", "looks") + " judged of " + grouped(all) +
+         (causes.empty() ? "" : "; not judged: " + causes);
+}
+
 // Names the detectors that have warned, with the number of their warnings.
 std::string warnings_entry(const Ranks& ranks) {
   std::string text;
@@ -836,6 +856,8 @@ std::string summary_text(const SummaryInput& input) {
   }
   if (const std::string gradients = gradient_text(input.ranks); !gradients.empty())
     out += entry("gradients", gradients);
+  if (const std::string looks = gradient_looks_text(input.ranks); !looks.empty())
+    out += entry("conserved", looks);
   out += skipped_entry(input.ranks);
   out += warnings_entry(input.ranks) + weights_entries(input) + replicas_entry(input) +
          overhead_entry(input, passes) + flagged_entries(input) + notes_entries(input, layers, passes);

@@ -151,6 +151,12 @@ std::string sentence_of(const Condition& condition) {
     case ConditionId::kGradientPiledUp:
       return condition.place + ": the gradient used has the gradients of earlier steps in it," +
              when_text(condition);
+    case ConditionId::kGradientRounded:
+      return condition.place + ": the gradient used is rounded as by a sum in bf16, though it is in fp32," +
+             when_text(condition);
+    case ConditionId::kCopiesDiffer:
+      return condition.place + " hold copies and use different gradients, by up to " + value +
+             " of their norm," + when_text(condition);
     case ConditionId::kCount:
       break;
   }

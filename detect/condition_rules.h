@@ -50,6 +50,8 @@ enum class ConditionId : int {
   kGradientDropped,
   kGradientMultiplied,
   kGradientPiledUp,
+  kGradientRounded,
+  kCopiesDiffer,
   kCount
 };
 inline constexpr size_t kConditions = static_cast<size_t>(ConditionId::kCount);
@@ -313,6 +315,15 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
     {ConditionId::kGradientPiledUp, "gradient_piled_up", ConditionKind::kLook, "",
      "the optimizer uses the gradients of earlier steps again", "two looks at the parameter",
      "call zero_grad() in each step, for all parameters"},
+    {ConditionId::kGradientRounded, "gradient_rounded", ConditionKind::kLook, "",
+     "most gradients in fp32 differ from the sums of their contributions by more than fp32 rounds, and by no "
+     "more than bf16 rounds",
+     "two looks at the parameter",
+     "look for a reduction over the ranks in bf16 (reduce_dtype, a communication hook)"},
+    {ConditionId::kCopiesDiffer, "copies_differ", ConditionKind::kLook, "",
+     "ranks hold copies of a distributed tensor and use gradients that differ by more than a quarter",
+     "two looks at the parameter",
+     "look for a to_local() without grad_placements, or for an all-reduce that leaves the parameter out"},
 };
 
 constexpr const ConditionInfo& info_of(ConditionId id) { return kConditionTable[static_cast<size_t>(id)]; }

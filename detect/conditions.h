@@ -39,6 +39,7 @@ class RunConditions {
   void observe_optimizer(const OptimizerFacts& facts, std::vector<Condition>* begun);
   // Looks at a gradient. It is judged when all ranks have looked at the same parameters in the same step.
   void observe_gradient(const GradientFacts& facts, std::vector<Condition>* begun);
+  const GradientCounts& gradient_counts() const { return gradients_.counts(); }
   // A process of the rank was found. Another process than before means that the training was started again.
   void observe_process(int64_t rank, int64_t pid);
 

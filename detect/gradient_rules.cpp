@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <list>
 #include <optional>
 #include <set>
 #include <utility>
@@ -27,6 +28,15 @@ constexpr double kApart = 3;
 // Parameters of ranks count as copies of each other if they differ by less than this share of their norm.
 // Parts of a tensor, which differ by all of it, need no sum over the ranks.
 constexpr double kCopies = 0.25;
+// Copies use different gradients if these differ by more than this share of their norm. A sum of 1000 terms
+// in bf16, in another order on each rank, differs by sqrt(1000) 2^-8 = 0.12 at most.
+constexpr double kDifferent = 0.25;
+// The unit roundoff of bf16, and that of fp32.
+constexpr double kCoarse = 0x1p-8, kFine = 0x1p-24;
+// A gradient was rounded to bf16 if it differs by at least this share of the tolerance in bf16. Of n
+// roundings counted, n / 3 at least are in bf16, with an error of 0.3 units each: sqrt(1 / 3) * 0.3 / kMargin
+// = 0.05 of the tolerance. Sums in fp16, with an eighth of this error, stay below.
+constexpr double kLikeRounding = 0.02;
 // The number of values of which a sketch reads at most (kernels/sketch.h), for rounding errors near 0.
 constexpr double kSketchedRoot = 128;  // sqrt(16384)
 
@@ -71,9 +81,12 @@ std::string key_of(const std::string& coordinates, const std::string& name) {
 // A parameter in one step, on the ranks that may share its gradient.
 struct Parameter {
   std::string name;
-  std::vector<const GradientFacts*> ranks;
+  std::vector<const GradientFacts*> ranks;  // one, the sum of the parts, if the ranks hold parts
   Sketch total, last_total;  // sums over the ranks of what the passes, and the last pass, have contributed
-  double roundings = 0;      // additions and scalings of the used gradient
+  double roundings = kScalings;  // additions and scalings of the used gradient
+  double sharers = 0;            // ranks, also if they hold parts
+  double parts = 0;              // different parts that the ranks hold; 0: each rank holds the whole tensor
+  bool is_coarse = false;        // the gradients are rounded to bf16
 
   // Whether all that the rule needs is known, and there is a gradient.
   bool is_judged() const {
@@ -104,14 +117,16 @@ struct Law {
 };
 
 const Sketch& contribution(const Parameter& p, const Law& law, size_t rank) {
-  if (law.source == Source::kSum) return law.is_last ? p.last_total : p.total;
+  if (law.source == Source::kSum || p.parts > 0) return law.is_last ? p.last_total : p.total;
   return law.is_last ? p.ranks[rank]->last : p.ranks[rank]->local;
 }
 
 // The gradient of earlier steps is the same on all ranks that sum their gradients. The mean over the ranks
-// keeps it, and divides the sum of the contributions by their number.
+// keeps it, and divides the sum of the contributions by their number. With c copies of each part, the parts
+// of all ranks add up to c times either.
 double weight_of_before(const Parameter& p, const Law& law) {
-  return law.source == Source::kSum ? static_cast<double>(p.ranks.size()) : 1;
+  if (p.parts > 0) return p.parts;
+  return law.source == Source::kSum ? p.sharers : 1;
 }
 
 // The norm of the partial sums is that of the used gradient, divided by its factor, or, if the contributions
@@ -120,11 +135,11 @@ double weight_of_before(const Parameter& p, const Law& law) {
 double tolerance(const Parameter& p, const Law& law, size_t rank, double factor) {
   const GradientFacts& own = *p.ranks[rank];
   const double before = law.is_piled ? weight_of_before(p, law) * own.before.norm : 0;
-  const double most = (law.source == Source::kSum ? p.total.norm : own.local.norm) + before;
+  const double most = contribution(p, {law.source, false, false, {}}, rank).norm + before;
   const double used = own.used.norm / std::max(std::fabs(factor), 1e-300);
   const double partial = std::max(most / std::sqrt(p.roundings), std::min(used, most));
   return kMargin * std::sqrt(p.roundings) *
-         (own.unit * std::fabs(factor) * partial + own.tiny * kSketchedRoot);
+         ((p.is_coarse ? kCoarse : own.unit) * std::fabs(factor) * partial + own.tiny * kSketchedRoot);
 }
 
 // Whether the used gradients of all ranks are `multiple` times those of the law, within `margin` tolerances.
@@ -175,7 +190,7 @@ bool is_piled_on_something(const Parameter& p, const Law& law) {
 
 // The fate of a parameter if the others follow `law`, and the factor of kMultiplied.
 std::pair<GradientFate, double> fate_of(const Parameter& p, const Law& law) {
-  const auto ranks = static_cast<double>(p.ranks.size());
+  const double ranks = p.sharers;
   if (follows(p, law)) {
     if (law.is_piled && is_piled_on_something(p, law)) return {GradientFate::kPiledUp, 1};
     if (law.is_last && has_several_passes(p)) return {GradientFate::kLastPass, 1};
@@ -191,7 +206,8 @@ std::pair<GradientFate, double> fate_of(const Parameter& p, const Law& law) {
   if (has_several_passes(p) && follows(p, last)) return {GradientFate::kLastPass, 1};
   Law own = law;
   own.source = Source::kOwn;
-  if (law.source == Source::kSum && ranks > 1 && p.is_copied() && (follows(p, own) || follows(p, own, ranks)))
+  if (law.source == Source::kSum && p.ranks.size() > 1 && p.is_copied() &&
+      (follows(p, own) || follows(p, own, ranks)))
     return {GradientFate::kOwnRank, 1};
   for (const double multiple : {2.0, 0.5, ranks, 1 / ranks})
     if (multiple != 1 && follows(p, law, multiple)) return {GradientFate::kMultiplied, multiple};
@@ -213,6 +229,43 @@ std::optional<Law> law_of(const std::vector<Parameter>& parameters, size_t ranks
   return std::nullopt;
 }
 
+// Makes the sums of the parts that the ranks hold, as if one rank held the whole tensor.
+GradientFacts joined(const Parameter& p) {
+  GradientFacts all = *p.ranks[0];
+  for (const GradientFacts* each : p.ranks) {
+    if (each == p.ranks[0]) continue;
+    add(each->local, &all.local);
+    add(each->last, &all.last);
+    all.is_whole &= each->is_whole && each->unit == all.unit && each->shape == all.shape;
+    for (const auto& [from, to] :
+         {std::pair(&each->before, &all.before), {&each->used, &all.used}, {&each->value, &all.value}}) {
+      const double norm = std::hypot(from->norm, to->norm);  // the parts have no common elements
+      add(*from, to);
+      to->norm = norm;
+    }
+  }
+  return all;
+}
+
+// By how much the gradients of two copies differ, as a share of their norm, at most over all pairs of the
+// first rank that holds a part with another one; and the kind of parallelism along which those two ranks
+// differ.
+std::pair<double, std::string> difference_of_copies(const Parameter& p) {
+  std::map<std::string, const GradientFacts*> first;  // by part
+  std::pair<double, std::string> most{0, ""};
+  for (const GradientFacts* each : p.ranks) {
+    const GradientFacts* other = first.emplace(each->part, each).first->second;
+    const double norm = std::max(each->used.norm, other->used.norm);
+    const double d = distance(each->used, 1, other->used);
+    if (!(norm > 0) || !(d > most.first * norm)) continue;  // unknown ones are NaN
+    const auto [own, others] = std::ranges::mismatch(each->coordinates, other->coordinates);
+    const bool is_equal = own == each->coordinates.end() && others == other->coordinates.end();
+    const auto kind = std::count(each->coordinates.begin(), own, ' ');
+    most = {d / norm, is_equal ? "data" : kind == 0 ? "tensor" : kind == 1 ? "pipeline" : "expert"};
+  }
+  return most;
+}
+
 }  // namespace
 
 void GradientRule::observe(const GradientFacts& facts, ConditionBoard* board) {
@@ -232,6 +285,7 @@ void GradientRule::observe(const GradientFacts& facts, ConditionBoard* board) {
     const auto node = open_.extract(facts.step);
     judge(node.key(), node.mapped(), board);
   } else if (open_.size() > kMostOpen) {
+    counts_.without_ranks += open_.begin()->second.parameters.size();
     open_.erase(open_.begin());
   }
 }
@@ -243,40 +297,80 @@ void GradientRule::begin_process(int64_t rank, int64_t pid) {
   known->second = pid;
 }
 
+void GradientRule::keep(const std::string& key, GradientFate fate, int64_t step, double factor,
+                        const std::string& axis) {
+  if (fate == GradientFate::kSound || fate == GradientFate::kOther) {
+    fates_.erase(key);
+    return;
+  }
+  if (fates_.size() >= kMostParameters && !fates_.contains(key)) return;
+  Fate& known = fates_[key];
+  if (known.looks == 0 || known.fate != static_cast<int>(fate))
+    known = {static_cast<int>(fate), step, 0, 1, ""};
+  ++known.looks;
+  known.factor = factor;
+  known.axis = axis;
+}
+
 void GradientRule::judge(int64_t step, const Look& look, ConditionBoard* board) {
-  // Parameters by the coordinates of the ranks: only ranks with equal coordinates may share a gradient.
+  // Parameters that may follow one law. Ranks with other coordinates have other parameters of the same name,
+  // unless these are placed.
   std::map<std::string, std::vector<Parameter>> groups;
+  std::list<GradientFacts> sums;
   for (const auto& [name, by_rank] : look.parameters) {
-    if (by_rank.size() != look.of_rank.size()) continue;  // some ranks do not have it
-    std::map<std::string, Parameter> parts;
+    if (by_rank.size() != look.of_rank.size()) {  // some ranks do not have it
+      ++counts_.without_ranks;
+      continue;
+    }
+    std::map<std::string, Parameter> by_place;
+    std::map<std::string, std::set<std::string>> parts;
     for (const auto& [rank, facts] : by_rank) {
-      Parameter& p = parts[facts.coordinates];
+      const std::string place = facts.is_placed ? "placed" : facts.coordinates;
+      Parameter& p = by_place[place];
       p.name = name;
       p.ranks.push_back(&facts);
       add(facts.local, &p.total);
       add(facts.last, &p.last_total);
       p.roundings += static_cast<double>(facts.contributions) + 1;
+      ++p.sharers;
+      parts[place].insert(facts.part);
     }
-    for (auto& [coordinates, p] : parts) {
-      p.roundings += kScalings;
-      if (p.is_judged()) groups[coordinates].push_back(std::move(p));
+    for (auto& [place, p] : by_place) {
+      if (p.ranks[0]->is_placed) {
+        const auto [difference, axis] = difference_of_copies(p);
+        keep(key_of("copies", name),
+             difference > kDifferent ? GradientFate::kCopiesDiffer : GradientFate::kSound, step, difference,
+             axis);
+      }
+      const bool is_in_parts = parts[place].size() > 1;
+      if (is_in_parts) {
+        p.parts = static_cast<double>(parts[place].size());
+        sums.push_back(joined(p));
+        p.ranks = {&sums.back()};
+      }
+      if (p.is_judged())
+        groups[place + (is_in_parts ? " in parts" : "")].push_back(std::move(p));
+      else
+        ++counts_.not_whole;
     }
   }
-  for (const auto& [coordinates, parameters] : groups) {
-    const std::optional<Law> law = law_of(parameters, parameters[0].ranks.size());
+  for (auto& [place, parameters] : groups) {
+    const size_t ranks = parameters[0].ranks.size();
+    std::optional<Law> law = law_of(parameters, ranks);
+    bool is_coarse = false;
+    // Ranks may sum gradients in another format than that in which they keep them.
+    if (!law && parameters[0].ranks[0]->unit == kFine && parameters[0].sharers > 1) {
+      for (Parameter& p : parameters) p.is_coarse = true;
+      law = law_of(parameters, ranks);
+      is_coarse = law && law->source == Source::kSum && !law->is_last && !law->is_piled;
+    }
+    (law ? counts_.judged : counts_.without_law) += parameters.size();
     if (!law) continue;
-    for (const Parameter& p : parameters) {
-      const auto [fate, factor] = fate_of(p, *law);
-      if (fate == GradientFate::kSound || fate == GradientFate::kOther) {
-        fates_.erase(key_of(coordinates, p.name));
-        continue;
-      }
-      if (fates_.size() >= kMostParameters && !fates_.contains(key_of(coordinates, p.name))) continue;
-      Fate& known = fates_[key_of(coordinates, p.name)];
-      if (known.looks == 0 || known.fate != static_cast<int>(fate))
-        known = {static_cast<int>(fate), step, 0, 1};
-      ++known.looks;
-      known.factor = factor;
+    for (Parameter& p : parameters) {
+      auto [fate, factor] = fate_of(p, *law);
+      if (is_coarse && fate == GradientFate::kSound && !follows(p, *law, 1, kLikeRounding))
+        fate = GradientFate::kRounded;
+      keep(key_of(place, p.name), fate, step, factor, "");
     }
   }
   report(ConditionId::kGradientNotSummed, GradientFate::kOwnRank, step, board);
@@ -284,24 +378,28 @@ void GradientRule::judge(int64_t step, const Look& look, ConditionBoard* board) 
   report(ConditionId::kGradientDropped, GradientFate::kDropped, step, board);
   report(ConditionId::kGradientMultiplied, GradientFate::kMultiplied, step, board);
   report(ConditionId::kGradientPiledUp, GradientFate::kPiledUp, step, board);
+  report(ConditionId::kGradientRounded, GradientFate::kRounded, step, board);
+  report(ConditionId::kCopiesDiffer, GradientFate::kCopiesDiffer, step, board);
 }
 
 void GradientRule::report(ConditionId id, GradientFate fate, int64_t step, ConditionBoard* board) const {
   std::set<std::string> distinct;  // ranks with other coordinates may have a parameter of the same name
   int64_t since = step;
   double factor = 1;
+  std::string axis;
   for (const auto& [key, each] : fates_) {
     if (each.fate != static_cast<int>(fate) || each.looks < kGradientLooks) continue;
     distinct.insert(key.substr(key.find(kAfterCoordinates) + 1));
     since = std::min(since, each.since);
     factor = each.factor;
+    axis = each.axis;
   }
   if (distinct.empty()) return board->end(id, -1);
   const std::vector<std::string> names(distinct.begin(), distinct.end());
   if (Condition* found = board->note(id, -1, since, step)) {
     found->count = names.size();
     found->value = factor;
-    found->place = patterns_text(names);
+    found->place = patterns_text(names) + (axis.empty() ? "" : ": the " + axis + "-parallel ranks");
   }
 }
 

@@ -29,7 +29,9 @@ struct Sketch {
 struct GradientFacts {
   std::string tensor;
   std::string shape;        // as text, only compared
-  std::string coordinates;  // of the rank in tensor, pipeline and expert parallelism, as text, only compared
+  std::string part;         // that the rank holds, as text, only compared; the same text: the whole tensor
+  bool is_placed = false;   // ranks that hold the same part hold copies of it, whatever their coordinates
+  std::string coordinates;  // of the rank in tensor, pipeline and expert parallelism: "0 0 0 "; "": unknown
   int64_t step = 0, rank = 0, world_size = 1;
   uint64_t parameters = 0;     // of the look
   uint64_t contributions = 0;  // how often backward passes have added to the gradient
@@ -49,7 +51,23 @@ enum class GradientFate : int {
   kDropped,
   kMultiplied,
   kPiledUp,
+  kRounded,
+  kCopiesDiffer,
   kCount
+};
+
+// Looks at a parameter in one step, over all its ranks: how many were compared with the sum of the
+// contributions, and why the others were not.
+struct GradientCounts {
+  uint64_t judged = 0;
+  uint64_t without_ranks = 0;  // a rank has not looked, for example one of another node
+  uint64_t not_whole = 0;      // contributions were not seen
+  uint64_t without_law = 0;    // most gradients are no sums of their contributions
+
+  template <class State>
+  void fields(State& state) {
+    for (uint64_t* number : {&judged, &without_ranks, &not_whole, &without_law}) state(*number);
+  }
 };
 
 class GradientRule {
@@ -59,9 +77,12 @@ class GradientRule {
   // before must not be joined with those that follow.
   void begin_process(int64_t rank, int64_t pid);
 
+  const GradientCounts& counts() const { return counts_; }
+
   template <class State>
   void fields(State& state) {
     map_fields(state, fates_, kMostParameters);
+    counts_.fields(state);
   }
 
  private:
@@ -78,7 +99,8 @@ class GradientRule {
     int fate = 0;
     int64_t since = 0;
     uint64_t looks = 0;  // in a row with this fate
-    double factor = 1;   // of kMultiplied
+    double factor = 1;   // of kMultiplied; of kCopiesDiffer: the difference, by the norm
+    std::string axis;    // of kCopiesDiffer
 
     template <class State>
     void fields(State& state) {
@@ -86,15 +108,18 @@ class GradientRule {
       state(since);
       state(looks);
       state(factor);
+      state(axis);
     }
   };
 
   void judge(int64_t step, const Look& look, ConditionBoard* board);
+  void keep(const std::string& key, GradientFate fate, int64_t step, double factor, const std::string& axis);
   void report(ConditionId id, GradientFate fate, int64_t step, ConditionBoard* board) const;
 
   std::map<int64_t, Look> open_;       // by step; not saved
   std::map<int64_t, int64_t> pids_;    // by rank; not saved
   std::map<std::string, Fate> fates_;  // by key_of(): parameters whose last look was not sound
+  GradientCounts counts_;
 };
 
 }  // namespace foreshock

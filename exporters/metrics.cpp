@@ -69,7 +69,8 @@ constexpr Value kConditionNames[] = {"no_step_taken",    "nothing_trained",     
                                      "no_gradient",      "zero_gradient",       "weights_stuck",
                                      "gradient_unused",  "clipped_away",        "gains_decay",
                                      "tied_apart",       "gradient_not_summed", "gradient_last_only",
-                                     "gradient_dropped", "gradient_multiplied", "gradient_piled_up"};
+                                     "gradient_dropped", "gradient_multiplied", "gradient_piled_up",
+                                     "gradient_rounded", "copies_differ"};
 constexpr Value kConditionKinds[] = {"fault", "look"};
 
 // Label lists, in the order in which Registry::set takes the values. `run` and `rank` come first: the

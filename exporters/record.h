@@ -362,6 +362,8 @@ FORESHOCK_RECORD_LINE(OptimizerLine, "optimizer", FORESHOCK_OPTIMIZER_FIELDS);
   X(RecordText, layer, "", "Label of its layer.")                                                            \
   X(RecordText, dtype, "", "Format of the gradient: fp32, bf16 or fp16.")                                    \
   X(RecordIntegers, shape, "values", "Shape of the parameter.")                                              \
+  X(RecordIntegers, part, "values", "Offset and shape of the rank's part of it; empty: the rank has all.")   \
+  X(RecordFlag, placed, "", "Whether ranks that hold the same part hold copies of it (DTensor).")            \
   X(RecordIntegers, coordinates, "", "The rank's tensor, pipeline and expert coordinates; -1: unknown.")     \
   X(RecordInteger, world_size, "ranks", "Ranks of the whole job.")                                           \
   X(RecordCount, parameters, "parameters", "Parameters of this look.")                                       \

@@ -39,8 +39,10 @@ struct Sums {
   }
 };
 
-// Adds `count` elements from the row-major index `first` on, at most kSketchBlock.
-void add_block(const TensorView& tensor, int64_t first, int64_t count, uint64_t seed, Sums* sums) {
+// Adds `count` elements from the row-major index `first` on, at most kSketchBlock. `shift`: the index in the
+// whole tensor less that in this one.
+void add_block(const TensorView& tensor, int64_t first, int64_t count, int64_t shift, uint64_t seed,
+               Sums* sums) {
   double values[kSketchBlock];
   while (count > 0) {
     int64_t coordinate[4], rest = first, offset = 0;
@@ -51,7 +53,7 @@ void add_block(const TensorView& tensor, int64_t first, int64_t count, uint64_t 
     }
     const int64_t run = std::min(count, tensor.shape[3] - coordinate[3]);  // up to the end of the row
     load_block(tensor, offset, tensor.stride[3], static_cast<size_t>(run), values);
-    sums->add(values, first, run, seed);
+    sums->add(values, first + shift, run, seed);
     first += run;
     count -= run;
   }
@@ -81,18 +83,21 @@ TensorView joined(const TensorView& tensor) {
 
 }  // namespace
 
-bool add_sketch(const TensorView& given, uint64_t seed, double (&products)[kSketchProducts], double* norm) {
+bool add_sketch(const TensorView& given, uint64_t seed, double (&products)[kSketchProducts], double* norm,
+                int64_t first, int64_t whole) {
   if (given.dtype != DType::kFp64 && given.dtype != DType::kFp32 && given.dtype != DType::kBf16 &&
       given.dtype != DType::kFp16)
     return false;
   const TensorView tensor = joined(given);
-  const int64_t elements = element_count(tensor);
+  const int64_t own = element_count(tensor), elements = whole == 0 ? own : whole;
+  if (first < 0 || first > elements - own) return false;
   const int64_t blocks = (elements + kSketchBlock - 1) / kSketchBlock;
   const int64_t read = std::min(blocks, kMostSketched / kSketchBlock);
   Sums sums;
   for (int64_t n = 0; n < read; ++n) {
-    const int64_t first = n * blocks / read * kSketchBlock;
-    add_block(tensor, first, std::min(kSketchBlock, elements - first), seed, &sums);
+    const int64_t block = n * blocks / read * kSketchBlock;
+    const int64_t begin = std::max(block, first), end = std::min(block + kSketchBlock, first + own);
+    if (begin < end) add_block(tensor, begin - first, end - begin, first, seed, &sums);
   }
   for (int k = 0; k < kSketchProducts; ++k) products[k] += sums.products[k];
   *norm += std::sqrt(sums.squares);

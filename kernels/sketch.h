@@ -21,7 +21,11 @@ inline constexpr int64_t kSketchBlock = 256;
 // Adds the products of the tensor to `products`, and the norm of the elements that were read to `*norm`. The
 // signs depend on `seed` and on the index of each element in row-major order, whatever the strides. Returns
 // false, and changes nothing, if the format is not floating.
-bool add_sketch(const TensorView& tensor, uint64_t seed, double (&products)[kSketchProducts], double* norm);
+// The tensor may be a part of one with `whole` elements, which begins at the element `first` of it (`whole`
+// 0: it is the whole). What is read, and the signs, are those of the whole tensor, so that sketches of parts
+// add up to the sketch of the whole.
+bool add_sketch(const TensorView& tensor, uint64_t seed, double (&products)[kSketchProducts], double* norm,
+                int64_t first = 0, int64_t whole = 0);
 
 }  // namespace foreshock
 

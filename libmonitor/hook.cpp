@@ -216,11 +216,13 @@ void foreshock_observe_weights(const foreshock_weight_state* states, size_t coun
   if (is_readable(states)) g_monitor.observe_weights(states, count, when);
 }
 
-int foreshock_add_sketch(const foreshock_tensor* tensor, uint64_t seed, foreshock_sketch* sketch) {
+int foreshock_add_sketch(const foreshock_tensor* tensor, uint64_t seed, int64_t first, int64_t whole,
+                         foreshock_sketch* sketch) {
   if (tensor == nullptr || sketch == nullptr || tensor->data == nullptr ||
       tensor->device_type != FORESHOCK_DEVICE_CPU)
     return 0;
-  return foreshock::add_sketch(foreshock::view_of(*tensor), seed, sketch->products, &sketch->norm);
+  return foreshock::add_sketch(foreshock::view_of(*tensor), seed, sketch->products, &sketch->norm, first,
+                               whole);
 }
 
 void foreshock_observe_gradient_looks(const foreshock_gradient_look* looks, size_t count) {

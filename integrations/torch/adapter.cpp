@@ -379,11 +379,12 @@ FORESHOCK_EXPORT size_t foreshock_adapter_begin_look(const foreshock_adapter_wat
   }
 }
 
-// Ends the look and reports it; call it before the optimizer's work. Returns the nanoseconds that the look
-// took in backward passes.
-FORESHOCK_EXPORT uint64_t foreshock_adapter_end_look(void) {
+// Ends the look and reports it; call it before the optimizer's work. `distributed`: the distributed tensors
+// of the look, with their gradients. Returns the nanoseconds that the look took in backward passes.
+FORESHOCK_EXPORT uint64_t foreshock_adapter_end_look(const foreshock_adapter_watched* distributed,
+                                                     size_t count) {
   try {
-    return foreshock::adapter::GradientLooks::instance().end();
+    return foreshock::adapter::GradientLooks::instance().end(distributed, count);
   } catch (...) {
     foreshock::adapter::GradientLooks::instance().cancel();
     return 0;

@@ -25,11 +25,16 @@
 
 extern "C" {
 
-// A parameter of a look, as the Python helper passes it. `parameter` is the address of a live TensorImpl.
+// A parameter of a look, as the Python helper passes it. Pointers are addresses of live TensorImpls or NULL.
+// Of a distributed tensor, `parameter` and `gradient` are this rank's parts.
 typedef struct foreshock_adapter_watched {
   uint64_t number;  // index in the array given to foreshock_name_weights
   uint64_t seed;    // the same on all ranks
   const void* parameter;
+  const void* leaf;      // to which autograd adds the contributions; NULL: they cannot be seen
+  const void* gradient;  // of a distributed tensor: its gradient at this time
+  int64_t first, whole;  // a part with this first element of a tensor of `whole` elements; 0, 0: not a part
+  uint64_t is_placed;    // 1: ranks that hold the same part of the tensor hold copies of each other
 } foreshock_adapter_watched;
 
 }  // extern "C"
@@ -45,8 +50,8 @@ class GradientLooks {
     return looks.get();
   }
 
-  // Begins a look, after ending one that is in progress without a report. Parameters on devices, distributed
-  // ones, and those without a gradient are left out. Returns the number of those that are looked at.
+  // Begins a look, after ending one that is in progress without a report. Parameters on devices, in fp64, and
+  // those without a gradient are left out. Returns the number of those that are looked at.
   size_t begin(const foreshock_adapter_watched* watched, size_t count) {
     const TryGuard turn(busy_);
     if (!turn.is_mine) return 0;
@@ -54,17 +59,24 @@ class GradientLooks {
     rows_.reserve(count);
     for (size_t n = 0; n < count; ++n) add(watched[n]);
     for (size_t n = 0; n < rows_.size(); ++n)
-      rows_[n].node->add_pre_hook(std::make_unique<Contribution>(this, n));
+      if (rows_[n].node) rows_[n].node->add_pre_hook(std::make_unique<Contribution>(this, n));
     is_incomplete_.store(false, std::memory_order_relaxed);
     own_ns_ = 0;  // the caller counts the time of begin() and end()
     return rows_.size();
   }
 
-  // Ends the look, and reports it to the core. Call it before the optimizer's work. Returns the ns that the
-  // look took in the backward passes.
-  uint64_t end() {
+  // Ends the look, and reports it to the core. Call it before the optimizer's work, with the distributed
+  // tensors of begin() in the same order, and their gradients at this time. Returns the ns that the look took
+  // in the backward passes.
+  uint64_t end(const foreshock_adapter_watched* distributed, size_t count) {
     const TryGuard turn(busy_);
     if (!turn.is_mine || rows_.empty()) return 0;
+    size_t n = 0;  // the rows are some of these tensors, in the same order
+    for (Row& row : rows_) {
+      if (!is_distributed(row)) continue;
+      while (n < count && distributed[n].number != row.number) ++n;
+      if (n < count && distributed[n].gradient != nullptr) row.gradient = tensor_at(distributed[n].gradient);
+    }
     looks_.clear();
     for (Row& row : rows_) looks_.push_back(look_of(row));
     const uint64_t in_passes = std::exchange(own_ns_, 0);
@@ -98,10 +110,12 @@ class GradientLooks {
   using CompiledArguments = decltype(argument_of(&torch::autograd::FunctionPreHook::compiled_args));
 
   struct Row {
+    foreshock_adapter_watched watched = {};
     uint32_t number = 0;
-    uint64_t seed = 0;
-    at::Tensor parameter;
+    at::Tensor parameter, leaf;
+    at::Tensor gradient;  // that is used; of distributed tensors only
     NodePointer node;
+    uint32_t dtype = 0;  // the coarsest format of the contributions
     foreshock_sketch local = {}, last = {}, before = {};
     uint32_t contributions = 0;
     uint32_t version = 0;  // of the parameter at the first contribution
@@ -129,29 +143,52 @@ class GradientLooks {
            !tensor.is_neg() && is_in_memory(tensor);
   }
 
-  // Adds the sketch of a tensor; an undefined tensor counts as 0. False: the tensor cannot be read.
-  static bool add_sketch(const at::Tensor& tensor, uint64_t seed, foreshock_sketch* sketch) {
+  // Adds the sketch of a tensor, or of this rank's part of it; an undefined tensor counts as 0. False: the
+  // tensor cannot be read.
+  static bool add_sketch(const at::Tensor& tensor, const Row& row, bool is_part, foreshock_sketch* sketch) {
     if (!tensor.defined()) return true;
     if (!is_readable(tensor)) return false;
     const foreshock_tensor view = view_of_weight(tensor.unsafeGetTensorImpl());
-    return foreshock_add_sketch(&view, seed, sketch) != 0;
+    const foreshock_adapter_watched& of = row.watched;
+    return foreshock_add_sketch(&view, of.seed, is_part ? of.first : 0, is_part ? of.whole : 0, sketch) != 0;
   }
 
-  static const at::Tensor& gradient_of(const at::Tensor& parameter) {
+  // Of formats in which the gradients of one parameter are rounded, the one with the largest errors counts.
+  static uint32_t coarser(uint32_t a, uint32_t b) {
+    const auto bits = [](uint32_t dtype) {  // of precision
+      return dtype == FORESHOCK_BF16 ? 8 : dtype == FORESHOCK_FP16 ? 11 : dtype == FORESHOCK_FP32 ? 24 : 53;
+    };
+    return bits(a) < bits(b) ? a : b;
+  }
+
+  static bool is_distributed(const Row& row) { return row.watched.leaf != row.watched.parameter; }
+
+  static const at::Tensor& gradient_of(const Row& row) {
+    if (is_distributed(row)) return row.gradient;
     static const at::Tensor* undefined = new at::Tensor();
-    const auto* meta = torch::autograd::impl::get_autograd_meta(parameter);
+    const auto* meta = torch::autograd::impl::get_autograd_meta(row.parameter);
     return meta ? meta->grad_ : *undefined;
   }
 
   void add(const foreshock_adapter_watched& watched) {
     Row row;
+    row.watched = watched;
     row.number = static_cast<uint32_t>(watched.number);
-    row.seed = watched.seed;
     row.parameter = tensor_at(watched.parameter);
-    if (!is_readable(row.parameter) || !row.parameter.requires_grad() || !row.parameter.is_leaf()) return;
-    if (!add_sketch(gradient_of(row.parameter), row.seed, &row.before)) row.is_whole = false;
-    row.node = torch::autograd::impl::grad_accumulator(row.parameter);
-    if (row.node) rows_.push_back(std::move(row));
+    // The core has no records of gradients in fp64.
+    if (!is_readable(row.parameter) || dtype_of(row.parameter) == FORESHOCK_FP64) return;
+    row.dtype = dtype_of(row.parameter);
+    if (watched.gradient != nullptr) row.gradient = tensor_at(watched.gradient);
+    if (!add_sketch(gradient_of(row), row, true, &row.before)) row.is_whole = false;
+    row.gradient.reset();
+    if (watched.leaf != nullptr) {
+      row.leaf = tensor_at(watched.leaf);
+      if (!row.leaf.requires_grad() || !row.leaf.is_leaf()) return;
+      row.node = torch::autograd::impl::grad_accumulator(row.leaf);
+      if (!row.node) return;
+    }
+    row.is_whole &= row.node != nullptr;
+    rows_.push_back(std::move(row));
   }
 
   void observe(size_t n, const torch::autograd::variable_list& gradients) noexcept try {
@@ -164,7 +201,8 @@ class GradientLooks {
     if (!gradients[0].defined()) return;  // autograd adds nothing
     const uint64_t begin_ns = now_ns();
     row.last = {};
-    if (!add_sketch(gradients[0], row.seed, &row.last)) row.is_whole = false;
+    if (!add_sketch(gradients[0], row, /*is_part=*/false, &row.last)) row.is_whole = false;
+    row.dtype = coarser(row.dtype, dtype_of(gradients[0]));
     for (size_t k = 0; k < std::size(row.last.products); ++k) row.local.products[k] += row.last.products[k];
     row.local.norm += row.last.norm;
     // A parameter that changes between two passes belongs to a training that uses only one of them, as
@@ -188,12 +226,14 @@ class GradientLooks {
     look.local = row.local;
     look.last = row.last;
     look.before = row.before;
-    const at::Tensor& gradient = gradient_of(row.parameter);
-    look.dtype = dtype_of(gradient.defined() ? gradient : row.parameter);
-    if (!gradient.defined() || !add_sketch(gradient, row.seed, &look.used)) look.used.norm = kUnknown;
-    if (!add_sketch(row.parameter, row.seed, &look.value)) look.value.norm = kUnknown;
+    look.is_placed = row.watched.is_placed != 0;
+    const at::Tensor& gradient = gradient_of(row);
+    look.dtype = gradient.defined() ? coarser(row.dtype, dtype_of(gradient)) : row.dtype;
+    if (!gradient.defined() || !add_sketch(gradient, row, true, &look.used)) look.used.norm = kUnknown;
+    if (!add_sketch(row.parameter, row, true, &look.value)) look.value.norm = kUnknown;
     // A parameter that got another node has contributions that no hook saw.
-    const bool has_same_node = torch::autograd::impl::try_get_grad_accumulator(row.parameter) == row.node;
+    const bool has_same_node =
+        row.node && torch::autograd::impl::try_get_grad_accumulator(row.leaf) == row.node;
     look.is_whole = row.is_whole && has_same_node && !is_incomplete_.load(std::memory_order_relaxed);
     return look;
   }
@@ -201,10 +241,11 @@ class GradientLooks {
   // Removes the hooks. No backward pass runs in this thread.
   void drop() noexcept {
     for (Row& row : rows_)
-      std::erase_if(row.node->pre_hooks(), [this](const auto& hook) {
-        const auto* ours = dynamic_cast<const Contribution*>(hook.get());
-        return ours != nullptr && ours->looks == this;
-      });
+      if (row.node)
+        std::erase_if(row.node->pre_hooks(), [this](const auto& hook) {
+          const auto* ours = dynamic_cast<const Contribution*>(hook.get());
+          return ours != nullptr && ours->looks == this;
+        });
     rows_.clear();
   }
 

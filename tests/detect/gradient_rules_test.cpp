@@ -44,6 +44,10 @@ struct Job {
   // Changes the gradients of all ranks after the backward passes, before and after they are summed.
   std::function<void(std::vector<Gradient>*)> spoil_local = {}, spoil_used = {};
   bool ranks_have_copies = true;
+  bool reduces_in_bf16 = false;
+  int64_t parts = 1;       // each rank holds one of so many parts of each parameter
+  bool is_placed = false;  // ranks with the same part hold copies, at the tensor coordinate `rank`
+  bool is_seen = true;     // the contributions
   std::string name_of_bad = "3.weight";
 
   RunConditions conditions = {};
@@ -53,12 +57,16 @@ struct Job {
 
   float rounded(float value) const { return is_bf16 ? rounded_to_bf16(value) : value; }
 
-  Sketch sketch_of(const Values& values, size_t seed) const {
+  // Of one of `count` parts.
+  Sketch sketch_of(const Values& values, size_t seed, int64_t part = 0, int64_t count = 1) const {
     Sketch sketch;
     std::mt19937_64 signs(seed);
     double squares = 0;
-    for (const float value : values) {
+    const auto of_part = static_cast<int64_t>(values.size()) / count;
+    for (int64_t n = 0; n < static_cast<int64_t>(values.size()); ++n) {
       const uint64_t bits = signs();
+      if (n / of_part != part) continue;
+      const float value = values[static_cast<size_t>(n)];
       for (size_t k = 0; k < kSketchNumbers; ++k)
         sketch.products[k] += (bits >> (7 * k) & 1) != 0 ? double{value} : -double{value};
       squares += double{value} * value;
@@ -100,11 +108,14 @@ struct Job {
   bool is_unreduced = false;
 
   void reduce(std::vector<Gradient>* all) const {
+    const auto rounds = [&](float value) {
+      return reduces_in_bf16 ? rounded_to_bf16(value) : rounded(value);
+    };
     Values sum = all->front().sum;
-    for (float& each : sum) each = rounded(each / static_cast<float>(ranks));
+    for (float& each : sum) each = rounds(each / static_cast<float>(ranks));
     for (size_t r = 1; r < all->size(); ++r)
       for (size_t n = 0; n < kElements; ++n)
-        sum[n] = rounded(sum[n] + rounded((*all)[r].sum[n] / static_cast<float>(ranks)));
+        sum[n] = rounds(sum[n] + rounds((*all)[r].sum[n] / static_cast<float>(ranks)));
     for (Gradient& own : *all) own.sum = sum;
   }
 
@@ -117,20 +128,24 @@ struct Job {
     facts.world_size = ranks;
     facts.parameters = kParameters;
     facts.contributions = own.local.size();
-    facts.is_whole = true;
-    facts.unit = is_bf16 ? 0x1p-9 : 0x1p-24;
+    facts.is_whole = is_seen;
+    facts.is_placed = is_placed;
+    const int64_t part = rank % parts;
+    if (is_placed) facts.coordinates = std::to_string(parts > 1 ? 0 : rank) + " 0 0 ";
+    if (parts > 1) facts.part = std::to_string(part);
+    facts.unit = is_bf16 ? 0x1p-8 : 0x1p-24;
     for (const Values& pass : own.local) {
       facts.last = sketch_of(pass, own.parameter);
       for (size_t k = 0; k < kSketchNumbers; ++k) facts.local.products[k] += facts.last.products[k];
       facts.local.norm += facts.last.norm;
     }
-    facts.before = sketch_of(own.before, own.parameter);
-    facts.used = sketch_of(own.sum, own.parameter);
+    facts.before = sketch_of(own.before, own.parameter, part, parts);
+    facts.used = sketch_of(own.sum, own.parameter, part, parts);
     std::mt19937_64 weights(ranks_have_copies ? own.parameter
                                               : own.parameter + 100 * static_cast<size_t>(rank + 1));
     Values value;
     for (size_t n = 0; n < kElements; ++n) value.push_back(std::normal_distribution<float>()(weights));
-    facts.value = sketch_of(value, own.parameter);
+    facts.value = sketch_of(value, own.parameter, part, parts);
     conditions.observe_gradient(facts, &begun);
   }
 
@@ -217,6 +232,64 @@ TEST(Gradients, OneParameterWithAnotherGradientIsNamed) {
       EXPECT_EQ(dropped.sentences(),
                 "3.weight: the gradient used is 0, although backward passes contributed to it, since step 1");
     }
+}
+
+TEST(Gradients, PartsOfRanksAddUp) {
+  for (const auto& [ranks, parts] :
+       {std::pair(2, 2), {4, 4}, {4, 2}})  // the last one: two copies of each part
+    for (const bool is_bf16 : {false, true}) {
+      Job sound{.ranks = ranks, .is_bf16 = is_bf16, .parts = parts, .is_placed = true};
+      sound.run();
+      EXPECT_EQ(sound.sentences(), "");
+      EXPECT_EQ(sound.conditions.gradient_counts().judged, 6 * Job::kParameters);
+      EXPECT_EQ(sound.conditions.gradient_counts().not_whole, 0u);
+      Job dropped = sound, last = sound, twice = sound,
+          piled{.ranks = ranks, .clears = false, .parts = parts};
+      piled.is_placed = true;
+      dropped.spoil_used = of_bad([](Job::Gradient* own) { own->sum.assign(Job::kElements, 0); });
+      last.spoil_local = of_bad([](Job::Gradient* own) { own->sum = own->local.back(); });
+      twice.spoil_used = of_bad([](Job::Gradient* own) {
+        for (float& each : own->sum) each *= 2;
+      });
+      for (Job* job : {&dropped, &last, &twice, &piled}) job->run();
+      EXPECT_EQ(dropped.sentences(),
+                "3.weight: the gradient used is 0, although backward passes contributed to it, since step 1");
+      EXPECT_EQ(last.sentences(),
+                "3.weight: the gradient used is that of the last backward pass only, since step 1");
+      EXPECT_EQ(
+          twice.sentences(),
+          "3.weight: the gradient used is 2 times the sum of its contributions, compared with the other "
+          "parameters, since step 1");
+      EXPECT_EQ(piled.sentences(),
+                "*.weight (10): the gradient used has the gradients of earlier steps in it, since step 2");
+    }
+}
+
+TEST(Gradients, CopiesThatUseDifferentGradientsAreNamed) {
+  Job sound{.ranks = 2, .is_placed = true, .is_seen = false};
+  Job differs = sound;
+  differs.is_unreduced = true;
+  differs.spoil_used = [](auto*) {};
+  sound.run();
+  differs.run();
+  EXPECT_EQ(sound.sentences(), "");
+  EXPECT_EQ(sound.conditions.gradient_counts().not_whole, 6 * Job::kParameters);
+  EXPECT_TRUE(differs.sentences().starts_with(
+      "3.weight: the tensor-parallel ranks hold copies and use different gradients, by up to "))
+      << differs.sentences();
+}
+
+TEST(Gradients, ASumInBf16OfGradientsInFp32IsNamed) {
+  for (const int64_t parts : {1, 2}) {
+    Job job{.ranks = 2, .reduces_in_bf16 = true, .parts = parts, .is_placed = parts > 1};
+    job.run();
+    EXPECT_EQ(job.sentences(),
+              "*.weight (10): the gradient used is rounded as by a sum in bf16, though it is in fp32, since "
+              "step 1");
+    job.spoil_used = of_bad([](Job::Gradient* own) { own->sum.assign(Job::kElements, 0); });
+    job.run();
+    EXPECT_NE(job.sentences().find("3.weight: the gradient used is 0"), std::string::npos);
+  }
 }
 
 TEST(Gradients, AnUnknownChangeIsNotNamed) {

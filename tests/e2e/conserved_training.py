@@ -1,6 +1,8 @@
 """Trainings in which the gradient of one parameter, or of all, is not the sum of its contributions; and sound ones.
 
-`conserved_training.py KIND RANKS STORE [bf16]`: STORE is a file for the process group of several ranks.
+`conserved_training.py KIND RANKS STORE [bf16]`: STORE is a file for the process group of several ranks. The kinds are
+those of the table in bench/gradients.py. Kinds "shards..." use FSDP2, "tensor..." tensor parallelism of DTensors,
+"experts..." a model whose ranks have an expert each; the others one process, DDP, or sums by the training itself.
 """
 
 import contextlib
@@ -8,12 +10,14 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
 import torch.distributed as dist
 from tiny_gpt import VOCABULARY, TinyGpt, leave_group, set_up, tell
+from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,18 +26,144 @@ BAD = "blocks.1.up.weight"
 BY_HAND = ("by_hand", "left_out", "summed_twice", "divided_twice")  # the training sums the gradients itself
 
 
+class Tensors(nn.Module):
+    """A block of a mixture of experts with one expert on each of the ranks of a tensor-parallel mesh. All parameters
+    are DTensors: `up` is sharded, the others are replicated. The norm sees a part of the sequence on each rank.
+
+    What a rank computes with a local tensor contributes a part of the gradient of a replicated one. DTensor sums these
+    parts only if to_local() gets the placement Partial; kind "tensor_router" or "tensor_norm" does without.
+    """
+
+    def __init__(self, width: int, mesh: Any, kind: str) -> None:
+        super().__init__()
+        self.mesh, self.kind = mesh, kind
+        self.norm, self.router = nn.LayerNorm(width), nn.Linear(width, mesh.size())
+        self.up = nn.Linear(width, width * mesh.size(), bias=False)
+
+    def local(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
+        from torch.distributed.tensor import Partial
+
+        return tensor.to_local(grad_placements=None if self.kind == f"tensor_{what}" else [Partial()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+        own = x.redistribute(placements=[Shard(1)]).to_local()
+        scale, shift = (self.local(each, "norm") for each in (self.norm.weight, self.norm.bias))
+        own = functional.layer_norm(own, own.shape[-1:], scale, shift)
+        y = DTensor.from_local(own, self.mesh, [Shard(1)]).redistribute(placements=[Replicate()])
+        scores = self.local(self.router(y).softmax(-1), "router")[..., self.mesh.get_local_rank(), None]
+        out = functional.linear(self.local(y, "input"), self.up.weight.to_local()).relu() * scores
+        return x + DTensor.from_local(out, self.mesh, [Partial()]).redistribute(placements=[Replicate()])
+
+
+class TensorParallel(nn.Module):
+    def __init__(self, kind: str, ranks: int) -> None:
+        super().__init__()
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+
+        self.mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+        self.embedding, self.head = nn.Embedding(VOCABULARY, 32), nn.Linear(32, VOCABULARY)
+        self.blocks = nn.ModuleList(Tensors(32, self.mesh, kind) for _ in range(2))
+
+        def place(name: str, module: nn.Module, mesh: Any) -> None:
+            placement = Shard(0) if name.endswith(".up") else Replicate()
+            for key, parameter in list(module.named_parameters(recurse=False)):
+                module.register_parameter(key, nn.Parameter(distribute_tensor(parameter, mesh, [placement])))
+
+        distribute_module(self, self.mesh, place)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor, Replicate
+
+        x = self.embedding(DTensor.from_local(tokens, self.mesh, [Replicate()]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).to_local()
+
+
+class Exchange(torch.autograd.Function):
+    """The sum over the ranks. In the backward pass too, except kind "experts_lost": there, a rank gets the gradient of
+    its own tokens only."""
+
+    @staticmethod
+    def forward(context, kind: str, out: torch.Tensor) -> torch.Tensor:
+        context.kind = kind
+        out = out.clone()
+        dist.all_reduce(out)
+        return out
+
+    @staticmethod
+    def backward(context, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
+        gradient = gradient.clone()
+        if context.kind != "experts_lost":
+            dist.all_reduce(gradient)
+        return None, gradient
+
+
+class Experts(nn.Module):
+    """Data parallel but for its experts, one per rank, each of which computes the tokens of all ranks."""
+
+    def __init__(self, kind: str, rank: int, ranks: int) -> None:
+        super().__init__()
+        self.kind, self.rank, self.ranks = kind, rank, ranks
+        self.embedding, self.head = nn.Embedding(VOCABULARY, 32), nn.Linear(32, VOCABULARY)
+        self.router, self.norm = nn.Linear(32, ranks), nn.LayerNorm(32)
+        torch.manual_seed(rank)
+        self.experts = nn.Linear(32, 32)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        scored = self.norm(x), self.router(x).softmax(-1)
+        every = torch.zeros(self.ranks, *x.shape[:2], 32 + self.ranks)
+        every[self.rank] = torch.cat(scored, dim=-1)
+        every = Exchange.apply("", every)
+        out = self.experts(every[..., :32]).relu() * every[..., 32 + self.rank, None]
+        return self.head(x + Exchange.apply(self.kind, out)[self.rank])
+
+
+def in_shards(kind: str, ranks: int) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    model = TinyGpt(layers=2, width=32, precision=torch.float32)
+    reduced = torch.bfloat16 if kind == "shards_rounded" else torch.float32
+    options = {"mesh": init_device_mesh("cpu", (ranks,)), "mp_policy": MixedPrecisionPolicy(reduce_dtype=reduced)}
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def made(kind: str, rank: int, ranks: int, precision: torch.dtype) -> nn.Module:
+    if kind.startswith("shards"):
+        return in_shards(kind, ranks)
+    if kind.startswith("tensor"):
+        return TensorParallel(kind, ranks)
+    if kind.startswith("experts"):
+        return Experts(kind, rank, ranks)
+    return TinyGpt(layers=2, width=32).to(precision)
+
+
 def main(kind: str, rank: int, ranks: int, store: str, precision: torch.dtype) -> None:
     if ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    model = TinyGpt(layers=2, width=32).to(precision)
-    bad = dict(model.named_parameters())[BAD]
+    model = made(kind, rank, ranks, precision)
+    bad = dict(model.named_parameters()).get(BAD)
+    family, _, fault = kind.partition("_")
+    if family == "shards":
+        kind = fault  # the faults of these trainings are those of others
     wrapped = model
-    if ranks > 1 and kind not in BY_HAND:
+    if family == "experts":
+        apart = [name for name, _ in model.named_parameters() if name.startswith("experts.")]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, apart)
+        wrapped = DistributedDataParallel(model)
+    elif ranks > 1 and kind not in BY_HAND and family not in ("shards", "tensor"):
         if kind == "ignored":
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [BAD])
         wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    generator = torch.Generator().manual_seed(rank + 1)
+    generator = torch.Generator().manual_seed(1 if family == "tensor" else rank + 1)
     for _ in range(STEPS):
         for number in range(PASSES):
             is_last = number == PASSES - 1
@@ -70,7 +200,8 @@ def main(kind: str, rank: int, ranks: int, store: str, precision: torch.dtype) -
                 parameter.grad = parameter.grad if parameter is bad else None
         elif kind != "keeps_all":
             optimizer.zero_grad()
-    tell(sum=sum(float(p.double().sum()) for p in model.parameters()))
+    parts = [getattr(p, "_local_tensor", p).detach() for p in model.parameters()]
+    tell(sum=sum(float(part.double().sum()) for part in parts))
     if ranks > 1:
         leave_group()
 

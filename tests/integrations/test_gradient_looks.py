@@ -100,6 +100,55 @@ def test_compiled_autograd_runs_and_the_look_is_not_whole(trainer):
     assert {row["whole"] for row in told} == {0}
 
 
+def test_shards_of_fsdp2_have_the_contributions_to_the_whole_and_the_gradient_of_the_part(trainer):
+    told = trainer(
+        MODEL
+        + textwrap.dedent("""
+        from torch.distributed.fsdp import fully_shard
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        model = fully_shard(torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.LayerNorm(4)), mesh=mesh)
+        parameters = list(model.parameters())
+        optimizer = torch.optim.AdamW(parameters, lr=0.125)
+        made = []
+        for number in range(1, 4):
+            events()
+            for _ in range(2): forward().backward()
+            parameters[1].grad.mul_(2)
+            optimizer.step()
+            rows = sorted(events("look"), key=lambda row: row["number"])
+            made.append(dict(looks=rows, used=[mark(p.grad.to_local()) for p in parameters]))
+            optimizer.zero_grad()
+        print(json.dumps(made))
+        """)
+    )
+    for step in told[1:]:  # the first one has no look
+        rows = step["looks"]
+        assert {(row["contributions"], row["whole"], row["placed"]) for row in rows} == {(2, 1, 1)}
+        assert [row["part"] for row in rows] == [[0, 24], [0, 4], [0, 4], [0, 4]]
+        assert [row["used"] for row in rows] == pytest.approx(step["used"], rel=1e-5, abs=1e-6)
+        factors = [1, 2, 1, 1]
+        local = [row["local"] * factor for row, factor in zip(rows, factors, strict=True)]
+        assert local == pytest.approx(step["used"], rel=1e-5, abs=1e-6)
+
+
+def test_a_parameter_in_fp64_is_left_out(trainer):
+    told = trainer(
+        MODEL
+        + textwrap.dedent("""
+        shift = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
+        optimizer = torch.optim.AdamW([*parameters, shift], lr=0.125)
+        for number in range(1, 4):
+            (forward() + shift.square().sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        print(json.dumps(events("look")))
+        """)
+    )
+    assert [row["parameters"] for row in told] == [4] * 8
+
+
 @pytest.mark.parametrize(
     ("more", "looks"),
     [
@@ -162,7 +211,7 @@ def test_steps_of_later_looks_are_the_same_on_all_ranks():
     from foreshock_torch.weights import Watchable
 
     def ticks(stride: int) -> set[int]:
-        looks = GradientLooks(None, None, 0.001)
+        looks = GradientLooks(None, None, list, 0.001)
         looks._stride = stride
         found, tick = set(), 0
         while (tick := looks.next_tick(tick)) < 40 * INTERVAL:

@@ -53,6 +53,28 @@ TEST(Sketch, IsLinearAndDoesNotDependOnStrides) {
   EXPECT_NEAR(of_transposed.norm, of_a.norm, 1e-9);
 }
 
+TEST(Sketch, SketchesOfPartsAddUpToThatOfTheWhole) {
+  for (const int64_t rows : {3, 401}) {  // all of it is read, or some blocks are
+    constexpr int64_t kColumns = 333;
+    const std::vector<float> a = normal(static_cast<size_t>(rows * kColumns), 4);
+    const Result whole = sketch(matrix(a.data(), rows, kColumns, kColumns, 1));
+    Result sum;
+    double squares = 0;
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 1}, {1, rows - 1}, {rows - 1, rows}}) {
+      Result part;
+      const float* data = a.data() + begin * kColumns;
+      EXPECT_TRUE(add_sketch(matrix(data, end - begin, kColumns, kColumns, 1), 1, part.products, &part.norm,
+                             begin * kColumns, rows * kColumns));
+      for (int k = 0; k < kSketchProducts; ++k) sum.products[k] += part.products[k];
+      squares += part.norm * part.norm;
+    }
+    for (int k = 0; k < kSketchProducts; ++k) EXPECT_NEAR(sum.products[k], whole.products[k], 1e-9);
+    EXPECT_NEAR(std::sqrt(squares), whole.norm, 1e-9);
+    EXPECT_FALSE(add_sketch(matrix(a.data(), 2, kColumns, kColumns, 1), 1, sum.products, &sum.norm,
+                            (rows - 1) * kColumns, rows * kColumns));
+  }
+}
+
 TEST(Sketch, ProductsOfRandomSignsHaveTheNormAsStandardDeviation) {
   const std::vector<float> a = normal(5000, 3);
   double squares = 0, norm = 0;

@@ -287,12 +287,12 @@ typedef struct foreshock_sketch {
 typedef struct foreshock_gradient_look {
   uint32_t size;
   uint32_t version;
-  uint32_t number;        /* index in the array given to foreshock_name_weights */
-  uint32_t dtype;         /* format of the gradient */
-  uint32_t parameters;    /* parameters of this look */
-  uint32_t contributions; /* how often backward passes have added to the gradient */
-  uint32_t is_whole;      /* 1: all contributions were seen */
-  uint32_t reserved;
+  uint32_t number;         /* index in the array given to foreshock_name_weights */
+  uint32_t dtype;          /* format of the gradient */
+  uint32_t parameters;     /* parameters of this look */
+  uint32_t contributions;  /* how often backward passes have added to the gradient */
+  uint32_t is_whole;       /* 1: all contributions were seen */
+  uint32_t is_placed;      /* 1: ranks that hold the same part of the tensor hold copies */
   foreshock_sketch local;  /* sum of the contributions */
   foreshock_sketch last;   /* the last of them */
   foreshock_sketch before; /* the gradient that was left from earlier steps */
@@ -499,9 +499,10 @@ FORESHOCK_EXPORT void foreshock_observe_weights(const foreshock_weight_state* st
 /* Adds the sketch of a tensor in host memory to `sketch`. The signs follow from `seed`, which must be the
  * same for one parameter on all ranks, and from the index of each element. Of large tensors, some elements
  * are read, the same ones in all tensors of one size. Returns 0, and changes nothing, if the tensor cannot be
- * read. */
-FORESHOCK_EXPORT int foreshock_add_sketch(const foreshock_tensor* tensor, uint64_t seed,
-                                          foreshock_sketch* sketch);
+ * read. If the tensor is a part of one with `whole` elements, which begins at its element `first`, the
+ * sketches of the parts add up to that of the whole; else `whole` is 0. */
+FORESHOCK_EXPORT int foreshock_add_sketch(const foreshock_tensor* tensor, uint64_t seed, int64_t first,
+                                          int64_t whole, foreshock_sketch* sketch);
 
 /* Reports a look at gradients, before the optimizer's work. */
 FORESHOCK_EXPORT void foreshock_observe_gradient_looks(const foreshock_gradient_look* looks, size_t count);

@@ -80,7 +80,7 @@ class Monitor:
         self.modules = Modules(torch)
         self.weights = Weights(torch, core)
         limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
-        self.looks = GradientLooks(core, self.weights, share=self.SHARE_OF_LOOKS * limit)
+        self.looks = GradientLooks(core, self.weights, self.modules.alive, share=self.SHARE_OF_LOOKS * limit)
         self._torch = torch
         self.batch_id: int | None = None
         self.steps_are_reported = False  # the training reports its steps with report(step=...)

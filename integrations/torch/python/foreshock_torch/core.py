@@ -12,7 +12,7 @@ from .inventory import Mixer
 from .logs import Logs
 from .names import as_bytes
 from .topology import Topology
-from .weights import DIMS, OptimizerNumbers, Weight
+from .weights import DIMS, OptimizerNumbers, Watched, Weight
 
 # Constants of hook.h.
 ABI = 1  # FORESHOCK_ABI_VERSION
@@ -57,7 +57,8 @@ def _structures() -> tuple[Any, ...]:
         ]  # fmt: skip
 
     class Watched(c.Structure):
-        _fields_ = [("number", c.c_uint64), ("seed", c.c_uint64), ("parameter", c.c_void_p)]
+        _fields_ = [("number", c.c_uint64), ("seed", c.c_uint64), ("addresses", c.c_void_p * 3), ("first", c.c_int64),
+                    ("whole", c.c_int64), ("placed", c.c_uint64)]  # fmt: skip
 
     # number: index in the list of name_weights(). addresses: of parameter, gradient and Adam's two moments; or NULL.
     class WeightState(c.Structure):
@@ -151,7 +152,7 @@ class Core:
         )  # fmt: skip
         self._declare(self.adapter, "adapter_observe_weights", c.c_uint64, address, length, c.c_uint32)
         self._declare(self.adapter, "adapter_begin_look", length, address, length)
-        self._declare(self.adapter, "adapter_end_look", c.c_uint64)
+        self._declare(self.adapter, "adapter_end_look", c.c_uint64, address, length)
         self._declare(self.adapter, "adapter_cancel_look", None)
         self._declare(self.adapter, "adapter_call_back", None, c.py_object, c.py_object)
         self.logs = Logs(self.observe_scalars)
@@ -311,16 +312,21 @@ class Core:
             entry.addresses[:], entry.numbers[:] = addresses, numbers[1:6]
         return self.adapter.foreshock_adapter_observe_weights(array, len(rows), when)
 
-    def begin_look(self, rows: list[tuple[int, int, int]]) -> int:
-        """Begins a look at gradients. `rows`: (number, seed, address) of parameters. Returns how many are looked at."""
-        array = self._arrays.make(self.Watched, len(rows))
-        for entry, (number, seed, address) in zip(array, rows):
-            entry.number, entry.seed, entry.parameter = number, seed, address
-        return self.adapter.foreshock_adapter_begin_look(array, len(rows))
+    def begin_look(self, rows: list[Watched]) -> int:
+        """Begins a look at gradients. Returns how many of the parameters are looked at."""
+        return self.adapter.foreshock_adapter_begin_look(self._watched(rows), len(rows))
 
-    def end_look(self) -> int:
-        """Ends and reports the look. Returns the nanoseconds that it took in backward passes."""
-        return self.adapter.foreshock_adapter_end_look()
+    def end_look(self, distributed: list[Watched]) -> int:
+        """Ends and reports the look. `distributed`: the distributed tensors of the look, with their gradients at this
+        time. Returns the nanoseconds that the look took in backward passes."""
+        return self.adapter.foreshock_adapter_end_look(self._watched(distributed), len(distributed))
+
+    def _watched(self, rows: list[Watched]) -> Any:
+        array = self._arrays.make(self.Watched, len(rows))
+        for entry, row in zip(array, rows):
+            entry.number, entry.seed, entry.first, entry.whole, entry.placed = row[:5]
+            entry.addresses[:] = row[5:]
+        return array
 
     def cancel_look(self) -> None:
         self.adapter.foreshock_adapter_cancel_look()

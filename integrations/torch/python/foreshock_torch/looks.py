@@ -7,10 +7,13 @@ interval in 2, 4, 8, ... has a pair.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from time import perf_counter_ns
 from typing import Any
 
-from .weights import Watchable, Weights
+from .signals import suppress_ours
+from .topology import placements_of
+from .weights import Watchable, Watched, Weights, local_part
 
 FIRST = (2, 3, 5, 9, 17, 33)  # the steps of the first looks, in pairs: each pair has the same parameters
 INTERVAL = 128  # later, one pair of looks in so many steps
@@ -38,12 +41,30 @@ def portions(watchable: list[Watchable]) -> list[list[Watchable]]:
     return found
 
 
+def gathered_parameters(modules: Iterable[Any]) -> dict[int, Any]:
+    """{address of a parameter: the whole tensor that FSDP2 gathers from its shards, and to which autograd adds}. FSDP2
+    makes these tensors in the first forward pass, and keeps the objects while their memory is free."""
+    found: dict[int, Any] = {}
+    for module in modules:
+        if not hasattr(type(module), "_get_fsdp_state"):
+            continue
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # since torch 2.12
+        for parameter in (each for group in groups if group is not None for each in group.fsdp_params):
+            whole = getattr(parameter, "_unsharded_param", None)
+            if whole is not None and not placements_of(whole):
+                found[parameter.sharded_param._cdata] = whole
+    return found
+
+
 class GradientLooks:
     """The looks of one process. A step is known by its tick, its number in this process, from 1 on."""
 
-    def __init__(self, core: Any, weights: Weights, share: float) -> None:
+    def __init__(self, core: Any, weights: Weights, modules: Callable[[], Iterable[Any]], share: float) -> None:
         self._core = core
         self._weights = weights
+        self._modules = modules  # all modules that exist
+        self._distributed: list[tuple[Watched, Any]] = []  # the distributed parameters of the look in progress
         self._share = share  # of the training's time
         self._known: list[Watchable] = []  # of which _portions were made
         self._portions: list[list[Watchable]] = []
@@ -76,11 +97,7 @@ class GradientLooks:
         if not self._portions:
             return
         number = FIRST.index(tick) // 2 if tick in FIRST else mixed(tick // INTERVAL + 1)
-        rows = [
-            (row.number, row.seed, address)
-            for row in self._portions[number % len(self._portions)]
-            if (address := self._weights.address_of(row.number)) is not None
-        ]
+        rows = self._watched(self._portions[number % len(self._portions)])
         if rows and self._core.begin_look(rows) > 0:
             self.tick = tick
             self._cost_ns = perf_counter_ns() - begin
@@ -91,17 +108,53 @@ class GradientLooks:
         if self.tick == 0:
             return 0
         begin = perf_counter_ns()
-        in_passes = self._core.end_look()
+        in_passes = self._core.end_look(
+            [row._replace(gradient=self._gradient_of(parameter)) for row, parameter in self._distributed]
+        )
         now = perf_counter_ns()
         self._choose_stride(self._cost_ns + in_passes + now - begin, now)
         self.tick = 0
+        self._distributed = []
         return in_passes
+
+    def _watched(self, portion: list[Watchable]) -> list[Watched]:
+        rows: list[Watched] = []
+        self._distributed = []
+        gathered: dict[int, Any] | None = None
+        for each in portion:
+            parameter = self._weights.parameter_of(each.number)
+            if parameter is None or not parameter.requires_grad:
+                continue
+            address = parameter._cdata
+            row = Watched(*each[:2], *each[3:], parameter=address, leaf=address)
+            if placements_of(parameter):
+                if gathered is None:
+                    gathered = {}
+                    with suppress_ours():
+                        gathered = gathered_parameters(self._modules())
+                whole = gathered.get(address) if each.whole else None
+                row = row._replace(
+                    parameter=local_part(parameter)._cdata,
+                    leaf=None if whole is None else whole._cdata,
+                    gradient=self._gradient_of(parameter),
+                )
+                self._distributed.append((row, parameter))
+            rows.append(row)
+        return rows
+
+    @staticmethod
+    def _gradient_of(parameter: Any) -> int | None:
+        """The address of this rank's part; None: there is no gradient, or DTensor has yet to sum it over the ranks."""
+        gradient = parameter.grad
+        is_final = gradient is not None and placements_of(gradient) == placements_of(parameter)
+        return local_part(gradient)._cdata if is_final else None
 
     def cancel(self) -> None:
         """Ends the look in progress without a report."""
         if self.tick != 0:
             self._core.cancel_look()
             self.tick = 0
+            self._distributed = []
 
     def _choose_stride(self, cost_ns: int, now_ns: int) -> None:
         """A power of two, so that ranks with other strides still have looks in common."""

@@ -18,7 +18,7 @@ from .numbers import number_on_cpu, step_number
 from .optimizers import groups, parameters_in, parameters_of, state_of
 from .replicas import Replicas, prefixed
 from .signals import is_of_trainer, suppress_ours
-from .topology import is_flat, placements_of
+from .topology import is_flat, placements_of, torch_world_size
 
 DIMS = 4  # as FORESHOCK_TENSOR_DIMS
 # When tensors are passed, as FORESHOCK_BEFORE_STEP, _AFTER_STEP: before or after the optimizer's work. The bit ENDED
@@ -59,7 +59,39 @@ class Watchable(NamedTuple):
 
     number: int  # index in the list of tensors that the core has
     seed: int  # of its sketches; from the name, so that it is the same on all ranks
-    elements: int
+    elements: int  # of the whole tensor
+    first: int = 0  # index of the first element of this rank's part in the whole tensor
+    whole: int = 0  # elements of the whole tensor; 0: not distributed, or the part is not a range of elements
+    is_placed: bool = False  # ranks that hold the same part hold copies of it
+
+    @classmethod
+    def of(cls, number: int, name: str, weight: Weight, parameter: Any, ranks: int) -> Watchable | None:
+        """None: not a tensor whose gradients can be compared between ranks. `ranks`: of the job."""
+        seed, elements = crc32(as_bytes(name)), math.prod(weight.shape)
+        if weight.unfollowed:
+            return None
+        if not placements_of(parameter):
+            return cls(number, seed, elements) if weight.part == weight.shape else None
+        # A mesh of fewer ranks does not show which of the other ranks hold copies.
+        is_placed = parameter.device_mesh.size() == ranks
+        if weight.part == weight.shape:
+            return cls(number, seed, elements, 0, elements, is_placed)
+        is_range = weight.part[1:] == weight.shape[1:]  # sharded in the first dimension only
+        first = weight.offset[0] * math.prod(weight.shape[1:])
+        return cls(number, seed, elements, first if is_range else 0, elements if is_range else 0, is_placed)
+
+
+class Watched(NamedTuple):
+    """A parameter of a look, with addresses of tensors, as in gradient_looks.h."""
+
+    number: int
+    seed: int
+    first: int
+    whole: int
+    is_placed: bool
+    parameter: int  # this rank's part
+    leaf: int | None  # to which autograd adds the contributions
+    gradient: int | None = None  # of a distributed tensor: this rank's part at this time
 
 
 NOWHERE = Position(lambda: None, 0, 0, 0)  # no optimizer: for a tensor that is listed but not measured
@@ -132,7 +164,7 @@ class Weights:
         """
         order = {address: n for n, address in enumerate(named)}
         rows: dict[int, tuple[Weight, Position]] = {}  # by address of the parameter
-        names: dict[int, str] = {}  # without prefix, of the tensors that this rank holds as a whole
+        names: dict[int, str] = {}  # without prefix, of the tensors that optimizers have
         for address in temporary:
             rows[address] = self._not_measured(1, f"parameters.{len(rows)}", FLAT), NOWHERE
         for optimizer in optimizers:
@@ -146,8 +178,7 @@ class Weights:
                     prefix = replicas.prefix(parameter, is_named=entry is not None)
                     weight = Weight(prefixed(prefix, name), labels.get(name, ""), *self._fields_of_part(parameter))
                     rows[parameter._cdata] = weight, Position(reference, group, n, parameter._cdata)
-                    if weight.unfollowed == 0 and weight.part == weight.shape and not placements_of(parameter):
-                        names[parameter._cdata] = name
+                    names[parameter._cdata] = name
         for parameter in (p for o in unfollowed_optimizers for p in parameters_of(o) if p._cdata not in rows):
             rows[parameter._cdata] = self._not_measured(parameter.numel(), f"parameters.{len(rows)}", PACE), NOWHERE
         for address, (module, key) in outside.items():
@@ -160,9 +191,11 @@ class Weights:
         measured = self._core.name_weights([rows[address][0] for address in listed])  # how many; -1: the core is busy
         self._positions = [rows[address][1] for address in listed] if measured > 0 else []
         self._watchable = [
-            Watchable(number, crc32(as_bytes(names[address])), math.prod(rows[address][0].part))
+            watchable
             for number, address in enumerate(listed[:measured])
             if address in names
+            and (parameter := self.parameter_of(number)) is not None
+            and (watchable := Watchable.of(number, names[address], rows[address][0], parameter, torch_world_size()))
         ]
         self._due = []
         return measured >= 0
@@ -205,13 +238,13 @@ class Weights:
         """The same list until the tensors change."""
         return self._watchable
 
-    def address_of(self, number: int) -> int | None:
-        """The address of a parameter that still exists, or None."""
+    def parameter_of(self, number: int) -> Any:
+        """A parameter that still exists, or None."""
         position = self._positions[number]
         param_groups = groups(position.optimizer())  # () if the optimizer was destroyed (None)
         members = parameters_in(param_groups[position.group]) if position.group < len(param_groups) else []
         is_there = position.index < len(members) and members[position.index]._cdata == position.address
-        return position.address if is_there else None
+        return members[position.index] if is_there else None
 
     @property
     def is_any_measured(self) -> bool:
