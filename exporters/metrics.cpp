@@ -114,7 +114,6 @@ constexpr LabelInfo kWeightDistance[] = {
     {"run"}, {"ref", kReferences}, {"scope", kScopes}, {"stat", kPooledMax}, {"interval"}};
 constexpr LabelInfo kLayerWeightDistance[] = {{"run"}, {"layer"}, {"ref", kReferences}, {"interval"}};
 constexpr LabelInfo kRunMeanMax[] = {{"run"}, {"stat", kMeanMax}};
-constexpr LabelInfo kRunLayer[] = {{"run"}, {"layer"}};
 constexpr LabelInfo kRankWeightSkips[] = {{"run"}, {"rank"}, {"reason", kWeightSkips}};
 constexpr LabelInfo kRankGroup[] = {{"run"}, {"rank"}, {"group"}};
 constexpr LabelInfo kVersion[] = {{"version"}};
