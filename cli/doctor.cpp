@@ -38,13 +38,15 @@ constexpr Coverage kCoverage[] = {
      "PyTorch's fused attention on the CPU (scaled_dot_product_attention), forward, dQ, dK and dV, in bf16, "
      "fp16, fp32, fp64, from Python and LibTorch"},
     {"", "attention described through <foreshock/hook.h>, or with foreshock.tap(q, k, v, out, layer=...)"},
+    {"",
+     "in eager code on the CPU: FlexAttention, and attention that a module writes out in torch operations"},
     {"", "on CUDA: PyTorch's fused attention and flash-attn 2.8, without windows, ALiBi and softcap"},
     {"measured", "weights in fp32, bf16, fp16; replicas under DDP and HSDP are compared bit for bit"},
     {"untried",
      "on a real device: flash-attn 2.7 and 3, xformers, Transformer Engine 2.0 to 2.20 (docs/coverage.md)"},
     {"optional", "the unfused path (dropout > 0 on the CPU, some masks), unless --math-path is off"},
     {"counted", "fused attention on other devices, and skipped calls, with the reason"},
-    {"unseen", "FlexAttention and attention written by hand, unless tapped"},
+    {"unseen", "inside torch.compile: FlexAttention and attention written by hand, unless tapped"},
     {"", "attention inside AOTInductor packages and Inductor's cpp_wrapper"},
     {"",
      "programs that are linked statically, or that load LibTorch with dlopen without a call of "

@@ -9,10 +9,8 @@
 namespace foreshock {
 
 bool is_written_out(std::string_view op) {
-  constexpr std::string_view kNames[] = {
-      "_scaled_dot_product_attention_math",  "foreshock::tap",
-      "foreshock::eager_attention",          "foreshock::megatron_attention",
-      "foreshock::x_transformers_attention", "foreshock::flex_attention"};
+  constexpr std::string_view kNames[] = {"_scaled_dot_product_attention_math", "foreshock::tap",
+                                         "foreshock::eager_attention", "foreshock::flex_attention"};
   return std::ranges::any_of(kNames, [&](std::string_view name) { return op.starts_with(name); });
 }
 
