@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "integrations" / "torch" / "python"))
 from foreshock_torch.names import (  # noqa: E402
-    QUERY_WORDS,
     Named,
     layer_labels,
     naming_order,
@@ -279,12 +277,6 @@ def test_adapters_of_a_projection_are_its_layer() -> None:
             for leaf in ("base_layer", "lora_A.default", "lora_B.default")]  # fmt: skip
     names = [*lora, *[f"layers.0.blocks.{block}.mlp.fc.weight" for block in (0, 1)]]
     assert set(layer_labels(names, names).values()) == {"000.000", "000.001"}
-
-
-def test_projections_are_called_as_the_core_knows_them() -> None:
-    text = (ROOT / "libmonitor" / "heads.cpp").read_text()
-    words = re.findall(r'{"(\w+)", ProjectionKind::k(?!Key)', text)
-    assert set(words) == QUERY_WORDS
 
 
 def test_numbers_of_the_framework_win_over_paths() -> None:
