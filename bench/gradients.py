@@ -123,6 +123,8 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help="kinds of trainings; all of them by default")
     parser.add_argument("-o", "--output", type=pathlib.Path, help="page whose table is replaced")
     options = parser.parse_args()
+    if options.output and not options.output.is_file():
+        parser.error(f"no page {options.output}: its table would be replaced")
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     chosen = [each for each in MECHANISMS if not options.kinds or each.kind in options.kinds]
     rows, wrong = [], 0
