@@ -443,8 +443,9 @@ std::string verdict_without_findings(const Report& report, const RunCounts& coun
     verdicts += (verdicts.empty() ? "" : "; on another node: ") +
                 headline_with_looks(verdict, verdict == "healthy", looks);
   verdicts[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(verdicts[0])));
-  const std::string look =
-      verdicts.ends_with(" worth a look") ? ": " + text_of(*first_look) + " " : std::string(". ");
+  // The words may be those of the record, in which this version need not find a condition.
+  const bool names_look = looks > 0 && verdicts.ends_with(" worth a look");
+  const std::string look = names_look ? ": " + text_of(*first_look) + " " : std::string(". ");
   return condition_fault_of(report) + verdicts + look + verdict_without_events(report, counts);
 }
 

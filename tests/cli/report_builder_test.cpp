@@ -127,6 +127,14 @@ VerdictLine verdict_line(const std::string& verdict) {
   return line;
 }
 
+TEST_F(ReportBuilding, AVerdictOfALookThatIsNotFoundIsPrintedAsItIs) {
+  steps(1, 10);
+  take(verdict_line("healthy; 1 thing worth a look"));
+  const Report report = builder_.finish();
+  EXPECT_THAT(report.conditions, IsEmpty());
+  EXPECT_TRUE(report.verdict.starts_with("Healthy; 1 thing worth a look. ")) << report.verdict;
+}
+
 TEST_F(ReportBuilding, TheVerdictIsThatOfTheAgent) {
   steps(1, 300);
   spike(301);
