@@ -340,7 +340,7 @@ std::string gradient_looks_text(const Ranks& ranks) {
   uint64_t all = counts.judged;
   for (const auto& [number, cause] : {std::pair(counts.without_ranks, "not seen on all ranks"),
                                       {counts.not_whole, "contributions not seen"},
-                                      {counts.without_law, "changed by the training"}}) {
+                                      {counts.without_law, "no known rule holds"}}) {
     all += number;
     if (number > 0) causes += (causes.empty() ? "" : ", ") + grouped(number) + " " + cause;
   }
