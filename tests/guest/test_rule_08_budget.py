@@ -23,7 +23,22 @@ def assert_limit_held(segment, limit: float) -> None:
     ours, all_of_it = (sum(step[field] for step in steps) for field in ("cost_ns", "duration_ns"))
     # Debts are paid after they are made: what the dearest sampled step cost may stand above the limit at the end.
     dearest = max(step["cost_ns"] for step in steps)
-    assert ours - dearest <= limit * (all_of_it - ours), (ours, all_of_it)
+    allowed = limit * (all_of_it - ours) + dearest + forgiven_ns(steps, limit)
+    assert ours <= allowed, (ours, all_of_it, allowed)
+
+
+def forgiven_ns(steps: list[dict], limit: float) -> float:
+    """Debt beyond the earnings of 64 steps is not paid, so that no stall stops the sampling for long (Budget in
+    libmonitor/sampling.h). On a busy machine the time that others had while we copied is such a debt."""
+    forgiven = balance = mean = 0.0
+    for step in steps:
+        trainer = step["duration_ns"] - step["cost_ns"]
+        mean += (trainer - mean) * (0.1 if mean else 1)
+        balance = min(balance + limit * trainer - step["cost_ns"], 0)
+        least = -64 * limit * mean
+        forgiven += max(least - balance, 0)
+        balance = max(balance, least)
+    return forgiven
 
 
 @pytest.mark.parametrize("limit", [0.08, 0.15])
@@ -71,5 +86,5 @@ def test_the_first_look_takes_no_more_than_its_grant(start_alone, base):
     assert sum(step["cost_ns"] for step in looked) <= 0.5e9 + max(step["cost_ns"] for step in looked)
     after = segment.steps()[len(looked) :]
     ours, all_of_it = (sum(step[field] for step in after) for field in ("cost_ns", "duration_ns"))
-    dearest = max(step["cost_ns"] for step in after)
-    assert ours - dearest <= 0.15 * (all_of_it - ours), (ours, all_of_it)
+    allowed = 0.15 * (all_of_it - ours) + max(step["cost_ns"] for step in after) + forgiven_ns(after, 0.15)
+    assert ours <= allowed, (ours, all_of_it, allowed)
