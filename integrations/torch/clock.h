@@ -504,7 +504,10 @@ class ParameterClock {
     if (!enabled_.load(std::memory_order_relaxed) || busy_.test_and_set(std::memory_order_acquire)) return;
     if (storage_.expired()) {
       compare();  // counts the last step of the destroyed weight, whose version counter still exists
+      const auto [leaf, values] = std::pair(leaf_, values_);
       follow(query);
+      // `p.data = ...` gives the same weight another storage: its values are compared with those before.
+      if (leaf_ == leaf && values != 0 && values_ != 0) values_ = values;
     }
     if (!storage_.expired()) compare();  // directly after follow(), finds no change
     busy_.clear(std::memory_order_release);
@@ -530,6 +533,7 @@ class ParameterClock {
     const at::Tensor weight(
         c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(leaf));
     if (!weight.has_storage()) return;
+    leaf_ = leaf;
     storage_ = weight.storage().getWeakStorageImpl();
     is_readable_ = weight.is_cpu() && has_data(weight) && weight.is_non_overlapping_and_dense();
     element_bytes_ = weight.element_size();
@@ -547,9 +551,9 @@ class ParameterClock {
     const uint32_t version = counter_.current_version();
     const uint64_t epoch = training_clock().epoch();
     const bool is_first_after_backward = epoch_ != epoch;
-    epoch_ = epoch;
     if (version == version_ && !is_first_after_backward) return;
     const uint64_t values = weight_digest();
+    if (values != 0) epoch_ = epoch;
     const bool has_same_values = values == values_ || values == 0;  // 0: the values cannot be read
     if (version == version_ && has_same_values) return;             // another micro-batch of the same step
     version_ = version;
@@ -560,8 +564,9 @@ class ParameterClock {
   // A digest (FNV-1a) of at most 127 elements, spread over the weight. 0 if the weight cannot be read: it no
   // longer exists or is on a device. Other digests are never 0.
   uint64_t weight_digest() const noexcept {
+    if (!is_readable_) return 0;
     const auto storage = storage_.lock();
-    if (!is_readable_ || !storage || storage->nbytes() < first_byte_ + elements_ * element_bytes_) return 0;
+    if (!storage || storage->nbytes() < first_byte_ + elements_ * element_bytes_) return 0;
     const auto* bytes = static_cast<const uint8_t*>(storage->data());
     if (bytes == nullptr) return 0;
     uint64_t digest = 14695981039346656037ull;
@@ -573,6 +578,7 @@ class ParameterClock {
 
   std::atomic<bool> enabled_{false};
   std::atomic_flag busy_;
+  const void* leaf_ = nullptr;  // the address of the followed weight, which may not exist any more
   WeakStorage storage_{c10::intrusive_ptr<c10::StorageImpl>()};
   bool is_readable_ = false;
   // Element size in bytes, number of elements, and byte offset of the weight in storage_.

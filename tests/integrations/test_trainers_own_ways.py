@@ -502,13 +502,14 @@ print(json.dumps(events("step")))
     assert [row["given"] & 64 for row in rows] == [0, 0, 64, 0, 64, 0]
 
 
-def test_an_update_written_by_hand_is_a_step_until_an_optimizer_steps(trainer) -> None:
+@pytest.mark.parametrize("update", ["p -= 0.1 * p.grad", "p.data = p.data - 0.1 * p.grad"])
+def test_an_update_written_by_hand_is_a_step_until_an_optimizer_steps(trainer, update: str) -> None:
     """The last change is seen at the next call of attention. An optimizer's own steps are not counted twice."""
     by_hand, later = trainer(f"""{TOY}
 model = Toy(); backward(model); events()
 for _ in range(4):
     with torch.no_grad():
-        for p in model.parameters(): p -= 0.1 * p.grad
+        for p in model.parameters(): {update}
     model.zero_grad(); backward(model); backward(model)
 steps = events("step"); opt = torch.optim.AdamW(model.parameters())
 for _ in range(3): opt.step(); opt.zero_grad(); backward(model)
