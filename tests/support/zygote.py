@@ -2,7 +2,7 @@
 
 An `import torch` takes seconds; a fork takes milliseconds. This is sound where nothing that was loaded at the import
 depends on the process (threads, a segment, an agent): under the fake core of tests/integrations or without monitor,
-never under libforeshock.so.
+never under libforeshock.so. How an interpreter ends beside the monitor is shown by the trainings of tests/e2e.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import signal
 import subprocess
 import sys
 
-# What follows the code that all pieces begin with. A piece goes on as the main program, so that it also ends as one.
+# What follows the code that all pieces begin with. A piece goes on as the main program. It ends after its exit
+# functions: the interpreter would take torch apart, which copies its memory, most of the time of a short piece.
 SERVER = """
 def _next_piece():
     import gc, json, os, sys
@@ -36,7 +37,15 @@ def _next_piece():
         print(process, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
     os._exit(0)
+def _end():
+    import atexit, os, sys, threading
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 exec(compile(_next_piece(), "<string>", "exec"))
+_end()
 """
 
 
