@@ -10,7 +10,8 @@ namespace foreshock {
 struct SliceDeviation;  // shadow/judgement.h
 
 // Whether attention by this operation is, or may be, written out in operations of PyTorch: a seam of
-// eager.py, the math path, foreshock.tap. The names are those of the operations, with or without "_backward".
+// written.py, the math path, foreshock.tap. The names are those of the operations, with or without
+// "_backward".
 bool is_written_out(std::string_view op);
 
 // Written-out attention rounds its weights, and its scores up to three times (four times if the function may

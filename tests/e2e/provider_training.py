@@ -3,7 +3,6 @@ elsewhere than PyTorch's fused operations, and tells its digest.
 """
 
 import functools
-import importlib
 import os
 import pathlib
 import sys
@@ -12,7 +11,6 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import attention_packages
-import eager_model
 import engine_package
 import foreshock
 import torch
@@ -120,44 +118,6 @@ class WrongByFivePercent(torch.autograd.Function):
         return grad * ctx.gradient, None, None
 
 
-class WrongTorch:
-    """torch for the eager attention of layer 001, with an error in the output or in the gradient of the query."""
-
-    layer = 0
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(torch, name)
-
-    def matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        is_scores = a.shape[-1] == WIDTH // HEADS  # else the product of weights and values
-        if self.layer != 1 or is_scores != (FAULT == "grad_query"):
-            return torch.matmul(a, b)
-        if is_scores:
-            return torch.matmul(WrongByFivePercent.apply(a, 1.0, 1.05), b)
-        return WrongByFivePercent.apply(torch.matmul(a, b), 1.05, 1.0)
-
-
-class EagerModule(nn.Module):
-    num_key_value_groups = 1
-    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.bfloat16)
-
-
-def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
-    """Layer 0 has a soft cap and dropout, layer 1 sinks."""
-    name = ("capped", "sunk")[layer]
-    model = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-    more = {"softcap": 2.0, "dropout": 0.1} if layer == 0 else {}
-    if FAULT:
-        model.torch = WrongTorch()
-        model.torch.layer = layer
-    mask = torch.zeros(BATCH, 1, LENGTH, LENGTH, dtype=q.dtype).masked_fill(
-        torch.ones(LENGTH, LENGTH).triu(1) > 0, float("-inf")
-    )
-    mask[1, :, 20:, 1:9] = float("-inf")
-    heads_first = (t.transpose(1, 2) for t in (q, k, v))
-    return model.eager_attention_forward(EagerModule(), *heads_first, mask, scaling=0.25, **more)[0]
-
-
 class Engine(torch.autograd.Function):
     """As FusedAttnFunc of Transformer Engine."""
 
@@ -225,6 +185,25 @@ def written(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> to
     return out.transpose(1, 2)
 
 
+def sunk(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
+    """As eager functions of transformers: layer 0 with a soft cap, as Gemma 2, layer 1 with sinks, as GPT-OSS."""
+    written_layers.append(layer)
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    mask = torch.zeros(BATCH, 1, LENGTH, LENGTH, dtype=q.dtype)
+    mask = mask.masked_fill(torch.ones(LENGTH, LENGTH).triu(1) > 0, torch.finfo(q.dtype).min)
+    scores = torch.matmul(q, k.transpose(2, 3)) * 0.25
+    if layer == 0:
+        weights = functional.softmax(torch.tanh(scores / 2) * 2 + mask, dim=-1, dtype=torch.float32).to(q.dtype)
+    else:
+        sinks = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=q.dtype).reshape(1, -1, 1, 1).expand(BATCH, -1, LENGTH, -1)
+        scores = torch.cat([scores + mask, sinks], dim=-1)
+        scores = scores - scores.max(dim=-1, keepdim=True).values
+        weights = functional.softmax(scores, dim=-1, dtype=scores.dtype)[..., :-1]
+    out = torch.matmul(functional.dropout(weights, 0.1), v)
+    written_layers.append(layer + 1)
+    return out.transpose(1, 2)
+
+
 document = torch.tensor([[0] * 20 + [1] * 12, [0] * LENGTH])
 
 
@@ -282,8 +261,7 @@ class Block(nn.Module):
 
 CASES = {
     "flash_attn": flash_attn, "packed": packed, "tap": tap, "math_path": math_path,
-    "dropout": dropout, "eager": eager, "engine": engine,
-    "written": written, "flex": flex,
+    "dropout": dropout, "engine": engine, "written": written, "sunk": sunk, "flex": flex,
 }  # fmt: skip
 FAULT = os.environ.get("PLANTED", "")  # a tensor of layer 001 that is wrong by 5 %
 
@@ -294,20 +272,12 @@ if __name__ == "__main__":
     set_up()
     folder = tempfile.TemporaryDirectory()
     engine_package.write(pathlib.Path(folder.name), "2.20.2")
-    eager_model.write_model(
-        pathlib.Path(folder.name), "capped", eager_model.SHARED, eager_model.SCORES, eager_model.CAPPED,
-        eager_model.MASKED, eager_model.REST, more=", softcap=None",
-    )  # fmt: skip
-    eager_model.write_model(
-        pathlib.Path(folder.name), "sunk", eager_model.SHARED, eager_model.SCORES, eager_model.MASKED,
-        eager_model.SUNK, eager_model.REST[2:],
-    )  # fmt: skip
     sys.path.insert(0, folder.name)
     attention_packages.define("flash_attn")
     if FAULT and sys.argv[1] in ("math_path", "dropout"):
         replaced = torch.library.Library("aten", "IMPL")
         replaced.impl("_scaled_dot_product_attention_math", replaced_math, "AutogradCPU")
-    if FAULT and sys.argv[1] == "written":
+    if FAULT and sys.argv[1] in ("written", "sunk"):
         replaced = torch.library.Library("aten", "IMPL")
         replaced.impl("bmm", wrong_product(written_layers), "CPU")
     model = nn.Sequential(*(Block(n, CASES[sys.argv[1]]) for n in range(LAYERS)))

@@ -19,15 +19,15 @@ CASES = {
     "flash_attn": (FLASH + "forward", FLASH + "backward", "parameter"),
     "packed": (FLASH + "varlen_forward", FLASH + "varlen_backward", "parameter"),
     "tap": ("foreshock::tap", "foreshock::tap_backward", "annotation"),
-    "eager": ("foreshock::eager_attention", "foreshock::eager_attention_backward", "parameter"),
     "engine": ("foreshock::transformer_engine", "foreshock::transformer_engine_backward", "parameter"),
     "math_path": (MATH, MATH + "_backward", "parameter"),
     "dropout": (MATH, MATH + "_backward", "parameter"),
     "flex": ("foreshock::flex_attention", "foreshock::flex_attention_backward", "parameter"),
     "written": ("foreshock::eager_attention", "foreshock::eager_attention_backward", "parameter"),
+    "sunk": ("foreshock::eager_attention", "foreshock::eager_attention_backward", "parameter"),
 }
-KEPT = ("flash_attn", "tap", "eager", "written", "flex")
-UNFUSED = ("math_path", "dropout", "eager", "written", "flex")  # computed in bf16, with many roundings
+KEPT = ("flash_attn", "tap", "written", "sunk", "flex")
+UNFUSED = ("math_path", "dropout", "written", "sunk", "flex")  # computed in bf16, with many roundings
 FOLLOWED = UNFUSED  # their backward calls are counted in sampled steps only
 
 
@@ -50,7 +50,7 @@ def test_every_call_is_counted_and_judged(case):
     assert_conserved(rank)
     ahead, back, _ = CASES[case]
     # The first step is not sampled, and a call that written.py recognises is counted in sampled steps only.
-    forward_steps = STEPS - 1 if case == "written" else STEPS
+    forward_steps = STEPS - 1 if case in ("written", "sunk") else STEPS
     assert rank["attention"]["forward"]["operations"] == {ahead: forward_steps * LAYERS}
     backward_steps = STEPS - 1 if case in FOLLOWED else STEPS
     assert rank["attention"]["backward"]["operations"] == {back: backward_steps * LAYERS}
@@ -82,13 +82,13 @@ def test_samples_name_their_layer(case):
 @pytest.mark.parametrize(
     ("case", "tensor"),
     keep(
-        [(case, tensor) for case in ("eager", "engine") for tensor in ("out", "grad_query")]
+        [("engine", tensor) for tensor in ("out", "grad_query")]
         + [
             (case, tensor)
-            for case in ("written", "flex", "math_path", "dropout")
+            for case in ("written", "sunk", "flex", "math_path", "dropout")
             for tensor in ("out", "grad_query", "grad_key", "grad_value")
         ],
-        ("eager", "grad_query"),
+        ("sunk", "grad_value"),
         ("written", "grad_key"),
         ("written", "out"),
         ("dropout", "grad_key"),

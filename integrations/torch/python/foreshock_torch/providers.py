@@ -25,8 +25,8 @@ def itself(value: Any) -> Any:
 class Sink(NamedTuple):
     """One more key of each row, of which only the score is given (sinks.py)."""
 
-    scores: Any  # of each head
-    weights: Any  # attention weights of that key as the function has them, (batch, heads, queries, 1); None: unknown
+    scores: Any  # (batch, heads, queries, 1), broadcast
+    weights: Any  # attention weights of that key as the function has them, (batch, heads, queries, 1)
 
 
 class Call(NamedTuple):

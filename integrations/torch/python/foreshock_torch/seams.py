@@ -2,7 +2,7 @@
 
 A seam is a row of SEAMS: a function, or a method of a class, recognised by the name of its module and by the names of
 its parameters. It is wrapped when its module is imported, so other modules that import the function get the wrapped
-one. Arguments are read by name. providers.py and eager.py describe the calls. A call is reported by a custom operation
+one. Arguments are read by name. providers.py and flex.py describe the calls. A call is reported by a custom operation
 as foreshock.tap() reports one.
 
 A wrapped function computes what it did before. A call that is not sampled is only counted. A call whose meaning is not
@@ -16,12 +16,11 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from time import perf_counter_ns
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from . import eager, flex, providers, sinks, tap
+from . import flex, providers, sinks, tap
 from .providers import SKIP_UNKNOWN, Call, Given
 from .row_sums import log_sum_exp
 from .signals import is_of_trainer
@@ -33,7 +32,7 @@ SAMPLED, SAMPLED_STEP = 1, 2  # bits of the result of foreshock_adapter_enter (a
 class Seam(NamedTuple):
     """A function that is wrapped once its module is imported."""
 
-    module: str  # a pattern of fnmatch
+    module: str
     function: str  # or CLASS.METHOD
     operation: str  # name in the namespace foreshock; define() of tap.py appends "_backward" for the backward pass
     is_backward: bool
@@ -75,11 +74,6 @@ SEAMS = (
     Seam(
         _FLASH4, "_flash_attn_bwd", "flash_attn_4", True, providers.flash4_backward,
         providers.FLASH4_READ | {"out", "dout", "lse"}, providers.FLASH4_IGNORED, in_function=True,
-    ),
-    Seam(
-        "transformers*.modeling_*", "eager_attention_forward", "eager_attention", False, eager.eager_forward,
-        eager.EAGER_READ, eager.EAGER_IGNORED, query="query", keys_and_values=("key", "value"), output=eager.first,
-        rest=eager.eager_rest,
     ),
     Seam(
         "torch.nn.attention.flex_attention", "flex_attention", "flex_attention", False, flex.flex_forward,
@@ -332,12 +326,7 @@ def _wrapped(wrapper: Wrapper, original: Any, is_compiling: Callable[[], bool], 
     return seam
 
 
-# The names of these modules begin so. Nearly all other names do not, and to compare a name with a pattern takes longer.
-_BEGINNINGS = tuple({seam.module.partition("*")[0] for seam in SEAMS})
-
-
-def _is_watched(module: str) -> bool:
-    return module.startswith(_BEGINNINGS) and any(fnmatchcase(module, seam.module) for seam in SEAMS)
+_MODULES = frozenset(seam.module for seam in SEAMS)
 
 
 class Watch:
@@ -351,7 +340,7 @@ class Watch:
         self.mode_count = torch._C._len_torch_function_stack
         self._operations: dict[str, tuple[Any, Any]] = {}
         self.outside: Callable[[], Any] = contextlib.nullcontext  # suspends the mode of written.py
-        for name in [name for name in sys.modules if _is_watched(name)]:
+        for name in [name for name in sys.modules if name in _MODULES]:
             self._wrap(sys.modules[name])
         sys.meta_path.insert(0, self)
 
@@ -368,14 +357,12 @@ class Watch:
 
     def name(self, seam: Seam, module: str, why: str, evidence: int) -> None:
         """Adds a function to the names of attention that is not judged, which the summary lists. A name has 55 bytes:
-        "transformer_engine fused_attn_fwd: other arguments"; "transformers modeling_llama: not understood"."""
-        package, _, rest = module.partition(".")
-        part = rest.rpartition(".")[2] if "*" in seam.module else seam.function
-        name = f"{package} {part}: {why}"
+        "transformer_engine fused_attn_fwd: other arguments"."""
+        name = f"{module.partition('.')[0]} {seam.function}: {why}"
         self.core.core.foreshock_note_unseen(name.encode(errors="replace"), evidence)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if not _is_watched(name):
+        if name not in _MODULES:
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
@@ -401,7 +388,7 @@ class Watch:
     def _wrap(self, module: ModuleType) -> None:
         try:
             for seam in SEAMS:
-                if fnmatchcase(vars(module).get("__name__", ""), seam.module):
+                if vars(module).get("__name__") == seam.module:
                     self._wrap_function(module, seam)
         except Exception as error:  # the training's import must not fail
             if is_of_trainer(error):

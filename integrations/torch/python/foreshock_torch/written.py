@@ -2,9 +2,9 @@
 scores, softmax, product with the values.
 
 The forward of each class of attention module is wrapped. In sampled steps it runs under a torch function mode, which
-follows the scores from the first product to the last: factors, soft cap, added tensors, hidden scores, dropout. Nothing
-is guessed: an operation that is not in a table below, or that writes into a tensor unseen, ends the trace, and the call
-is not reported. Calls in other steps are not counted. In compiled graphs nothing is recognised.
+follows the scores from the first product to the last: factors, soft cap, added tensors, hidden scores, sinks, dropout.
+Nothing is guessed: an operation that is not in the table of scores.py, or that writes into a tensor unseen, ends the
+trace, and the call is not reported. Calls in other steps are not counted. In compiled graphs nothing is recognised.
 
 The mode calls each operation with its own arguments. Only query, key and value of a product become views of themselves,
 whose gradients are those of this attention alone (seams.Backward).
@@ -22,9 +22,11 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter_ns
 from typing import Any, NamedTuple
+from weakref import ref
 
-from . import seams
-from .providers import NO_MASK, SKIP_MASK, SKIP_UNKNOWN, Call, itself
+from . import seams, sinks
+from .providers import NO_MASK, SKIP_MASK, SKIP_TOO_LARGE, SKIP_UNKNOWN, Call, Sink, itself
+from .scores import HIDDEN, STEPS, Trace, append, floor, has_sink_column, is_of_rows
 from .signals import is_of_trainer
 from .tap import LAYOUTS
 
@@ -33,9 +35,6 @@ _SEAM = seams.Seam(
     "", "", OPERATION, False, itself, frozenset(), frozenset(), query="query", keys_and_values=("key", "value")
 )
 _TRIES = 8  # sampled calls of a class without attention, after which its calls are traced no more
-# A score that is replaced by this or less has a weight of 0: other scores are not that low. With larger numbers the
-# call is skipped.
-_HIDDEN = -1e4
 _EQUAL = -1e30  # added to all scores of a row, it makes them equal
 
 
@@ -47,174 +46,13 @@ class Letters(NamedTuple):
     out: str
 
 
-class Trace(NamedTuple):
-    """What is known of a tensor of scores or, after the softmax, of weights: cap * tanh(factor / cap * query @ key^T) +
-    added, without the soft cap if it is 0; `fill` where `hidden`. `added` and `hidden` are broadcast."""
-
-    query: Any  # (batch, head, query, d)
-    key: Any
-    views: dict[str, Any]  # of query and key, for the gradients
-    backward: seams.Backward
-    inputs: tuple[tuple[Any, int], ...]  # tensors of the call with their versions
-    factor: float
-    gain: Any = None  # a further factor of each head, (batch, head, 1, 1)
-    cap: float = 0.0
-    added: Any = None
-    hidden: Any = None
-    fill: float = -math.inf  # the largest number that replaced hidden scores
-    is_weights: bool = False
-    dropout: float = 0.0
-    kept: Any = None
-
-
-# A function here raises a ValueError where an operation has a form that is not described. It must be a class of Python:
-# others are taken for exceptions of the training (signals.py).
-
-
-def _number(value: Any) -> float:
-    """The value of a number or of a tensor with one element on the CPU, where reading does not wait."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if hasattr(value, "numel") and value.numel() == 1 and value.device.type == "cpu" and not value.requires_grad:
-        return float(value.item())
-    raise ValueError
-
-
-def _other(trace: Trace, place: int, args: tuple[Any, ...]) -> Any:
-    if len(args) != 2 or trace.is_weights:
-        raise ValueError
-    return args[1 - place]
-
-
-def _times(trace: Trace, factor: float) -> Trace:
-    if not factor > 0:
-        raise ValueError
-    added = None if trace.added is None else trace.added * factor
-    return trace._replace(
-        factor=trace.factor * factor, cap=trace.cap * factor, added=added, fill=trace.fill * min(factor, 1.0)
-    )
-
-
-def _multiply(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
-    other = _other(trace, place, args)
-    if getattr(other, "shape", ())[-2:] != (1, 1):
-        return _times(trace, _number(other))
-    if trace.gain is not None or trace.cap or trace.added is not None or trace.hidden is not None:
-        raise ValueError
-    return trace._replace(gain=other.detach().expand(*result.shape[:-2], 1, 1).reshape(*trace.query.shape[:2], 1, 1))
-
-
-def _divide(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
-    if place != 0 or given:
-        raise ValueError
-    return _times(trace, 1 / _number(_other(trace, place, args)))
-
-
-def _add(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
-    other = _other(trace, place, args)
-    if given:
-        raise ValueError
-    if getattr(other, "shape", ())[-1:] == (1,) and other.dim() == result.dim():
-        return trace  # one number for all scores of a row, for example the largest: the weights stay
-    other = other.detach() if hasattr(other, "detach") else result.new_full((), float(other))
-    return trace._replace(added=other if trace.added is None else trace.added + other)
-
-
-def _subtract(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
-    if place != 0:
-        raise ValueError
-    return _add(trace, 0, (args[0], -_other(trace, 0, args)), given, result)
-
-
-def _floor(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
-    """The larger of the scores and of one number, which replaces minus infinity."""
-    least = _number(_other(trace, place, args))
-    if least > _HIDDEN or given:
-        raise ValueError
-    return trace if trace.added is None else _hide(trace, trace.added <= least, least)
-
-
-def _tanh(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
-    if trace.is_weights or trace.cap or trace.added is not None or trace.hidden is not None:
-        raise ValueError
-    return trace._replace(cap=1.0)
-
-
-def _hide(trace: Trace, hidden: Any, fill: float) -> Trace:
-    if trace.is_weights or str(hidden.dtype) != "torch.bool" or fill > _HIDDEN:
-        raise ValueError
-    if fill == -math.inf:
-        added = hidden.new_zeros((), dtype=trace.query.dtype) if trace.added is None else trace.added
-        return trace._replace(added=added.masked_fill(hidden, fill))
-    return trace._replace(hidden=hidden if trace.hidden is None else trace.hidden | hidden, fill=max(trace.fill, fill))
-
-
-def _fill(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
-    mask, value = (*args[1:], *(given[name] for name in ("mask", "value") if name in given))
-    return _hide(trace, mask, _number(value))
-
-
-def _where(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
-    if len(args) != 3 or given:
-        raise ValueError
-    condition, other = (args[1], args[2]) if place == 0 else (args[0], args[3 - place])
-    return _hide(trace, condition if place == 2 else ~condition, _number(other))
-
-
-def _softmax(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
-    dim = args[1] if len(args) > 1 else given.get("dim")
-    if trace.is_weights or dim not in (-1, result.dim() - 1):
-        raise ValueError
-    return trace._replace(is_weights=True)
-
-
-def _dropout(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
-    named = {**dict(zip(("input", "p", "training"), args)), **given}
-    if not trace.is_weights or trace.dropout:
-        raise ValueError
-    p = float(named.get("p", 0.5))
-    return trace._replace(dropout=p, kept=result) if p and named.get("training", named.get("train", True)) else trace
-
-
-def _same(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
-    if result.shape != args[0].shape:
-        raise ValueError
-    return trace
-
-
-def _shaped(trace: Trace, place: int, args: tuple[Any, ...], given: dict[str, Any], result: Any) -> Trace:
-    """The order of the elements stays."""
-    shape, old = result.shape, args[0].shape
-    if result.dtype != args[0].dtype or shape[-1] != old[-1]:
-        raise ValueError
-    parts = {
-        name: part.expand(old).reshape(shape)
-        for name in ("added", "hidden")
-        if (part := getattr(trace, name)) is not None and part.dim()
-    }
-    return trace._replace(**parts)
-
-
-# Operations that change scores or weights, by the names of their functions and methods.
-_STEPS: dict[str, Callable[..., Trace]] = {
-    name: step
-    for step, names in {
-        _multiply: "mul mul_ multiply __mul__ __rmul__ __imul__",
-        _divide: "div div_ divide true_divide __truediv__ __itruediv__",
-        _add: "add add_ __add__ __radd__ __iadd__",
-        _subtract: "sub sub_ subtract __sub__ __isub__",
-        _tanh: "tanh tanh_",
-        _floor: "max maximum",
-        _fill: "masked_fill masked_fill_",
-        _where: "where",
-        _softmax: "softmax",
-        _dropout: "dropout dropout_",
-        _same: "to float half bfloat16 double type type_as contiguous clone",
-        _shaped: "view reshape flatten unflatten squeeze unsqueeze view_as",
-    }.items()
-    for name in names.split()
-}
 _AXES = "abefghklmn"
+
+
+def _spread(function: Any, parts: Any, rest: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """A function of a sequence of tensors, with its arguments, as a function of these tensors."""
+    n, kind = len(parts), type(parts)
+    return lambda *args, **given: function(kind(args[:n]), *args[n:], **given), (*parts, *rest)
 
 
 def _letters(name: str, args: tuple[Any, ...]) -> tuple[Letters, int]:
@@ -230,7 +68,8 @@ def _letters(name: str, args: tuple[Any, ...]) -> tuple[Letters, int]:
     place = 1 if name == "baddbmm" else 0
     left, right = args[place : place + 2]
     axes = _AXES[: left.dim() - 2]
-    if left.dim() != right.dim() or left.dim() < 2 or left.shape[:-2] != right.shape[:-2]:
+    shared = (*left.shape[:1], 1)  # batch and head of a key that all heads have
+    if left.dim() != right.dim() or left.dim() < 2 or right.shape[:-2] not in (left.shape[:-2], shared):
         raise ValueError
     return Letters(axes + "ic", axes + "cj", axes + "ij"), place
 
@@ -250,7 +89,9 @@ class _Form:
         tensor = tensor.permute(self._order)
         while tensor.dim() < 4:
             tensor = tensor.unsqueeze(-3)
-        return tensor if self._lead in (None, tuple(tensor.shape[:2])) else tensor.view(*self._lead, *tensor.shape[2:])
+        lead = tuple(tensor.shape[:2])
+        is_whole = self._lead is None or lead in (self._lead, (self._lead[0], 1))
+        return tensor if is_whole else tensor.view(*self._lead, *tensor.shape[2:])
 
     def viewed(self, tensor: Any) -> tuple[Any, Any]:
         """(the tensor by way of a view, the view with four dimensions); no view if the tensor needs no gradient."""
@@ -308,6 +149,7 @@ class Tracker:
     def __init__(self, watch: seams.Watch) -> None:
         self._watch, self._torch = watch, watch.torch
         self._traces: dict[int, tuple[Any, int, Trace]] = {}  # {id of a tensor: (the tensor, its version, its trace)}
+        self._shifts: dict[int, _Shift] = {}  # {id of scores: ...}, whose largest of each row was computed
         self.found = 0  # attention calls
         self.mode = _tracker_class()(self)
         self._opened: Any = None
@@ -320,19 +162,28 @@ class Tracker:
         if name == "multi_head_attention_forward":  # a Python function, whose operations are to be seen
             with self.mode:
                 return _opened(function)(*args, **kwargs)
-        step = _STEPS.get(name)
+        step = STEPS.get(name)
+        if step is append and args and type(args[0]) in (list, tuple):
+            function, args = _spread(function, args[0], args[1:])
         place = next((n for n, value in enumerate(args[:3]) if id(value) in self._traces), -1) if step else -1
         trace = None if place < 0 else self._trace(args[place])
         if trace is None or step is None:
+            return self._run_other(function, args, kwargs)
+        scores = args[place]
+        if step is floor and place == 0 and not trace.is_weights and is_of_rows(args, kwargs):
+            self._shifts[id(scores)] = _Shift(scores, trace.backward)
             return function(*args, **kwargs)
         is_in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
-        given = args[place] if is_in_place else self._view(args[place])
+        shift = self._shifts.pop(id(scores), None) if is_in_place else self._shifts.get(id(scores))
+        given = scores if is_in_place or shift is not None else self._view(scores)
         result = function(*args[:place], given, *args[place + 1 :], **kwargs)
         begin = perf_counter_ns()
         if result is given:  # nothing was done, for example by float()
-            result = args[place]
+            result = scores
+        elif shift is None:
+            _Use.watch(scores, given, trace.backward)
         else:
-            _Use.watch(args[place], given, trace.backward)
+            shift.note_use()
         try:
             with self._watch.hidden(), self._torch.no_grad():
                 self._keep(result, step(trace, place, args, kwargs, result))
@@ -341,6 +192,24 @@ class Tracker:
                 raise
         self._watch.add_time(perf_counter_ns() - begin)
         return result
+
+    def _run_other(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = function(*args, **kwargs)
+        if self._shifts and any(
+            getattr(part, "requires_grad", False) for part in (result if isinstance(result, tuple) else (result,))
+        ):
+            for value in (*args, *kwargs.values()):
+                for part in value if isinstance(value, (list, tuple)) else (value,):
+                    if (shift := self._shifts.get(id(part))) is not None:
+                        shift.backward.note_other_root(None)
+        return result
+
+    def finish(self) -> None:
+        """Call it after the forward."""
+        self._traces.clear()
+        for shift in self._shifts.values():
+            if shift.scores() is not None:  # the training has kept them, and a loss may use them
+                shift.backward.note_other_root(None)
 
     def _keep(self, tensor: Any, trace: Trace) -> None:
         self._traces[id(tensor)] = (tensor, tensor._version, trace)
@@ -425,7 +294,7 @@ class Tracker:
         if isinstance(call, int):
             return
         if counted & seams.SAMPLED:
-            seams.run(self._watch.operations(OPERATION)[False], call.arguments(False))
+            seams.run(self._watch.operations(OPERATION)[False], sinks.with_key(call).arguments(False))
         views = {role: view for role, view in views.items() if view is not None}
         if "query" in views:
             trace.backward.views = views
@@ -442,12 +311,15 @@ class Tracker:
             part if part is None or part.dim() == 0 else part.expand(weights.shape).reshape(whole)
             for part in (trace.added, trace.hidden)
         )
+        sink = trace.sink
+        if has_sink_column(trace):
+            return SKIP_UNKNOWN
         if hidden is not None:
-            if hidden.device.type != "cpu" or trace.fill > _HIDDEN:
+            if hidden.device.type != "cpu" or trace.fill > HIDDEN:
                 return SKIP_MASK
-            blind = hidden.expand(whole).all(-1)
-            visible = ~hidden if mask is None else ~hidden & (mask > _HIDDEN / 2)
-            if bool((blind | visible.any(-1)).logical_not().any()):
+            blind = hidden.expand(whole).all(-1) & (sink is None)
+            visible = ~hidden if mask is None else ~hidden & (mask > HIDDEN / 2)
+            if sink is None and bool((blind | visible.any(-1)).logical_not().any()):
                 return SKIP_MASK  # the weights of such a row are those of hidden keys
             mask = ~hidden if mask is None else mask.masked_fill(hidden, -math.inf)
             if bool(blind.any()):
@@ -457,11 +329,28 @@ class Tracker:
         if gain is not None:
             query, of_query = query * gain, gain.reciprocal().mul
         kept = None if trace.kept is None else trace.kept.reshape(whole)
-        layout = LAYOUTS["bhnd"]
-        return Call(
-            query, key, value, out, None, trace.factor, NO_MASK, layout, mask, trace.dropout, kept, trace.cap,
-            of_out=of_out, of_query=of_query,
+        if sink is not None:
+            mask = None if mask is None else _additive(mask)
+            columns = (part.expand(*weights.shape[:-1], 1).reshape(*query.shape[:3], 1) for part in sink)
+            sink = Sink(*columns)
+        call = Call(
+            query, key, value, out, None, trace.factor, NO_MASK, LAYOUTS["bhnd"], mask, trace.dropout, kept, trace.cap,
+            sink, of_out=of_out, of_query=of_query,
         )  # fmt: skip
+        return SKIP_TOO_LARGE if sink is not None and sinks.is_too_large(call) else call
+
+
+class _Shift:
+    """Scores from which the largest of each row is subtracted. That has no effect on the weights, and the gradient of
+    the largest ones is the sum of roundings. So the scores have two uses; a further one may be of another loss."""
+
+    def __init__(self, scores: Any, backward: seams.Backward) -> None:
+        self.scores, self.backward, self._is_used = ref(scores), backward, False
+
+    def note_use(self) -> None:
+        if self._is_used:
+            self.backward.note_other_root(None)
+        self._is_used = True
 
 
 class _Use:
@@ -583,6 +472,7 @@ def call(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return original(*args, **kwargs)
     finally:
         _of_thread.tracker = None
+        tracker.finish()
         state.tries = 0 if tracker.found else state.tries + 1
         state.is_on = state.tries < _TRIES
 
