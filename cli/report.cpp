@@ -209,23 +209,13 @@ Json timeline_json(const Report& report) {
 }
 
 Json attention_json(const Report& report) {
-  Json json = table_json(report.attention), layers = Json::array(), faults = Json::array();
+  Json json = table_json(report.attention), layers = Json::array();
   for (const HistoryTable& table : report.attention_layers) {
     layers.push_back(table_json(table));
     layers.back()["layer"] = name_or_null(table.layer);
   }
-  for (const AttentionFault& fault : report.attention_faults)
-    faults.push_back({{"layer", name_or_null(fault.layer)},
-                      {"tensor", fault.tensor},
-                      {"most", short_number(fault.largest_error)},
-                      {"at_step", fault.at_step},
-                      {"first_step", fault.first_step},
-                      {"last_step", fault.last_step},
-                      {"beyond", fault.beyond},
-                      {"slices", fault.slices}});
   json["text"] = report.attention_text;
   json["layers"] = layers;
-  json["faults"] = faults;
   return json;
 }
 
@@ -416,7 +406,7 @@ std::string report_json(const Report& report) {
                          {"version", name_or_null(report.version)},
                          {"headline", cut(report.headline)},
                          {"verdict", report.verdict},
-                         {"verdict_from", is_from_agent(report) ? "agent" : "report"},
+                         {"verdict_from", report.agent_verdicts.empty() ? "report" : "agent"},
                          {"findings", findings_json(report.findings)},
                          {"conditions", conditions_json(report.conditions)},
                          {"facts", facts_json(report.facts)},
@@ -465,7 +455,6 @@ std::string report_markdown(const Report& report, const std::vector<std::string>
   for (const Condition& each : report.conditions)
     if (!is_fault(each)) looks.push_back(text_of(each));
   append_lines(&text, "Worth a look:", looks);
-  if (!report.attention_faults.empty()) text += "\n## Attention\n\n" + report.attention_text + "\n";
   for (size_t n = 0; n < std::min(report.events.size(), kMostShownEvents); ++n)
     text += markdown_of(report.events[n], n + 1);
   if (report.events.size() > kMostShownEvents)

@@ -14,6 +14,7 @@
 #include <tuple>
 
 #include "agent/condition_list.h"
+#include "agent/record_lines.h"
 #include "cli/report_text.h"
 #include "cli/terminal.h"
 
@@ -22,7 +23,7 @@ namespace {
 
 using Mark = ReportFact::Mark;  // kQuiet: nothing unusual; kUnknown: the record lacks the data
 
-// Suspects (possible causes) and changes of the learning rate are at most this many steps before an event.
+// Changes of the learning rate are at most this many steps before an event.
 constexpr int64_t kRecent = 64;
 // A change of the learning rate by this factor within kRecent steps is notable, even in a warm-up.
 constexpr double kRateFactor = 2;
@@ -77,17 +78,6 @@ std::string where_nonfinite(const FaultEvent& fault) {
          (fault.layer.empty() ? "" : " of layer " + fault.layer);
 }
 
-// Sets fact->lead, the number of steps from `step` to the onset (negative: `step` is later). If the lead is
-// from 0 to kRecent, sets fact->suspect, a text that names `what`, which happened at `step`, as a possible
-// cause.
-void set_suspect(const ReportEvent& event, int64_t step, const std::string& what, ReportFact* fact) {
-  fact->lead = steps_between(step, event.onset_step);
-  if (fact->lead < 0 || fact->lead > kRecent) return;
-  fact->suspect = fact->lead == 0   ? "when " + what
-                  : fact->lead == 1 ? "one step after " + what
-                                    : steps_text(fact->lead) + " after " + what;
-}
-
 // Returns when `step` was relative to the onset: "3 steps before", "at the onset", "2 steps after".
 std::string relative_to_onset(const ReportEvent& event, int64_t step) {
   const int64_t lead = steps_between(step, event.onset_step);
@@ -119,7 +109,6 @@ ReportFact nonfinite(const ReportEvent& event, const RunSeen& run, std::vector<C
   fact.text = "first in " + where_nonfinite(*first) + ", " + relative_to_onset(event, first->step);
   if (first->step >= event.onset_step) return fact;  // may be a consequence of the event
   clues->push_back(Clue::kNonfinite);
-  set_suspect(event, first->step, where_nonfinite(*first) + " was NaN or infinite", &fact);
   return fact;
 }
 
@@ -161,12 +150,10 @@ ReportFact replicas(const ReportEvent& event, const RunSeen& run, std::vector<Cl
     clues->push_back(Clue::kReplicasDiffer);
     const std::string where = (each.rank < 0 ? "between nodes" : "on rank " + std::to_string(each.rank)) +
                               (each.layer.empty() ? "" : ", layer " + each.layer);
-    ReportFact fact = {
+    return {
         "replicas",
         "weights that should be equal differ from step " + std::to_string(each.step) + " on, seen " + where,
         Mark::kNotable};
-    set_suspect(event, each.step, "replicas began to differ " + where, &fact);
-    return fact;
   }
   if (run.records > 1 && run.tensors > 0)
     return {"replicas", "not compared between the records; `foreshock merge` does that", Mark::kUnknown};
@@ -220,10 +207,8 @@ ReportFact learning_rate(const ReportEvent& event, std::vector<Clue>* clues) {
   if (const std::optional<RateJump> jump = rate_jump(event, before->step)) {
     const std::string went = change(jump->from, jump->to);
     clues->push_back(Clue::kLearningRate);
-    fact = {fact.name, went + " at step " + grouped(jump->step) + ", " + relative_to_onset(event, jump->step),
+    return {fact.name, went + " at step " + grouped(jump->step) + ", " + relative_to_onset(event, jump->step),
             Mark::kNotable};
-    if (jump->to > jump->from) set_suspect(event, jump->step, "the learning rate " + went, &fact);
-    return fact;
   }
   if (from == to) return {fact.name, number(to) + ", as " + ago, Mark::kQuiet};
   fact = {fact.name, number(to) + "; " + number(from) + " " + ago, Mark::kQuiet};
@@ -231,10 +216,6 @@ ReportFact learning_rate(const ReportEvent& event, std::vector<Clue>* clues) {
   if (!(high >= kRateFactor * low)) return fact;  // also if a rate is NaN
   fact.mark = Mark::kNotable;
   clues->push_back(Clue::kLearningRate);
-  if (to > from) {
-    fact.lead = steps_between(before->step, event.onset_step);
-    fact.suspect = "after the learning rate " + change(from, to) + " in " + steps_text(fact.lead);
-  }
   return fact;
 }
 
@@ -279,11 +260,7 @@ ReportFact restart(const ReportEvent& event, const RunSeen& run, std::vector<Clu
   if (steps_between(first_step, event.onset_step) > ReportEvent::kBefore)
     return {"restarts", text, Mark::kQuiet};
   clues->push_back(Clue::kResumed);
-  ReportFact fact = {"restarts", text, Mark::kNotable};
-  set_suspect(event, first_step,
-              (continued ? "another process went on from step " : "the training went back to step ") + first,
-              &fact);
-  return fact;
+  return {"restarts", text, Mark::kNotable};
 }
 
 // Reports how many other attempts made the same steps, and in how many of these the event occurred too.
@@ -395,12 +372,30 @@ bool is_loss_event(WatchEventKind kind) {
          kind == WatchEventKind::kLossRise;
 }
 
+// Returns what identifies a finding over time, as key_of(Finding) does.
+std::string key_of(const FindingLine& line) {
+  const bool is_loss_event = line.finding == name_of(WatchEventKind::kLossSpike) ||
+                             line.finding == name_of(WatchEventKind::kDivergence) ||
+                             line.finding == name_of(WatchEventKind::kLossRise) ||
+                             line.finding == "loss_nonfinite";
+  return line.finding + '\n' + line.layer + '\n' + line.tensor + '\n' +
+         std::to_string(is_loss_event ? -1 : line.rank.value_or(-1)) + '\n' +
+         std::to_string(is_loss_event ? line.since_step.value_or(-1) : -1);
+}
+
 constexpr size_t kMostFaultEvents = 4096;    // further ones are ignored
 constexpr size_t kMostFindings = 1000;       // further ones are ignored
 constexpr size_t kLongestFindingText = 400;  // bytes; an agent writes less
 constexpr size_t kMostRanks = 4096;          // records with more ranks are an error
 constexpr size_t kTimelinePoints = 1024;     // of the loss curve; History merges neighbours beyond this
 constexpr History::Column kTimeline[] = {{"loss", History::Keep::kMean}, {"loss_max", History::Keep::kMax}};
+
+// Names in it may come from a trainer.
+FindingLine shortened(FindingLine line) {
+  for (std::string* text : {&line.headline, &line.text, &line.action, &line.layer})
+    *text = text->substr(0, kLongestFindingText);
+  return line;
+}
 
 // Returns the layer of a line; "" for kinds of lines without a layer, such as steps.
 template <class Line>
@@ -581,6 +576,7 @@ void ReportBuilder::begin_record() {
   if (watches_ != nullptr) end_record();
   ++records_;
   run_.records = records_;
+  replayed_ = std::make_unique<ReplayedRanks>();
   watches_ = std::make_unique<Watches>();
   watches_->collect(&readings_);
 }
@@ -597,9 +593,13 @@ void ReportBuilder::end_record() {
       totals_[n].last_warn_step = std::max(totals_[n].last_warn_step, states[n].last_warn_step);
     }
   }
+  for (const Finding& each : replayed_->findings(*watches_))
+    if (derived_.size() < kMostFindings)
+      derived_.push_back(shortened(finding_line(run_id_, each, "final", -1)));
   if (const RunConditions* found = watches_->conditions_of(run_id_))
     for (const Condition& each : conditions_of(*found)) conditions_.push_back(each);
   watches_.reset();
+  replayed_.reset();
 }
 
 std::string ReportBuilder::take(const RecordLine& line) {
@@ -711,16 +711,8 @@ void ReportBuilder::observe(const EventLine& line) {
 // that was not final in the end, such as a spike that became a divergence, is dropped if the record has a
 // verdict.
 void ReportBuilder::observe(const FindingLine& written) {
-  FindingLine line = written;
-  for (std::string* text : {&line.headline, &line.text, &line.action, &line.layer})
-    *text = text->substr(0, kLongestFindingText);
-  const bool is_loss_event = line.finding == name_of(WatchEventKind::kLossSpike) ||
-                             line.finding == name_of(WatchEventKind::kDivergence) ||
-                             line.finding == name_of(WatchEventKind::kLossRise) ||
-                             line.finding == "loss_nonfinite";
-  const std::string key = line.finding + '\n' + line.layer + '\n' + line.tensor + '\n' +
-                          std::to_string(is_loss_event ? -1 : line.rank.value_or(-1)) + '\n' +
-                          std::to_string(is_loss_event ? line.since_step.value_or(-1) : -1);
+  const FindingLine line = shortened(written);
+  const std::string key = key_of(line);
   const auto known = findings_.find(key);
   if (known != findings_.end()) {
     if (line.state == "final") known->second = line;
@@ -742,6 +734,7 @@ void ReportBuilder::detect(const Line& line) {
   // last_rank(): the rank whose detectors took this line; lines on tensors have no rank of their own.
   if (!readings_.empty()) run_.signals[watches_->last_rank()].take(layer_of(line), readings_);
   for (const EventLine& event : events) take_event(event, &found_);
+  replayed_->take(line, events);
 }
 
 void ReportBuilder::take_event(const EventLine& event, EventCollector* collector) {
@@ -787,17 +780,19 @@ Report ReportBuilder::finish() {
   report.conditions = conditions_;
   // Conditions of several records: the faults of all come first.
   std::stable_partition(report.conditions.begin(), report.conditions.end(), is_fault);
-  for (const std::string& key : finding_order_)
-    if (verdicts_.empty() || findings_[key].state == "final") report.findings.push_back(findings_[key]);
-  sort_findings(&report.findings);
-  if (verdicts_.empty() && report.findings.empty()) {
-    report.attention_faults = attention_.faults();
+  std::set<std::string> derived;  // of a record without a verdict, whose other findings may be old
+  if (verdicts_.empty()) {
+    report.findings = derived_;
+    for (const FindingLine& line : derived_) derived.insert(key_of(line));
     report.notes.push_back(
-        "The record has no verdict of its agent: the agent was stopped, or is older. The verdict of this "
-        "report "
-        "is derived from the other lines.");
+        "The record has no verdict of its agent: the run goes on, or the agent was stopped. The findings are "
+        "those that this version finds in the other lines.");
   }
-  report.attention_text = attention_text(report, attention_.largest());
+  for (const std::string& key : finding_order_)
+    if (verdicts_.empty() ? !derived.contains(key) : findings_[key].state == "final")
+      report.findings.push_back(findings_[key]);
+  sort_findings(&report.findings);
+  report.attention_text = attention_text(attention_.largest());
   RunCounts counts = {0, losses_, chosen.warnings()};
   for (const auto& [rank, trail] : run_.trails) counts.steps = std::max(counts.steps, trail.steps());
   report.headline = "Run " + run_id_;

@@ -16,6 +16,7 @@
 
 #include "agent/detection.h"
 #include "agent/rank_state.h"
+#include "agent/replay.h"
 #include "cli/report_model.h"
 #include "cli/report_text.h"
 #include "detect/watch.h"
@@ -138,11 +139,13 @@ class ReportBuilder {
   std::vector<std::string> finding_order_;       // their keys, in the order of the record
   std::vector<Condition> conditions_;            // of the records that have ended
   std::set<std::string> verdicts_;
-  EventCollector recorded_, found_;      // events that the agent wrote; events of the detectors in watches_
-  std::unique_ptr<Watches> watches_;     // the detectors that are run over the present record
-  std::vector<WatchReading> readings_;   // the results of these detectors for the present line
-  std::map<int64_t, size_t> record_of_;  // by rank: number of the record that has the rank's lines
-  size_t records_ = 0;                   // number of the present record, from 1
+  EventCollector recorded_, found_;   // events that the agent wrote; events of the detectors in watches_
+  std::unique_ptr<Watches> watches_;  // the detectors that are run over the present record
+  std::unique_ptr<ReplayedRanks> replayed_;  // the state of the ranks of the present record
+  std::vector<FindingLine> derived_;         // the findings in it, and in the records that have ended
+  std::vector<WatchReading> readings_;       // the results of these detectors for the present line
+  std::map<int64_t, size_t> record_of_;      // by rank: number of the record that has the rank's lines
+  size_t records_ = 0;                       // number of the present record, from 1
   AttentionErrors attention_;
   History timeline_;                   // the loss of timeline_rank_, by step
   int64_t timeline_rank_ = -1;         // the first rank in the records; -1: none yet

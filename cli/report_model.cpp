@@ -16,7 +16,6 @@ enum Curve { kForward, kBackward, kKeys };  // indexes in kCurves; kKeys: dK and
 constexpr History::Column kCurves[] = {
     {"forward", History::Keep::kMax}, {"backward", History::Keep::kMax}, {"keys", History::Keep::kMax}};
 constexpr History::Column kLayerCurve[] = {{"error", History::Keep::kMax}};
-constexpr uint64_t kLastSlices = 64;  // slices of a layer and tensor that the agent's alarm looks back on
 
 bool is_key_gradient(const std::string& tensor) { return tensor == "grad_key" || tensor == "grad_value"; }
 
@@ -51,32 +50,11 @@ void AttentionErrors::take(const SampleLine& line) {
   if (layer == layers_.end() && layers_.size() < kMostLayers)
     layer = layers_.try_emplace(line.layer, kLayerCurve, kLayerPoints).first;
   if (layer != layers_.end()) layer->second.add(*line.step, 0, *error);
-  // A layer has at most 4 series: out, grad_query, grad_key and grad_value.
-  if (const std::pair key(line.layer, tensor); series_.contains(key) || series_.size() < 4 * kMostLayers) {
-    Series& series = series_[key];
-    AttentionFault& fault = series.so_far;
-    ++fault.slices;
-    if (*error > fault.largest_error) {
-      fault.largest_error = *error;
-      fault.at_step = *line.step;
-    }
-    if (*error > 1) {
-      if (fault.beyond == 0) fault.first_step = *line.step;
-      fault.last_step = *line.step;
-      ++fault.beyond;
-      // The agent's rule for an alarm: `several` of the last kLastSlices slices are beyond the limit.
-      series.last_beyond.push_back(fault.slices);  // the number of this slice
-      const size_t several = static_cast<size_t>(is_key_gradient(tensor) ? kSlicesBeyondKeys : kSlicesBeyond);
-      if (series.last_beyond.size() > several) series.last_beyond.pop_front();
-      series.is_fault = series.is_fault || (series.last_beyond.size() == several &&
-                                            fault.slices - series.last_beyond.front() < kLastSlices);
-    }
-  }
   ++largest_.slices;
-  if (*error <= largest_.largest_error) return;
+  if (*error <= largest_.value) return;
   largest_.layer = line.layer;
   largest_.tensor = tensor;
-  largest_.largest_error = *error;
+  largest_.value = *error;
   largest_.at_step = *line.step;
 }
 
@@ -93,19 +71,6 @@ std::vector<HistoryTable> AttentionErrors::layers() const {
     history.copy_to(&tables.back());
   }
   return tables;
-}
-
-std::vector<AttentionFault> AttentionErrors::faults() const {
-  std::vector<AttentionFault> found;
-  for (const auto& [key, series] : series_) {
-    if (!series.is_fault) continue;
-    found.push_back(series.so_far);
-    std::tie(found.back().layer, found.back().tensor) = key;
-  }
-  std::stable_sort(found.begin(), found.end(), [](const AttentionFault& a, const AttentionFault& b) {
-    return a.largest_error > b.largest_error;
-  });
-  return found;
 }
 
 void Signals::take(const std::string& layer, const std::vector<WatchReading>& readings) {

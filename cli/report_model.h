@@ -65,14 +65,13 @@ class Signals {
   std::set<std::string> layers_[kDetectors];              // by detector
 };
 
-// A layer and tensor whose attention errors exceeded the alarm limit in several of 64 successive slices.
-struct AttentionFault {
-  std::string layer;                      // "": unknown
-  std::string tensor;                     // out, grad_query, grad_key or grad_value
-  double largest_error = 0;               // divided by the alarm limit, so 1 is the limit
-  int64_t at_step = 0;                    // step of `largest_error`
-  int64_t first_step = 0, last_step = 0;  // first and last step with a slice beyond the limit
-  uint64_t beyond = 0, slices = 0;        // number of slices beyond the limit; number of all slices
+// The largest attention error of a run, which need not be a fault.
+struct LargestError {
+  std::string layer;   // "": unknown
+  std::string tensor;  // out, grad_query, grad_key or grad_value
+  double value = 0;    // divided by the alarm limit, so 1 is the limit
+  int64_t at_step = 0;
+  uint64_t slices = 0;  // number of all slices whose error is known
 };
 
 // Collects the attention errors of a run, each divided by its alarm limit. Thread-compatible.
@@ -87,22 +86,13 @@ class AttentionErrors {
   // A table by step with columns forward, backward (dQ) and keys (dK and dV), over all layers. A point covers
   // several steps; its value is the largest error in them.
   HistoryTable curve() const;
-  std::vector<HistoryTable> layers() const;    // one per layer; column "error": the largest of any tensor
-  std::vector<AttentionFault> faults() const;  // sorted by error, the largest first
-  // The largest error of the run, which need not be a fault. Only `layer`, `tensor`, `largest_error` and
-  // `at_step` are set, and `slices`, the number of all slices whose error is known.
-  const AttentionFault& largest() const { return largest_; }
+  std::vector<HistoryTable> layers() const;  // one per layer; column "error": the largest of any tensor
+  const LargestError& largest() const { return largest_; }
 
  private:
-  struct Series {
-    AttentionFault so_far;             // without layer and tensor
-    std::deque<uint64_t> last_beyond;  // numbers of the last slices beyond the limit; the first slice has 1
-    bool is_fault = false;
-  };
   History curve_;
   std::map<std::string, History> layers_;
-  std::map<std::pair<std::string, std::string>, Series> series_;  // by layer and tensor
-  AttentionFault largest_;
+  LargestError largest_;
 };
 
 // The record's data on one step. An absent value is unknown; a known loss or norm may be NaN.
@@ -169,9 +159,6 @@ struct ReportFact {
   enum class Mark { kQuiet, kNotable, kUnknown };  // kQuiet: nothing unusual
   std::string name, text;
   Mark mark = Mark::kQuiet;
-  // A possible cause of the event, as the end of the sentence "Loss diverged at step 222, ..."; "": none.
-  std::string suspect = {};
-  int64_t lead = 0;  // steps from the possible cause to the onset; valid only if `suspect` is not empty
 };
 
 struct ReportEvent {
@@ -213,8 +200,8 @@ struct ReportDetector {  // totals of one detector over the whole run and all ra
 struct Report {
   std::string run, version;       // run id and version of foreshock in the record
   std::string headline, verdict;  // "Run <id>"; a few sentences
-  // The findings and the verdicts of the agents that wrote the records; empty if the records have none.
-  // Several nodes, or several commands of one run, have a verdict each.
+  // The verdicts of the agents that wrote the records, and their findings. Several nodes, or several commands
+  // of one run, have a verdict each. Without a verdict, the findings are derived from the other lines.
   std::vector<FindingLine> findings;
   std::set<std::string> agent_verdicts;
   std::vector<Condition> conditions;  // found in the records by the rules of this version; faults first
@@ -226,7 +213,6 @@ struct Report {
   std::string attention_text;      // a few sentences
   HistoryTable attention;          // as AttentionErrors::curve()
   std::vector<HistoryTable> attention_layers;
-  std::vector<AttentionFault> attention_faults;
   std::vector<ReportEpisode> episodes;
   std::vector<ReportEvent> events;  // sorted by attempt, then by onset
   std::vector<ReportDetector> detectors;

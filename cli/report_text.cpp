@@ -272,59 +272,6 @@ std::string in_layer(const std::string& layer) {
   return layer.empty() ? "" : " in layer " + layer.substr(0, kLongest);
 }
 
-double median(std::vector<int64_t> values) {
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1
-             ? static_cast<double>(values[middle])
-             : (static_cast<double>(values[middle - 1]) + static_cast<double>(values[middle])) / 2;
-}
-
-// Returns a phrase about the detector that warned before the largest number of events; "" if none warned.
-// Among equals takes the one with the longest median lead, in steps from its first warning to the onset.
-std::string most_frequent_sign(const Report& report) {
-  std::map<DetectorId, std::vector<int64_t>> leads;  // a lead for each event before which the detector warned
-  for (const ReportEvent& event : report.events) {
-    std::map<DetectorId, int64_t> longest;  // longest lead of each detector over all layers
-    for (const ReportSign& sign : event.signs)
-      if (sign.warn_step >= 0) {  // -1: the detector did not warn
-        int64_t& lead = longest.emplace(sign.detector, 0).first->second;
-        lead = std::max(lead, steps_between(sign.warn_step, event.onset_step));
-      }
-    for (const auto& [detector, lead] : longest) leads[detector].push_back(lead);
-  }
-  const auto most = std::max_element(leads.begin(), leads.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.second.size(), median(a.second)) < std::pair(b.second.size(), median(b.second));
-  });
-  if (most == leads.end()) return "";
-  return std::string(text_of(most->first).plain) + " (before " + std::to_string(most->second.size()) +
-         ", a median of " + formatted("%g", median(most->second)) + " steps ahead)";
-}
-
-// Returns a sentence about the first proven detector that warned from the onset to kAfter steps later, or "".
-// Some faults change the loss at once; then only a warning after the onset shows the kind of fault.
-std::string warned_after(const Report& report, const ReportEvent& event) {
-  const ReportEpisode* first = nullptr;
-  for (const ReportEpisode& episode : report.episodes) {  // warn_step is -1 if the detector did not warn
-    const int64_t delay = steps_between(event.onset_step, episode.warn_step);
-    if (!is_proven(episode.detector) || episode.warn_step < event.onset_step || delay > ReportEvent::kAfter)
-      continue;
-    if (first == nullptr || episode.warn_step < first->warn_step) first = &episode;
-  }
-  if (first == nullptr) return "";
-  return " After its onset warned first: " + std::string(text_of(first->detector).plain) +
-         in_layer(first->layer) + ", " + steps_text(steps_between(event.onset_step, first->warn_step)) +
-         " after.";
-}
-
-size_t count_warned_events(const Report& report) {
-  return static_cast<size_t>(
-      std::count_if(report.events.begin(), report.events.end(), [](const ReportEvent& event) {
-        return std::any_of(event.signs.begin(), event.signs.end(),
-                           [](const ReportSign& sign) { return sign.warn_step >= 0; });
-      }));
-}
-
 // Returns a clause about the first warning of the run; "" if no detector warned.
 std::string first_warning(const Report& report) {
   const ReportEpisode* first = nullptr;
@@ -361,57 +308,23 @@ std::string course_of_rise(const ReportEvent& event, double usual) {
   return text + " Such a rise is seen late: here at step " + step_text(event.declared_step) + ".";
 }
 
-// Returns the event and the earliest suspected cause: "Loss diverged at step 222, one step after ...".
-std::string what_and_suspect(const ReportEvent& event) {
-  const ReportFact* suspect = nullptr;
-  for (const ReportFact& fact : event.facts)
-    if (!fact.suspect.empty() && (suspect == nullptr || fact.lead > suspect->lead)) suspect = &fact;
-  return title_of(event) + (suspect == nullptr ? "" : ", " + suspect->suspect);
-}
-
 std::string name_of_tensor(const std::string& tensor) {
   return tensor == "out" ? "output" : tensor == "grad_query" ? "dQ" : tensor == "grad_key" ? "dK" : "dV";
 }
 
 // Returns "attention's output in layer 003" or "attention's dQ in layer 003", for example.
-std::string tensor_of(const AttentionFault& fault) {
-  return "attention's " + name_of_tensor(fault.tensor) + in_layer(fault.layer);
+std::string tensor_of(const LargestError& error) {
+  return "attention's " + name_of_tensor(error.tensor) + in_layer(error.layer);
 }
 
-// Returns "Attention fault in layer 003 from step 64 on: ... ", ending with a blank; "" without a fault.
-std::string attention_fault_of(const Report& report) {
-  if (report.attention_faults.empty()) return "";
-  const AttentionFault& worst = report.attention_faults.front();  // the largest error comes first
-  const size_t more = report.attention_faults.size() - 1;
-  return "Attention fault" + in_layer(worst.layer) + " from step " + step_text(worst.first_step) +
-         " on: the error of " + (worst.tensor == "out" ? "its output" : name_of_tensor(worst.tensor)) +
-         " was up to " + formatted("%.3g", worst.largest_error) + " times its alarm limit" +
-         (more == 0   ? ""
-          : more == 1 ? "; one more limit was exceeded"
-                      : "; " + std::to_string(more) + " more limits were exceeded") +
-         ". ";
-}
-
+// The record may have events of the loss that this version does not find.
 std::string loss_verdict_of(const Report& report, const RunCounts& counts) {
   if (counts.steps == 0) return "The record has no step of the training: nothing can be said of its loss.";
   if (report.events.empty()) return verdict_without_events(report, counts);
-  const ReportEvent& first = report.events.front();
-  const size_t warned = count_warned_events(report);
-  if (report.events.size() == 1)
-    return what_and_suspect(first) + ". " +
-           (first.signs.empty() ? "No detector warned before it."
-            : warned == 0       ? "Nothing warned; clearest sign: " + first_sign_of(first) + "."
-            : is_proven(first.signs.front().detector) ? "Clearest proven sign: " + first_sign_of(first) + "."
-                                                      : "Clearest sign: " + first_sign_of(first) + ".") +
-           // Not for later attempts: they repeat step numbers, and an episode only has step numbers.
-           (first.attempt == 0 ? warned_after(report, first) : "");
-  const std::string events = grouped_digits(static_cast<double>(report.events.size()));
-  return what_and_suspect(first) + ": the first of " + events + " loss events. " +
-         (warned == 0 ? "No detector warned before any of them."
-                      : "A detector had warned before " +
-                            (warned == report.events.size() ? std::string("every one")
-                                                            : grouped_digits(static_cast<double>(warned))) +
-                            " of them; most often: " + most_frequent_sign(report) + ".");
+  const std::string first = title_of(report.events.front());
+  if (report.events.size() == 1) return first + ".";
+  return first + ": the first of " + grouped_digits(static_cast<double>(report.events.size())) +
+         " loss events.";
 }
 
 // Returns the first finding with its action, and the number of the others.
@@ -543,30 +456,10 @@ std::string first_sign_of(const ReportEvent& event) {
          (is_proven(sign.detector) ? "" : " (an experimental detector)");
 }
 
-std::string attention_text(const Report& report, const AttentionFault& largest) {
-  const std::vector<AttentionFault>& faults = report.attention_faults;
+std::string attention_text(const LargestError& largest) {
   if (largest.slices == 0) return "No error of attention is known: no slice was compared.";
-  const std::string error = formatted("%.2g", largest.largest_error) + " of the alarm limit, of " +
-                            tensor_of(largest) + " at step " + step_text(largest.at_step) + ".";
-  if (is_from_agent(report)) return "The largest error was " + error;
-  if (faults.empty()) return "The largest error was " + error + " No layer exceeded its limit repeatedly.";
-  std::string text;
-  constexpr size_t kNamed = 3;
-  for (size_t n = 0; n < std::min(faults.size(), kNamed); ++n) {
-    const AttentionFault& fault = faults[n];
-    text += (n == 0 ? "The error of " : " The error of ") + tensor_of(fault) + " was up to " +
-            formatted("%.3g", fault.largest_error) + " times its alarm limit, in " +
-            grouped_digits(static_cast<double>(fault.beyond)) + " of " +
-            grouped_digits(static_cast<double>(fault.slices)) + " slices from step " +
-            step_text(fault.first_step) + " to " + step_text(fault.last_step) + ".";
-  }
-  if (faults.size() > kNamed)
-    text += " " + std::to_string(faults.size() - kNamed) + " more layers or gradients exceeded theirs.";
-  return text;
-}
-
-bool is_from_agent(const Report& report) {
-  return !report.agent_verdicts.empty() || !report.findings.empty();
+  return "The largest error was " + formatted("%.2g", largest.value) + " of the alarm limit, of " +
+         tensor_of(largest) + " at step " + step_text(largest.at_step) + ".";
 }
 
 void sort_findings(std::vector<FindingLine>* findings) {
@@ -584,15 +477,10 @@ void sort_findings(std::vector<FindingLine>* findings) {
                    [&](const FindingLine& a, const FindingLine& b) { return order(a) < order(b); });
 }
 
-// Mentions loss events before other faults, since an event may not be due to the fault. The text about
-// the fault ends with a blank, which is dropped if nothing follows.
 std::string verdict_of(const Report& report, const RunCounts& counts) {
   if (!report.findings.empty()) return verdict_of_findings(report.findings);
   if (!report.agent_verdicts.empty()) return verdict_without_findings(report, counts);
-  const std::string loss = loss_verdict_of(report, counts);
-  const std::string fault = condition_fault_of(report) + attention_fault_of(report);
-  if (fault.empty()) return loss;
-  return report.events.empty() ? fault + loss : loss + " " + fault.substr(0, fault.size() - 1);
+  return loss_verdict_of(report, counts);
 }
 
 }  // namespace foreshock::cli

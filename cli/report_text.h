@@ -73,20 +73,16 @@ struct RunCounts {
   uint64_t losses = 0, warnings = 0;  // over all ranks: steps with a known loss; warnings of detectors
 };
 
-// Returns a few sentences on the attention errors. `largest`: the largest error, perhaps not a fault. Without
-// the findings of an agent, `report.attention_faults` must have been set.
-std::string attention_text(const Report& report, const AttentionFault& largest);
-
-// Whether an agent has written its verdict or findings into the records.
-bool is_from_agent(const Report& report);
+// Returns a sentence on the attention errors.
+std::string attention_text(const LargestError& largest);
 
 // Sorts findings of several agents: the headline of each agent's first finding comes first, in the order of
 // severity; among equal headlines the one that began first.
 void sort_findings(std::vector<FindingLine>* findings);
 
-// Returns the verdict on the run in a few sentences: the first finding of the agents. Without an agent's
-// verdict: the run's loss events and attention faults. `findings`, `agent_verdicts`, `events`, `episodes` and
-// `attention_faults` of `report` must have been set.
+// Returns the verdict on the run in a few sentences: the first finding; else the verdicts of the agents; else
+// what is known of the loss. `findings`, `agent_verdicts`, `events` and `episodes` of `report` must have been
+// set.
 std::string verdict_of(const Report& report, const RunCounts& counts);
 
 // Returns the report as JSON in one line of valid UTF-8. So that the page stays below 2 MB, long curves are

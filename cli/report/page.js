@@ -6,8 +6,8 @@ const MOST_FINDINGS = 5; // below the first one, which is in the verdict
 
 function isBad() {
   if (report.conditions.some((c) => c.kind === 'fault')) return true;
-  if (report.verdict_from === 'agent') return report.findings.length > 0;
-  return report.loss_events.length || report.attention.faults.length || report.episodes.some((e) => known(e.warn_step));
+  if (report.findings.length || report.verdict_from === 'agent') return report.findings.length > 0;
+  return report.loss_events.length || report.episodes.some((e) => known(e.warn_step));
 }
 
 function fillHead() {

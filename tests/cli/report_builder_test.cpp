@@ -10,10 +10,12 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
+using ::testing::StartsWith;
 using ReportBuilding = ToldRun;
 
 TEST_F(ReportBuilding, ASpikeWithTwoDetectorsBeforeItInLayers) {
@@ -47,9 +49,8 @@ TEST_F(ReportBuilding, ASpikeWithTwoDetectorsBeforeItInLayers) {
   EXPECT_EQ(fact(event, "layers").text, "detectors spoke in 001, 003; the other 2 stayed quiet");
   EXPECT_THAT(event.consistent_with, Contains(text_of(DetectorId::kBias).consistent_with));
   EXPECT_THAT(event.to_try, Contains(text_of(DetectorId::kMaxLogit).to_try));
-  EXPECT_EQ(report.verdict,
-            "Loss spike at step 301. Clearest proven sign: attention's output is biased in layer "
-            "003, 21 steps before.");
+  EXPECT_THAT(report.verdict, StartsWith("LOSS SPIKE: loss spike at step 301. Do: "));
+  EXPECT_EQ(first_sign_of(event), "attention's output is biased in layer 003, 21 steps before");
   EXPECT_EQ(event.text,
             "The loss was 1 on average in the steps just before and rose to 9 at step 301. It was back 3 "
             "steps after "
@@ -69,9 +70,9 @@ TEST_F(ReportBuilding, ADivergenceByItsLearningRateIsOneIncidentAndNamesItFirst)
     }
     const Report report = builder.finish();
     ASSERT_THAT(report.events, SizeIs(1));
-    EXPECT_EQ(report.verdict,
-              "Loss diverged at step 222, one step after the learning rate went from 0.001 to 1. No detector "
-              "warned before it.");
+    EXPECT_THAT(report.verdict,
+                StartsWith("LOSS DIVERGED: loss diverged at step 222, one step after the learning rate went "
+                           "from 0.001 to 1. Do: "));
     EXPECT_EQ(report.from_record, recorded);
     if (recorded) {
       EXPECT_THAT(report.events_note, HasSubstr("the detectors give as many"));
@@ -86,9 +87,11 @@ TEST_F(ReportBuilding, OfSeveralEventsTheFirstIsNamedWithItsSuspect) {
     line.learning_rate = step >= 220 && step < 300 ? 0.1 : 1e-3;
     take(line);
   }
-  EXPECT_EQ(builder_.finish().verdict,
-            "Loss spike at step 222, 2 steps after the learning rate went from 0.001 to 0.1: the first of 2 "
-            "loss events. No detector warned before any of them.");
+  EXPECT_THAT(
+      builder_.finish().verdict,
+      AllOf(StartsWith("LOSS SPIKE: loss spike at step 222, 2 steps after the learning rate went from "
+                       "0.001 to 0.1. Do: "),
+            EndsWith(" There is one more finding.")));
 }
 
 TEST_F(ReportBuilding, ASpikeThatNothingForetoldIsFoundByTheDetectors) {
@@ -101,7 +104,7 @@ TEST_F(ReportBuilding, ASpikeThatNothingForetoldIsFoundByTheDetectors) {
   EXPECT_EQ(report.events[0].onset_step, 301);
   EXPECT_THAT(report.events[0].signs, IsEmpty());
   EXPECT_THAT(report.events[0].consistent_with, Contains(text_of(Clue::kNothingBefore).consistent_with));
-  EXPECT_EQ(report.verdict, "Loss spike at step 301. No detector warned before it.");
+  EXPECT_THAT(report.verdict, StartsWith("LOSS SPIKE: loss spike at step 301. Do: "));
   EXPECT_EQ(report.events[0].steps.front().step, 301 - ReportEvent::kBefore);
   EXPECT_EQ(report.events[0].steps.back().step, 301 + ReportEvent::kAfter);
 }
@@ -152,7 +155,6 @@ TEST_F(ReportBuilding, TheVerdictIsThatOfTheAgent) {
             "REPLICAS DIFFER: rank 1: weights differ (2 times). Do: look. There is one more finding.");
   ASSERT_THAT(report.findings, SizeIs(2)) << "the spike became the divergence";
   EXPECT_EQ(report.findings[1].text, "loss diverged at step 301");
-  EXPECT_THAT(report.attention_faults, IsEmpty());
   for (const ReportFact& fact : report.coverage) {
     if (fact.name == "weights") {
       EXPECT_THAT(fact.text, HasSubstr("34 compared between replicas"));
@@ -183,15 +185,14 @@ TEST_F(ReportBuilding, AnAttentionFaultIsInTheVerdictWithItsCurveAndItsLayer) {
     take(slice(step, "002", step < 64 ? 0.8 : step == 80 ? 24 : 10));
   }
   const Report report = builder_.finish();
-  EXPECT_THAT(report.verdict,
-              testing::StartsWith("Attention fault in layer 002 from step 64 on: the error of its "
-                                  "output was up to 12 times its alarm limit. No loss event"));
-  EXPECT_EQ(
-      report.attention_text,
-      "The error of attention's output in layer 002 was up to 12 times its alarm limit, in 10 of 25 slices "
-      "from step 64 to 100.");
-  ASSERT_THAT(report.attention_faults, SizeIs(1));
-  EXPECT_EQ(report.attention_faults[0].at_step, 80);
+  EXPECT_THAT(
+      report.verdict,
+      StartsWith("ATTENTION FAULT: layer 002: the output is wrong by up to 24 times the error of fused "
+                 "attention since step 68. Do: "))
+      << "the second slice beyond the limit";
+  EXPECT_EQ(report.attention_text,
+            "The largest error was 12 of the alarm limit, of attention's output in layer 002 at step 80.");
+  ASSERT_THAT(report.findings, SizeIs(1));
   const auto at = [](const HistoryTable& table, int64_t step) {
     return table.columns[0].second.at(static_cast<size_t>((step - table.first_step) / table.steps_per_point));
   };
@@ -209,10 +210,8 @@ TEST_F(ReportBuilding, ASingleSliceBeyondTheLimitIsNoFault) {
   take(slice(9, "002", 3));
   const Report report = builder_.finish();
   EXPECT_EQ(report.verdict, "No loss event in 10 steps, and no detector warned.");
-  EXPECT_EQ(
-      report.attention_text,
-      "The largest error was 1.5 of the alarm limit, of attention's output in layer 002 at step 9. No layer "
-      "exceeded its limit repeatedly.");
+  EXPECT_EQ(report.attention_text,
+            "The largest error was 1.5 of the alarm limit, of attention's output in layer 002 at step 9.");
 }
 
 // Of key positions with many query rows the limit is higher, and three slices are needed.
@@ -234,14 +233,14 @@ TEST_F(ReportBuilding, ErrorsOfKeyGradientsHaveLimitsOfTheirOwn) {
     line.tensor = "grad_key";
     line.fused_ratio = 9;
     for (int n = 0; n < 2; ++n) copy_of_two.take(line);
-    EXPECT_THAT(copy_of_two.finish().attention_faults, IsEmpty());
+    EXPECT_THAT(copy_of_two.finish().findings, IsEmpty());
   }
   take_keys(9, 128);
   const Report report = builder_.finish();
-  ASSERT_THAT(report.attention_faults, SizeIs(1));
-  EXPECT_EQ(report.attention_faults[0].tensor, "grad_value");
-  EXPECT_EQ(report.attention_faults[0].first_step, 7);
-  EXPECT_EQ(report.attention_faults[0].largest_error, 1.5);
+  ASSERT_THAT(report.findings, SizeIs(1));
+  EXPECT_EQ(report.findings[0].tensor, "grad_value");
+  EXPECT_EQ(report.findings[0].since_step, 7);
+  EXPECT_EQ(report.findings[0].largest, 9);
 }
 
 TEST_F(ReportBuilding, WhatAnExperimentalDetectorSaysIsNotTheHeadlineOfOneThatIsProven) {
@@ -253,23 +252,8 @@ TEST_F(ReportBuilding, WhatAnExperimentalDetectorSaysIsNotTheHeadlineOfOneThatIs
   for (int64_t step = 301; step <= 303; ++step) take(step_line(step, 9.0));
   take(event_line("loss_spike", 301));
   steps(304, 420);
-  const std::string verdict = builder_.finish().verdict;
-  EXPECT_THAT(verdict, HasSubstr("in layer 001, 21 steps before."));
-  EXPECT_THAT(verdict, Not(HasSubstr("002")));
-}
-
-TEST_F(ReportBuilding, WhatWarnsRightAfterAnOnsetIsTold) {
-  steps(1, 200);
-  take(level_line("entropy_drop", "warn", 200, "002"));
-  steps(201, 300);
-  for (int64_t step = 301; step <= 303; ++step) take(step_line(step, 9.0));
-  take(event_line("loss_spike", 301));
-  steps(304, 311);
-  take(level_line("output_error_drift", "warn", 312, "001"));
-  steps(312, 420);
-  EXPECT_THAT(builder_.finish().verdict,
-              AllOf(HasSubstr("in layer 002, 101 steps before (an experimental detector)."),
-                    HasSubstr("After its onset warned first: "), HasSubstr("in layer 001, 11 steps after.")));
+  const std::string sign = first_sign_of(builder_.finish().events.at(0));
+  EXPECT_THAT(sign, EndsWith("in layer 001, 21 steps before"));
 }
 
 TEST_F(ReportBuilding, ALossThatIsNoNumberAndWhereThatBegan) {

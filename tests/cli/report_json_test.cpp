@@ -47,13 +47,14 @@ TEST_F(ReportJson, AttentionHasItsCurveAndItsLayers) {
     line.fused_ratio = 5;
     take(line);
   }
-  const Json attention = Json::parse(report_json(builder_.finish()))["attention"];
+  const Json report = Json::parse(report_json(builder_.finish()));
+  const Json& attention = report["attention"];
   EXPECT_EQ(attention["first_step"], 4);
   EXPECT_EQ(attention["forward"], Json({2.5, nullptr, nullptr, nullptr, 2.5}));
   EXPECT_EQ(attention["layers"][0]["layer"], "003");
   EXPECT_EQ(attention["layers"][0]["error"], attention["forward"]);
-  EXPECT_EQ(attention["faults"][0]["tensor"], "out");
-  EXPECT_EQ(attention["faults"][0]["beyond"], 2);
+  EXPECT_EQ(report["findings"][0]["tensor"], "out");
+  EXPECT_EQ(report["verdict_from"], "report");
 }
 
 class ReportConditions : public ToldRun {

@@ -100,7 +100,7 @@ def test_the_page_tells_the_story(page):
     text = tab.value("document.body.innerText")
     for part in (
         "Run me",
-        "Loss spike at step 301. Clearest proven sign: attention's output is biased in layer 003, 21 steps before.",
+        "LOSS SPIKE: loss spike at step 301",
         "1. Loss spike at step 301",
         "layer 003",
         "11 steps before",
@@ -345,7 +345,7 @@ def test_markdown_is_the_story_on_two_screens(write, foreshock):
     assert len(lines) <= 80
     assert lines[0].startswith("# ")
     for part in (
-        "Loss spike at step 301. Clearest proven sign: attention's output is biased in layer 003, 21 steps before.",
+        "LOSS SPIKE: loss spike at step 301",
         "## 1. Loss spike at step 301",
         "- bias (attention's output is biased), layer 003, rank 0: warn from step 280, 21 steps before, last value ",
         "What to try:",

@@ -96,6 +96,24 @@ def test_every_view_has_the_same_finding(tmp_path):
     assert report["findings"][0]["largest"] == pytest.approx(first["largest"], rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["head", "bias", "nothing"])
+def test_a_record_without_a_verdict_gives_the_same_findings(name, tmp_path):
+    run = run_of(name)
+    record = tmp_path / "run.jsonl"
+    lines = [line for line in run.lines if line["type"] not in ("finding", "verdict")]
+    record.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = subprocess.run([FORESHOCK, "report", "--json", record], capture_output=True, text=True, check=True)
+    report = json.loads(done.stdout)
+    assert report["verdict_from"] == "report"
+    figures = ("finding", "layer", "tensor", "rank", "since_step", "last_step", "text", "action")
+    found, of_agent = report["findings"], run.summary["findings"]
+    assert [[each[name] for name in figures] for each in found] == [
+        [each[name] for name in figures] for each in of_agent
+    ]
+    for each, other in zip(found, of_agent, strict=True):
+        assert each["largest"] == pytest.approx(other["largest"], rel=1e-5)
+
+
 @pytest.mark.parametrize("name", keep(["bias", "bias accumulated"], "bias"))
 def test_a_bias_is_found_in_its_layer(name):
     run = run_of(name)

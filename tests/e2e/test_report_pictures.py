@@ -74,7 +74,7 @@ def test_fault_of_attention_is_drawn_by_step_and_layer(records, tab):
     open_page(tab, records["attention"])
     (layer,) = tab.value("report.attention.layers.filter((l) => l.error.some((y) => y > 1)).map((l) => l.layer)")
     assert layer == "001"
-    first = tab.value("report.attention.faults[0].first_step")
+    first = tab.value("report.findings[0].since_step")
     assert ATTENTION_STEP <= first < ATTENTION_STEP + 40, "one head of four errs, and one is looked at"
     labels = tab.value("[...document.querySelectorAll('#attention canvas')].map((c) => c.getAttribute('aria-label'))")
     assert [label.split(" ")[0] for label in labels] == ["Error", "Map"]
