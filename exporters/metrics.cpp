@@ -14,6 +14,10 @@
 #include <sstream>
 #include <unordered_set>
 
+#include "detect/condition_rules.h"
+#include "detect/detector.h"
+#include "segment/layout.h"
+
 namespace foreshock {
 namespace {
 
@@ -21,8 +25,23 @@ using Value = std::string_view;
 using enum Metric;
 using enum MetricType;
 
+template <size_t kCount>
+constexpr std::array<Value, kCount> values_of(const char* const (&names)[kCount]) {
+  std::array<Value, kCount> values;
+  for (size_t n = 0; n < kCount; ++n) values[n] = names[n];
+  return values;
+}
+
+// Returns the member `name` of each row.
+template <class Row, size_t kCount>
+constexpr std::array<Value, kCount> names_of(const Row (&table)[kCount]) {
+  std::array<Value, kCount> values;
+  for (size_t n = 0; n < kCount; ++n) values[n] = table[n].name;
+  return values;
+}
+
 // Closed sets of label values. kTable explains most of them, foreshock/hook.h the reasons of kSkipReasons.
-constexpr Value kPasses[] = {"forward", "backward"};
+constexpr auto kPasses = values_of(segment::kPassNames);
 constexpr Value kMeanMax[] = {"mean", "max"};
 constexpr Value kMinMean[] = {"min", "mean"};
 constexpr Value kMinMeanMax[] = {"min", "mean", "max"};
@@ -30,13 +49,10 @@ constexpr Value kBiasOf[] = {"kernel", "rounded_reference"};
 constexpr Value kAlarms[] = {"error", "bias", "nonfinite"};
 constexpr Value kRunStates[] = {"running", "finished", "failed", "preempted", "interrupted"};
 constexpr Value kSkippedSteps[] = {"overflow"};
-constexpr Value kSkipReasons[] = {"budget",  "ring_full", "dropout",       "capture",   "nested",
-                                  "fp8",     "mask",      "layout",        "too_large", "off",
-                                  "unknown", "device",    "device_memory", "set_up"};
-constexpr Value kLostReasons[] = {"torn", "damaged", "refused", "unsupported"};
+constexpr auto kSkipReasons = values_of(segment::kSkipReasonNames);
+constexpr auto kLostReasons = values_of(segment::kLostReasonNames);
 constexpr Value kCoverageSources[] = {"none", "graphs", "kernels"};
-constexpr Value kKernelCountStateNames[] = {"waiting", "counting", "done",   "no_library",
-                                            "taken",   "profiler", "refused"};
+constexpr auto kKernelCountStates = values_of(segment::kKernelCountStates);
 constexpr Value kGraphKnowledge[] = {"known", "unknown"};
 constexpr Value kEvidence[] = {"used", "imported", "unknown"};
 constexpr Value kReferences[] = {"previous", "initial"};
@@ -55,23 +71,9 @@ constexpr Value kLossSources[] = {"reported", "nll", "backward_root", "logged", 
 constexpr Value kFlagReasons[] = {"nonfinite",          "deviation_ratio", "bias",
                                   "output_error_drift", "logit",           "control"};
 constexpr Value kFlaggedDrops[] = {"alike", "busy", "quota", "error"};
-// Copies of the names of the detectors in detect/detector.h, which may not be included either.
-constexpr Value kDetectorNames[] = {
-    "bias",         "output_error_drift", "deviation_forward", "deviation_backward", "max_logit",
-    "logit_growth", "entropy_drop",       "gradient_norm",     "gradient_growth",    "weight_shift"};
-// Copies of the names of the conditions and of their kinds in detect/condition_rules.h.
-constexpr Value kConditionNames[] = {"no_step_taken",    "nothing_trained",     "weights_nonfinite",
-                                     "steps_skipped",    "rate_zero",           "rate_jump",
-                                     "rate_comes_back",  "rate_not_restored",   "optimizer_began_again",
-                                     "lone_loss",        "zero_loss",           "zero_norm",
-                                     "early_rise",       "loss_factor",         "same_losses",
-                                     "rank_apart",       "unseen_keys",         "gradient_rise",
-                                     "no_gradient",      "zero_gradient",       "weights_stuck",
-                                     "gradient_unused",  "clipped_away",        "gains_decay",
-                                     "tied_apart",       "gradient_not_summed", "gradient_last_only",
-                                     "gradient_dropped", "gradient_multiplied", "gradient_piled_up",
-                                     "gradient_rounded", "copies_differ"};
-constexpr Value kConditionKinds[] = {"fault", "look"};
+constexpr auto kDetectorNames = names_of(kDetectorTable);
+constexpr auto kConditionNames = names_of(kConditionTable);
+constexpr Value kConditionKinds[] = {name_of(ConditionKind::kFault), name_of(ConditionKind::kLook)};
 
 // Label lists, in the order in which Registry::set takes the values. `run` and `rank` come first: the
 // registry keys a series by its label values and clears those of a run or rank by the prefix of this key.
@@ -101,7 +103,8 @@ constexpr LabelInfo kRankMinMeanMax[] = {{"run"}, {"rank"}, {"stat", kMinMeanMax
 constexpr LabelInfo kRankLayerPass[] = {{"run"}, {"rank"}, {"layer"}, {"pass", kPasses}};
 constexpr LabelInfo kRankLayer[] = {{"run"}, {"rank"}, {"layer"}};
 constexpr LabelInfo kRankCoverage[] = {{"run"}, {"rank"}, {"source", kCoverageSources}};
-constexpr LabelInfo kRankKernelCount[] = {{"run"}, {"rank"}, {"state", kKernelCountStateNames}};
+constexpr LabelInfo kRankKernelCount[] = {
+    {"run"}, {"rank"}, {"state", std::span(kKernelCountStates).subspan(1)}};
 constexpr LabelInfo kRankGraph[] = {{"run"}, {"rank"}, {"attention", kGraphKnowledge}};
 constexpr LabelInfo kRankUnseen[] = {{"run"}, {"rank"}, {"op"}, {"evidence", kEvidence}};
 constexpr LabelInfo kRankSite[] = {{"run"}, {"rank"}, {"site", kSites}};

@@ -14,10 +14,6 @@
 #include <string_view>
 #include <vector>
 
-#include "detect/condition_rules.h"
-#include "detect/detector.h"
-#include "segment/layout.h"
-
 namespace foreshock {
 namespace {
 
@@ -289,23 +285,6 @@ TEST(Catalog, LabelNamesAreValidAndNotHead) {
       EXPECT_EQ(info.labels[1].key, "rank") << info.name;
     }
   }
-}
-
-// The exporters know nothing of the segment; its reasons are repeated in the catalog and must stay the same.
-TEST(Catalog, ReasonsMatchTheSegment) {
-  const auto reasons_of = [](Metric metric) { return metric_info(metric).labels.back().values; };
-  EXPECT_TRUE(std::ranges::equal(reasons_of(Metric::kAttentionSkippedTotal), segment::kSkipReasonNames));
-  EXPECT_TRUE(std::ranges::equal(reasons_of(Metric::kAttentionLostTotal), segment::kLostReasonNames));
-}
-
-TEST(Catalog, DetectorsMatchTheirTable) {
-  const auto named = metric_info(Metric::kPrecursorLevel).labels.back().values;
-  EXPECT_TRUE(std::ranges::equal(named, kDetectorTable, {}, {}, &DetectorInfo::name));
-}
-
-TEST(Catalog, ConditionsMatchTheirTable) {
-  const auto labels = metric_info(Metric::kCondition).labels;
-  EXPECT_TRUE(std::ranges::equal(labels[1].values, kConditionTable, {}, {}, &ConditionInfo::name));
 }
 
 TEST(Catalog, MarkdownHasARowPerMetric) {

@@ -13,7 +13,7 @@ MAY_INCLUDE = {
     "libmonitor": {"segment", "kernels", "foreshock"},
     "libmonitor/include": {"foreshock"},
     "shadow": {"kernels"},
-    "exporters": {"text"},
+    "exporters": {"segment", "detect", "text"},
     "agent": {"segment", "shadow", "detect", "exporters", "text"},
     "integrations": {"foreshock"},
     "lab": {"shadow", "kernels", "text"},
