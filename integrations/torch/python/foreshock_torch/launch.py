@@ -1,8 +1,9 @@
 """Implements start(), stop(), status() and metrics() of foreshock.py: monitoring that a training starts itself.
 
-start() starts `foreshock run` with a command that only waits, takes over the environment of this command, and starts
-the helper (start.py) as `import torch` does under `foreshock run`. So the launcher, its agent, the record and the
-summary are those of `foreshock run`. The command ends when stop() or the end of this process closes its input.
+start() starts `foreshock run` with a command that prints its environment and then waits. start() sets the same
+variables in its own process, and starts the helper (start.py) as `import torch` does under `foreshock run`. So the
+launcher, its agent, the record and the summary are those of `foreshock run`. The command ends when stop() or the end of
+this process closes its input.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Chooses the steps and the parameters of looks at gradients (gradient_looks.h).
 
 All ranks must look at the same parameters in the same step, so the choice depends only on the number of the step and on
-the list of parameters. Looks cost time. If they would take more than their share of the training's time, only one
-interval in 2, 4, 8, ... has a pair.
+the list of parameters. Looks come in pairs at the same parameters, since a finding needs two looks in a row. After the
+first looks, an interval of INTERVAL steps has one pair. If looks would take more than their share of the training's
+time, only one interval in 2, 4, 8, ... has a pair.
 """
 
 from __future__ import annotations
