@@ -288,7 +288,6 @@ void ProcessState::add_calls_to(uint64_t (&calls)[segment::kPasses]) const {
   };
   add(own_page()->local);
   if ((hot() & kHotArmed) == 0) return;
-  std::atomic_thread_fence(std::memory_order_acquire);
   for (uint32_t n = 0; n < segment::kThreadBlocks; ++n) add(blocks()[n]);
 }
 

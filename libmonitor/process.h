@@ -112,13 +112,15 @@ struct OwnPage {
   std::atomic<uint32_t> hot{0};
   segment::ThreadBlock local = {};  // counts from before the segment exists; shared by all threads
 };
-static_assert(sizeof(OwnPage) <= 4096);
+static_assert(sizeof(OwnPage) <= 4096);  // the smallest page of memory; a larger one is used in part
 
 // The state of the monitor in this process: g_process, never destroyed, since threads may use it during exit.
 class ProcessState {
  public:
-  uint32_t hot() const { return own_page()->hot.load(std::memory_order_relaxed); }
-  void set_bits(uint32_t bits) { own_page()->hot.fetch_or(bits, std::memory_order_relaxed); }
+  // Acquire and release: a thread that finds kHotArmed also sees the segment, and one that finds
+  // kHotSampledStep also sees the step's number and limits, which were stored before the bit.
+  uint32_t hot() const { return own_page()->hot.load(std::memory_order_acquire); }
+  void set_bits(uint32_t bits) { own_page()->hot.fetch_or(bits, std::memory_order_release); }
   void clear_bits(uint32_t bits) { own_page()->hot.fetch_and(~bits, std::memory_order_relaxed); }
 
   // Whether off() was called, or create_segment_once() found that the environment does not request foreshock.
@@ -138,8 +140,6 @@ class ProcessState {
   // `local` of own_page(), the page of this process.
   Counting counting() {
     if ((hot() & kHotArmed) == 0) return {&own_page()->local, true};
-    // With this fence, a thread that has read kHotArmed also sees the segment, which was created before.
-    std::atomic_thread_fence(std::memory_order_acquire);
     const uint32_t generation = generation_.load(std::memory_order_acquire);
     if (t_generation != generation) begin_counting(generation);
     return t_counting;

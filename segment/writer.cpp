@@ -124,7 +124,7 @@ int RankLock::take(const char* directory, int rank) {
   return has_live_segment(directory, rank) ? EBUSY : 0;
 }
 
-constexpr uint64_t kPage = 4096;
+constexpr uint64_t kPage = 4096;  // unit of the file's layout, whatever the pages of memory
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -533,6 +533,16 @@ uint32_t SegmentWriter::free_slots() const {
 
 // -- slices --
 
+// What orders the uses of a slot on a processor that reorders loads and stores (ARM):
+// - A slot passes from one thread to the next through the agent: claim() needs the consumed ticket, which the
+//   agent writes after it has read the sequence that publish() wrote last. The locks of the files order these
+//   system calls (SEGMENT.md), so the first thread's last access to the slot is before the next one's first.
+// - A slot that release() gives back passes directly: its store of sequences_ releases, and the exchange in
+//   claim() acquires.
+// - A thread that still reads the device times of the slot's last use detects the next use: claim() stores
+// the
+//   odd sequence, a release fence, then the times; CopyTiming::collect() (libmonitor/device_sampler.cpp)
+//   loads the times, an acquire fence, then the sequence again.
 Slot* SegmentWriter::claim(uint64_t ticket) const {
   const uint32_t index = static_cast<uint32_t>(ticket % slots());
   Slot* slot = this->slot(index);
