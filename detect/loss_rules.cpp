@@ -113,9 +113,16 @@ std::optional<LossEvent> LossEventRule::raise(LossEventKind kind, int64_t step) 
   return LossEvent{kind, onset_step_, step};
 }
 
+// A loss below 0 is not bounded by 0, as a cross-entropy or a squared error is: a share of its level has no
+// meaning, and the losses of critics (WGAN) and of policies rise while all is well. Such a loss becomes the
+// level, and above a negative level there is no rise (is_above). Spikes and divergences are still found.
 std::optional<int64_t> LossRiseRule::observe(int64_t step, double loss, bool is_high, bool in_event) {
   if (in_event) begin_anew();
   if (in_event || is_high || !std::isfinite(loss)) return std::nullopt;  // such a loss is in no block
+  if (loss < 0) {
+    best_ = has_best_ ? std::min(best_, loss) : loss;
+    has_best_ = true;
+  }
   if (in_block_ == 0) block_step_ = step;
   if (in_block_ > 0) squares_ += (loss - last_) * (loss - last_);
   last_ = loss;
@@ -166,8 +173,8 @@ void LossRiseRule::begin_anew() {
 
 bool LossRiseRule::is_above(double mean) const {
   const std::optional<double> noise = this->noise();
-  if (!noise || !has_best_) return false;
-  const double margin = std::max(kSigmas * *noise, kLeastShare * std::fabs(best_));
+  if (!noise || !has_best_ || best_ < 0) return false;
+  const double margin = std::max(kSigmas * *noise, kLeastShare * best_);
   // If level and noise are both exactly 0, no rise is reported: any increase would exceed a margin of 0.
   return margin > 0 && mean > best_ + margin;
 }

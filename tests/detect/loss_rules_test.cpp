@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numbers>
 #include <random>
 #include <type_traits>
 #include <vector>
@@ -419,6 +420,17 @@ TEST(LossRise, IgnoresNonFiniteLosses) {
   Noise noise(1, 0.05);
   const auto with_gaps = [&](int n) { return n % 7 == 0 ? NAN : n % 11 == 0 ? INFINITY : 2 + noise(); };
   EXPECT_TRUE(run_of(3000, with_gaps).onsets.empty());
+}
+
+// The loss of a critic falls below 0 and comes back while the other network learns.
+TEST(LossRise, ALossThatWasBelowZeroMayRise) {
+  for (const double first : {0.0, 1.0}) {
+    Noise noise(1, 0.005);
+    const auto loss = [&](int n) {
+      return first - 0.3 * std::sin(std::numbers::pi * std::min(n / 1000.0, 0.75)) + noise();
+    };
+    EXPECT_EQ(run_of(1500, loss).onsets.empty(), first == 0);
+  }
 }
 
 TEST(LossRise, ForgetsTheLevelAfterARestart) {
