@@ -151,8 +151,11 @@ void TensorRules::judge_gradient(const OptimizerFacts& facts, Tensor* tensor, Co
     report(ConditionId::kZeroGradient, &Tensor::is_zero, &Tensor::zero_since, facts.step, board);
 }
 
-// 16-bit weights are judged by kWeightsStuck.
+// 16-bit weights are judged by kWeightsStuck. A tensor with a gradient that had an optimizer's count of steps
+// and has none now was replaced by a parameter that no optimizer has, so earlier changes do not count.
 void TensorRules::judge_unused(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board) {
+  if (tensor->has_gradient && !facts.optimizer_step && std::exchange(tensor->optimizer_step, -1) >= 0)
+    tensor->has_moved = false;
   const double own_rate = facts.learning_rate.value_or(0), rate = own_rate > 0 ? own_rate : last_rate_;
   const bool is_large = tensor->has_gradient && rate * *facts.gradient_rms > kUnusedLeast * tensor->rms;
   const bool is_candidate = is_large && tensor->is_moved_known && !tensor->has_moved && !tensor->is_16_bit;

@@ -643,6 +643,25 @@ TEST(Conditions, AParameterThatGetsGradientsAndDoesNotChangeIsNamed) {
   EXPECT_EQ(name_if(0.1, 1e-2, true), "");
 }
 
+// At step 200 the head is replaced by a parameter that no optimizer has, or it is only kept.
+TEST(Conditions, AParameterThatIsReplacedAndNotTrainedIsNamed) {
+  const auto name_if = [](bool keeps_count, int64_t steps) {
+    Looks looks = {
+        .training = {}, .names = kNames, .change = [=](auto& name, auto step, auto* values, auto* optimizer) {
+          if (name != "head.weight" || step < 200) return;
+          stands_still(values);
+          values->rms = 1;
+          optimizer->gradient_rms = 0.1;
+          if (!keeps_count) optimizer->optimizer_step.reset();
+        }};
+    looks.training.step({.step = 1, .learning_rate = 1e-2});
+    return looks.run(steps);
+  };
+  EXPECT_EQ(name_if(false, 500), "gradient_unused");
+  EXPECT_EQ(name_if(false, 310), "") << "two looks";
+  EXPECT_EQ(name_if(true, 500), "") << "its group has a rate of 0 from then on";
+}
+
 TEST(Conditions, GradientsThatAreClippedAwayAreNamed) {
   // A gradient with a norm of 3 times `scale` before clipping and `used` after it, over 11 tensors of 100
   // values.

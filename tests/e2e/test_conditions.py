@@ -52,8 +52,8 @@ def test_parameters_without_a_gradient_are_one_sentence():
 
 def test_a_parameter_in_no_optimizer_and_a_factor_of_the_loss_are_named():
     run = train("left_out")
-    assert sorted(names(run)) == ["gradient_unused", "loss_factor"]
-    assert "2 things worth a look" in headline(run)
+    assert sorted(names(run)) == ["gradient_unused", "loss_factor", "no_gradient"]  # the last one: the old head
+    assert "3 things worth a look" in headline(run)
     assert re.search(r"1 parameter has gradients and does not change since step \d+: head.weight", headline(run))
     assert "the gradient is that of 0.25 times the mean cross-entropy of the step" in headline(run)
 

@@ -110,6 +110,9 @@ class Monitor:
         self._is_rank_described = False  # core.describe() was called without the coordinates
         self._has_cleared_names = False  # the core's names were cleared and not set again
         self._steps_whole_model = True  # this rank steps the whole model, so its gradient norms are those of the run
+        # A module with named parameters has registered one without a name, for example a copy of tied weights. It may
+        # be in no optimizer, so the next naming must not depend on a change of the optimizers' parameters.
+        self._has_replaced_tensors = False
         self._is_settled = False  # all optimizers are known, and their tensors have names: quiet steps may follow
         self._quiet_others: list[int] = []  # ids of the optimizers other than the clock whose steps may be quiet
         self._is_step_counted = False  # the helper counts the steps, since no optimizer state has the step number
@@ -119,8 +122,8 @@ class Monitor:
         self._unreported_ns = 0  # time spent in the helper since the last reported step
         self._total_ns = 0  # time spent in the helper in total
 
-    def note_module(self, module: Any, has_new_tensors: bool = True) -> None:
-        """Called when a module registers a parameter or a submodule. `has_new_tensors`: false for a submodule, whose
+    def note_module(self, module: Any, has_new_tensors: bool = True, parameter: Any = None) -> None:
+        """Called when a module registers `parameter` or a submodule. `has_new_tensors`: false for a submodule, whose
         parameters were registered before. A submodule does not end quiet steps (see _settle), because Hugging Face's
         models register some in every forward pass: a slice of a ModuleList is a new module.
 
@@ -130,6 +133,8 @@ class Monitor:
         """
         if has_new_tensors:
             self._stop_quiet_steps()
+            if self._owners.has(module) and parameter is not None and parameter._cdata not in self._published_names:
+                self._has_replaced_tensors = True
         if self._off_bits or self.modules.has(module):
             return
         begin = perf_counter_ns()
@@ -507,7 +512,7 @@ class Monitor:
         if self._split_step.addresses:
             addresses = list(dict.fromkeys([*self._split_step.addresses, *addresses]))
         named_for = [id(optimizer) for optimizer in (*optimizers, *unfollowed)], addresses
-        if named_for == self._named_for:
+        if named_for == self._named_for and not self._has_replaced_tensors:
             return
         # Names of destroyed tensors must not stay, because other tensors may get their addresses.
         if self._owners.has_lost or (self._named_for[1] and not set(self._named_for[1]) <= set(addresses)):
@@ -525,6 +530,7 @@ class Monitor:
         """Sends the names of all parameters, and the list of tensors to measure, to the core. `named_for`: the new
         value of _named_for."""
         addresses = named_for[1]
+        self._has_replaced_tensors = False
         parameters = [p for optimizer in optimizers for p in parameters_of(optimizer)]
         if not self._is_described:
             self.core.describe(topology(parameters, self.modules.alive()))

@@ -28,12 +28,13 @@ class Owners:
         self._lost = lost
         skip_in_dynamo(self._frames, Owners._on_module_death)  # torch.compile (Dynamo) does not trace this method
         self._references: list[Any] = []
+        self._ids: set[int] = set()  # id() of the modules in _references
         # An owner was lost, or an error may have hidden this. watch() and Monitor (clock.py) set it to False.
         self.has_lost = False
 
     def watch(self, owners: Iterable[tuple[Any, list[int]]]) -> None:
         """Watches `owners` instead of the previous ones: (module, addresses of its own parameters that have names)."""
-        self._references, self.has_lost = [], False
+        self._references, self._ids, self.has_lost = [], set(), False
         owner_counts: dict[int, int] = {}  # {address: number of modules that still contain the parameter}
         for module, addresses in owners:
             for address in addresses:
@@ -41,6 +42,11 @@ class Owners:
             if addresses:
                 on_death = functools.partial(self._on_module_death, addresses, owner_counts)
                 self._references.append(ref(module, self._call_back(on_death)))
+                self._ids.add(id(module))
+
+    def has(self, module: Any) -> bool:
+        """Whether the module contains a parameter that has a name."""
+        return id(module) in self._ids
 
     def _on_module_death(self, addresses: list[int], owner_counts: dict[int, int], _: Any) -> None:
         try:

@@ -130,7 +130,7 @@ def _on_module_change(module: Any, name: str, part: Any, has_new_tensors: bool =
     if monitor is None or is_dynamo_compiling():
         return
     try:
-        monitor.note_module(module, has_new_tensors)
+        monitor.note_module(module, has_new_tensors, part if has_new_tensors else None)
     except Exception as error:  # not suppress_ours(): a profiler of the training would record its calls
         if is_of_trainer(error):
             raise
