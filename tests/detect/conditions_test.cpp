@@ -562,6 +562,46 @@ TEST(Conditions, AGradientOfExactlyZeroIsNamed) {
   EXPECT_EQ(name_if(true), "");
 }
 
+// AdamW and Adafactor count steps, SGD and Lion do not, and Muon beside AdamW has counts for a part of the
+// tensors only. Without a second moment (SGD, Lion, Muon) it is not known which values epsilon dominates.
+TEST(Conditions, FaultsOfATensorAreNamedWhateverTheOptimizerKeeps) {
+  using Fault = std::function<void(int64_t, TensorFacts*, OptimizerFacts*)>;
+  const std::vector<std::pair<std::string, Fault>> faults = {
+      {"", [](auto, auto*, auto*) {}},
+      {"no_gradient", [](auto, auto* values,
+                         auto* optimizer) { has_no_gradient(values, optimizer, GradientState::kAbsent); }},
+      {"zero_gradient",
+       [](auto, auto* values, auto* optimizer) {
+         stands_still(values);
+         optimizer->gradient_rms = 0;
+         if (optimizer->epsilon_dominated) optimizer->epsilon_dominated = 1;
+       }},
+      {"gradient_unused",
+       [](auto, auto* values, auto* optimizer) {
+         stands_still(values);
+         values->rms = optimizer->gradient_rms = 1;
+       }},
+      {"weights_nonfinite",
+       [](int64_t step, auto* values, auto*) {
+         if (step > 150) values->nonfinite = 3;
+       }},
+  };
+  for (const auto& [name, fault] : faults)
+    for (const std::string counted : {"", "norm", "weight"}) {  // part of the names of these tensors
+      Looks looks = {.training = {},
+                     .names = {"emb.weight", "blocks.0.norm", "blocks.0.up.weight", "norm", "head.weight"},
+                     .change = [&, apply = fault](auto& tensor, auto step, auto* values, auto* optimizer) {
+                       if (counted.empty() || tensor.find(counted) == std::string::npos) {
+                         optimizer->optimizer_step.reset();
+                         optimizer->epsilon_dominated.reset();
+                       }
+                       if (tensor == "head.weight") apply(step, values, optimizer);
+                     }};
+      looks.training.step({.step = 1, .learning_rate = 1e-2});
+      EXPECT_EQ(looks.run(400), name) << counted;
+    }
+}
+
 TEST(Conditions, NothingIsTrainedWithARateOfZero) {
   Looks looks = {.training = {}, .names = kNames, .change = [](auto&, auto, auto* values, auto* optimizer) {
                    stands_still(values);
@@ -606,6 +646,15 @@ TEST(Conditions, AnOptimizerThatBeganAgainIsNamed) {
   EXPECT_EQ(looks.run(500), "optimizer_began_again");
   EXPECT_EQ(looks.training.only().since_step, 301);
   EXPECT_EQ(looks.training.only().count, 11u);
+}
+
+TEST(Conditions, AStateThatIsLostForSomeTensorsIsNamed) {
+  Looks looks = {
+      .training = {}, .names = kNames, .change = [](auto& name, int64_t step, auto*, auto* optimizer) {
+        if (name.starts_with("blocks.1.") && step > 300) optimizer->optimizer_step = step - 300;
+      }};
+  EXPECT_EQ(looks.run(500), "optimizer_began_again");
+  EXPECT_EQ(looks.training.only().count, 4u);
 }
 
 TEST(Conditions, WeightsThatAreNotFiniteAreNamedWhileGradientsAre) {
