@@ -133,7 +133,7 @@ Json sign_json(const ReportSign& sign, const ReportEvent& event) {
           {"plain", text_of(sign.detector).plain},
           {"layer", name_or_null(sign.layer)},
           {"rank", sign.rank},
-          {"level", foreshock::name_of(sign.highest_level)},
+          {"level", foreshock::name_of(sign.most)},
           {"since_step", sign.since_step},
           {"lead_steps", lead(sign.since_step)},
           {"unseen_steps", count_or_null(unseen_before(sign))},
@@ -180,11 +180,11 @@ Json detector_json(const ReportDetector& totals) {
           {"why_not", totals.values == 0 ? Json(why_without_values(totals.detector)) : Json(nullptr)}};
 }
 
-Json episode_json(const ReportEpisode& each) {
+Json episode_json(const RankEpisode& each) {
   return {{"detector", info_of(each.detector).name},
           {"layer", name_or_null(each.layer)},
           {"rank", each.rank},
-          {"level", foreshock::name_of(each.highest_level)},
+          {"level", foreshock::name_of(each.most)},
           {"since_step", each.since_step},
           {"warn_step", count_or_null(each.warn_step)},
           {"end_step", count_or_null(each.end_step)}};
@@ -268,7 +268,7 @@ std::vector<std::string> lines_of(const std::vector<ReportFact>& facts, ReportFa
 std::string line_of(const ReportSign& sign, int64_t onset) {
   std::string text = std::string(info_of(sign.detector).name) + " (" + text_of(sign.detector).plain + ")";
   if (!sign.layer.empty()) text += ", layer " + sign.layer;
-  text += ", rank " + std::to_string(sign.rank) + ": " + name_of(sign.highest_level) + " from step " +
+  text += ", rank " + std::to_string(sign.rank) + ": " + name_of(sign.most) + " from step " +
           std::to_string(sign.since_step) + ", " + steps_text(steps_between(sign.since_step, onset)) +
           " before";
   if (!sign.points.empty()) text += ", last value " + formatted("%.4g", sign.points.back().value);
@@ -397,7 +397,7 @@ Json findings_json(const std::vector<FindingLine>& findings) {
 
 std::string report_json(const Report& report) {
   Json episodes = Json::array(), events = Json::array(), detectors = Json::array(), notes = report.notes;
-  for (const ReportEpisode& each : report.episodes)
+  for (const RankEpisode& each : report.episodes)
     if (episodes.size() < kMostEpisodes) episodes.push_back(episode_json(each));
   for (const ReportEvent& each : report.events) events.push_back(event_json(each, events.size() + 1));
   for (const ReportDetector& each : report.detectors) detectors.push_back(detector_json(each));

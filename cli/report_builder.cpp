@@ -3,8 +3,6 @@
 // event), and clues (facts that have an explaining text). An attempt is a series of steps that ends when the
 // training goes back to an earlier step. A loss event begins at its onset and is declared at a later step,
 // when a rule recognizes it. The report shows the steps from kBefore before the onset to kAfter after it.
-// Events are collected twice: those that the agent wrote (recorded_), and those that the detectors of this
-// version find in the record's values (found_).
 #include "cli/report_builder.h"
 
 #include <algorithm>
@@ -328,8 +326,7 @@ int64_t later_end(int64_t end, int64_t other) { return end < 0 || other < 0 ? -1
 // Adds an episode (a time in which a detector was above quiet) to *signs, the signs of the loss event with
 // this onset. A detector has one sign per layer: another episode extends it, replaces it or is ignored.
 void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<ReportSign>* signs) {
-  const ReportSign sign = {episode.detector,  episode.layer,    rank, episode.most, episode.since_step,
-                           episode.warn_step, episode.end_step, {}};
+  const ReportSign sign = {{episode, rank}, {}};
   const auto known = std::find_if(signs->begin(), signs->end(), [&](const ReportSign& each) {
     return each.detector == sign.detector && each.layer == sign.layer;
   });
@@ -345,7 +342,7 @@ void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<R
     if (replaces) *known = sign;
     return;
   }
-  known->highest_level = std::max(known->highest_level, sign.highest_level);
+  known->most = std::max(known->most, sign.most);
   known->since_step = std::min(known->since_step, sign.since_step);
   known->warn_step = earlier(known->warn_step, sign.warn_step);
   known->end_step = later_end(known->end_step, sign.end_step);
@@ -355,7 +352,7 @@ void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<R
 // (true first in both), and the step at which the sign began.
 void sort_signs(std::vector<ReportSign>* signs) {
   const auto order = [](const ReportSign& sign) {
-    return std::tuple(!is_proven(sign.detector), sign.highest_level != Level::kWarn, sign.since_step);
+    return std::tuple(!is_proven(sign.detector), sign.most != Level::kWarn, sign.since_step);
   };
   std::stable_sort(signs->begin(), signs->end(),
                    [&](const ReportSign& a, const ReportSign& b) { return order(a) < order(b); });
@@ -465,42 +462,58 @@ void explain(const std::vector<Clue>& clues, ReportEvent* event) {
   add_text(text_of(event->kind), event);
 }
 
+bool EventCollector::takes(const EventLine& event) {
+  return event_kind_of(event.event) && event.rank && event.step;
+}
+
 void EventCollector::take(const EventLine& event, size_t attempt, int64_t declared) {
+  if (!takes(event)) return;
   const std::optional<WatchEventKind> kind = event_kind_of(event.event);
-  if (!kind || !event.rank || !event.step) return;
   ++taken_;
-  if (*kind == WatchEventKind::kPrecursor) take_level(event);
-  if (*kind == WatchEventKind::kResumed)
-    precursors_[*event.rank].clear();  // the rank's episodes belong to the attempt that has ended
+  if (*kind == WatchEventKind::kPrecursor) take_level(event, attempt);
   if (is_loss_event(*kind)) take_loss_event(*kind, event, attempt, declared);
 }
 
-void EventCollector::take_level(const EventLine& event) {
+void EventCollector::take_level(const EventLine& event, size_t attempt) {
   const std::optional<DetectorId> detector = detector_of(event.detector);
   if (!detector) return;
   const Level level = event.level == name_of(Level::kWarn)    ? Level::kWarn  // the detector's new level
                       : event.level == name_of(Level::kWatch) ? Level::kWatch
                                                               : Level::kQuiet;
   warnings_ += level == Level::kWarn;
-  // note() takes a name of the series (its layer or tensor) and its layer. The line has only the layer.
-  precursors_[*event.rank].note(*detector, event.layer, event.layer, level, *event.step);
-  const auto open_episode =
-      std::find_if(episodes_.rbegin(), episodes_.rend(), [&](const ReportEpisode& each) {
-        return each.end_step < 0 && each.detector == *detector && each.layer == event.layer &&
-               each.rank == *event.rank;
-      });
+  const auto end = episodes_.rend() - static_cast<ptrdiff_t>(first_);
+  auto open = std::find_if(episodes_.rbegin(), end, [&](const RankEpisode& each) {
+    return each.end_step < 0 && each.detector == *detector && each.layer == event.layer &&
+           each.rank == *event.rank && each.attempt == attempt;
+  });
   if (level == Level::kQuiet) {
-    if (open_episode != episodes_.rend()) open_episode->end_step = *event.step;
+    if (open != end) open->end_step = *event.step;
     return;
   }
-  const int64_t warn_step = level == Level::kWarn ? *event.step : -1;
-  if (open_episode != episodes_.rend()) {
-    open_episode->highest_level = std::max(open_episode->highest_level, level);
-    open_episode->warn_step = earlier(open_episode->warn_step, warn_step);
-  } else if (episodes_.size() < kMostEpisodes) {
-    episodes_.push_back(
-        {*detector, event.layer, *event.rank, level, *event.step, warn_step, /*end_step=*/-1});
+  if (open == end) {
+    if (episodes_.size() >= kMostEpisodes) return;
+    episodes_.push_back({{*detector, event.layer, event.layer, level, *event.step}, *event.rank, attempt});
+    open = episodes_.rbegin();
   }
+  open->most = std::max(open->most, level);
+  if (level == Level::kWarn && open->warn_step < 0) open->warn_step = *event.step;
+}
+
+std::vector<Episode> EventCollector::before(int64_t rank, size_t attempt, int64_t onset) const {
+  std::vector<const RankEpisode*> latest;  // the last one first
+  for (size_t n = episodes_.size(); n > first_ && latest.size() < Precursors::kMost; --n)
+    if (episodes_[n - 1].rank == rank && episodes_[n - 1].attempt == attempt)
+      latest.push_back(&episodes_[n - 1]);
+  Precursors precursors;
+  for (auto each = latest.rbegin(); each != latest.rend(); ++each) {
+    const auto note = [&](Level level, int64_t step) {
+      precursors.note((*each)->detector, (*each)->place, (*each)->layer, level, step);
+    };
+    note(Level::kWatch, (*each)->since_step);
+    if ((*each)->warn_step >= 0) note(Level::kWarn, (*each)->warn_step);
+    if ((*each)->end_step >= 0) note(Level::kQuiet, (*each)->end_step);
+  }
+  return precursors.before(onset);
 }
 
 // Joins the loss event with a known event whose onset is at most kSameEvent steps away, else adds it to
@@ -517,7 +530,6 @@ void EventCollector::take_loss_event(WatchEventKind kind, const EventLine& event
            apart >= -kSameEvent && apart <= kSameEvent &&
            (!has_rank(each, rank) || (is_divergence && !each.diverged.contains(rank)));
   });
-  loss_events_ += known == events_.end();
   if (known == events_.end() && events_.size() >= kMostEvents) {
     ++left_out_;
     return;
@@ -539,7 +551,7 @@ void EventCollector::take_loss_event(WatchEventKind kind, const EventLine& event
   }
   if (has_rank(joined, rank)) return;  // the signs of this rank were added before
   joined.ranks.push_back(rank);
-  for (const Episode& episode : precursors_[rank].before(*event.step))
+  for (const Episode& episode : before(rank, attempt, *event.step))
     add_sign(episode, rank, joined.onset_step, &joined.signs);
   sort_signs(&joined.signs);
 }
@@ -688,13 +700,10 @@ void ReportBuilder::observe(const TensorLine& line) {
 }
 
 void ReportBuilder::observe(const EventLine& line) {
-  take_event(line, &recorded_);
+  take_event(line, /*is_recorded=*/true);
   // This event means that a restarted agent has lost the state of its detectors. The detectors that are run
   // now (watches_) read the event in detect(), and then drop their state too.
-  if (line.event == kDetectorsBeginAnew) {
-    recorded_.reset_detectors();
-    found_.reset_detectors();
-  }
+  if (line.event == kDetectorsBeginAnew) events_.reset_detectors();
   const bool is_fault =
       nonfinite_place(line.event) < std::size(kNonfinitePlaces) || line.event == "weight_mismatch";
   if (!is_fault || !line.step || run_.fault_events.size() >= kMostFaultEvents) return;
@@ -733,35 +742,37 @@ void ReportBuilder::detect(const Line& line) {
   const std::vector<EventLine>& events = watches_->observe(line);
   // last_rank(): the rank whose detectors took this line; lines on tensors have no rank of their own.
   if (!readings_.empty()) run_.signals[watches_->last_rank()].take(layer_of(line), readings_);
-  for (const EventLine& event : events) take_event(event, &found_);
+  for (const EventLine& event : events) take_event(event, /*is_recorded=*/false);
   replayed_->take(line, events);
 }
 
-void ReportBuilder::take_event(const EventLine& event, EventCollector* collector) {
-  if (!event.rank) return;
+void ReportBuilder::take_event(const EventLine& event, bool is_recorded) {
+  if (!EventCollector::takes(event) || (has_recorded_ && !is_recorded)) return;
+  if (is_recorded && !has_recorded_) {  // the first one: what was found so far is not used
+    events_ = {};
+    has_recorded_ = true;
+  }
   const auto trail = run_.trails.find(*event.rank);
   // The rank has no step yet: attempt 0, declared at step 0.
-  if (trail == run_.trails.end() || trail->second.attempts().empty()) return collector->take(event, 0, 0);
+  if (trail == run_.trails.end() || trail->second.attempts().empty()) return events_.take(event, 0, 0);
   const auto& attempts = trail->second.attempts();
-  collector->take(event, attempts.size() - 1, attempts.back().last);  // declared at the rank's last step
+  events_.take(event, attempts.size() - 1, attempts.back().last);  // declared at the rank's last step
 }
 
 void ReportBuilder::close_events(int64_t rank, bool no_more_steps) {
   const auto trail = run_.trails.find(rank);
   if (trail == run_.trails.end()) return;
-  recorded_.close(rank, trail->second, run_.signals, no_more_steps);
-  found_.close(rank, trail->second, run_.signals, no_more_steps);
+  events_.close(rank, trail->second, run_.signals, no_more_steps);
 }
 
 Report ReportBuilder::finish() {
   end_record();
   Report report;
-  report.from_record = recorded_.has_any();
-  EventCollector& chosen = report.from_record ? recorded_ : found_;
+  report.from_record = has_recorded_;
   report.run = run_id_;
   report.version = version_;
-  report.events = std::move(chosen.events());
-  report.episodes = chosen.episodes();
+  report.events = std::move(events_.events());
+  report.episodes = events_.episodes();
   std::stable_sort(report.events.begin(), report.events.end(),
                    [](const ReportEvent& a, const ReportEvent& b) {
                      return a.attempt != b.attempt ? a.attempt < b.attempt : a.onset_step < b.onset_step;
@@ -793,22 +804,22 @@ Report ReportBuilder::finish() {
       report.findings.push_back(findings_[key]);
   sort_findings(&report.findings);
   report.attention_text = attention_text(attention_.largest());
-  RunCounts counts = {0, losses_, chosen.warnings()};
+  RunCounts counts = {0, losses_, events_.warnings()};
   for (const auto& [rank, trail] : run_.trails) counts.steps = std::max(counts.steps, trail.steps());
   report.headline = "Run " + run_id_;
   report.verdict = verdict_of(report, counts);  // uses the events, episodes and faults set above
   report.facts = facts();
   report.coverage = coverage();
   report.detectors = detectors();
-  report.events_note = events_note(chosen);
+  report.events_note = events_note();
   report.timeline.run = run_id_;
   report.timeline.rank = timeline_rank_;
   timeline_.copy_to(&report.timeline);
   if (const auto trail = run_.trails.find(timeline_rank_); trail != run_.trails.end())
     for (const Trail::Attempt& each : trail->second.attempts())
       report.timeline_last_step = std::max(report.timeline_last_step, each.last);
-  if (chosen.left_out() > 0)
-    report.notes.push_back(grouped(chosen.left_out()) + " more loss events are not listed.");
+  if (events_.left_out() > 0)
+    report.notes.push_back(grouped(events_.left_out()) + " more loss events are not listed.");
   report.notes.insert(report.notes.end(), not_watched_.begin(), not_watched_.end());
   if (other_runs_ > 0)
     report.notes.push_back(grouped(other_runs_) +
@@ -904,19 +915,20 @@ std::vector<ReportDetector> ReportBuilder::detectors() const {
   return all;
 }
 
-// Compares the events that the agent wrote with those that the detectors find in the record now. The numbers
-// may differ, since another version of foreshock may have written the record.
-std::string ReportBuilder::events_note(const EventCollector& chosen) const {
-  if (!recorded_.has_any() && !found_.has_any()) return "No detector spoke, then or now.";
-  if (&chosen == &found_)
+// Compares the warnings that the agent wrote with those that the detectors give now. They may differ, since
+// another version of foreshock may have written the record.
+std::string ReportBuilder::events_note() const {
+  if (!events_.has_any()) return "No detector spoke.";
+  if (!has_recorded_)
     return "The agent wrote no events of its detectors into this record; they were run over it now.";
-  if (recorded_.loss_events() == found_.loss_events() && recorded_.warnings() == found_.warnings())
-    return "The events are those that the agent wrote while the run went on; run over the record now, the "
-           "detectors give as many.";
-  return "The events are those that the agent wrote while the run went on: " +
-         grouped(recorded_.loss_events()) + " loss events and " + grouped(recorded_.warnings()) +
-         " warnings. Run over the record now, the detectors of this version give " +
-         grouped(found_.loss_events()) + " and " + grouped(found_.warnings()) + ".";
+  uint64_t now = 0;
+  for (const ReportDetector& each : totals_) now += each.warnings;
+  const std::string begin = "The events are those that the agent wrote while the run went on";
+  if (now == events_.warnings())
+    return begin + "; run over the record now, the detectors warn as often (" + grouped(now) + ").";
+  return begin + ", with " + grouped(events_.warnings()) +
+         " warnings. Run over the record now, the detectors of this version warn " + grouped(now) +
+         (now == 1 ? " time." : " times.");
 }
 
 }  // namespace foreshock::cli

@@ -52,8 +52,8 @@ std::vector<ReportFact> facts_of(const ReportEvent& event, const std::vector<Rep
 // and its kind. No sentence is repeated.
 void explain(const std::vector<Clue>& clues, ReportEvent* event);
 
-// Collects the events of a run from one source: either the agent, which wrote them into the record, or the
-// detectors that the report runs over the record. Keeps loss events, signs and episodes. Thread-compatible.
+// Collects the events of a run, either those that the agent wrote into the record, or those of the detectors
+// that the report runs over the record. Keeps loss events, signs and episodes. Thread-compatible.
 class EventCollector {
  public:
   static constexpr size_t kMostEvents = 1000;    // further loss events are only counted
@@ -72,27 +72,27 @@ class EventCollector {
 
   // Must be called when the detectors have lost their state, e.g. in a restarted agent. Earlier episodes then
   // no longer count as signs of later loss events.
-  void reset_detectors() { precursors_.clear(); }
+  void reset_detectors() { first_ = episodes_.size(); }
 
-  // Whether take() has added an event.
-  bool has_any() const { return taken_ > 0; }
-  // Number of loss events. An event on several ranks, or a spike that becomes a divergence, counts once.
-  uint64_t loss_events() const { return loss_events_; }
+  static bool takes(const EventLine& event);       // whether take() does not ignore it
+  bool has_any() const { return taken_ > 0; }      // whether take() has added an event
   uint64_t warnings() const { return warnings_; }  // how often a detector has risen to level warn
   uint64_t left_out() const { return left_out_; }  // number of loss events beyond kMostEvents
   std::vector<ReportEvent>& events() { return events_; }
-  const std::vector<ReportEpisode>& episodes() const { return episodes_; }
+  const std::vector<RankEpisode>& episodes() const { return episodes_; }
 
  private:
-  void take_level(const EventLine& event);
+  void take_level(const EventLine& event, size_t attempt);
+  // As Precursors::before(), of the episodes of a rank in an attempt.
+  std::vector<Episode> before(int64_t rank, size_t attempt, int64_t onset) const;
   void take_loss_event(WatchEventKind kind, const EventLine& event, size_t attempt, int64_t declared);
 
-  std::map<int64_t, Precursors> precursors_;  // by rank: its latest episodes, to find the signs of an event
   std::vector<ReportEvent> events_;
   std::vector<size_t> open_;  // indexes of the events whose steps close() has yet to fill in
-  std::vector<ReportEpisode> episodes_;
+  std::vector<RankEpisode> episodes_;
+  size_t first_ = 0;     // index of the first episode since reset_detectors()
   size_t detailed_ = 0;  // number of events that get their steps, at most kMostDetailed
-  uint64_t taken_ = 0, loss_events_ = 0, warnings_ = 0, left_out_ = 0;
+  uint64_t taken_ = 0, warnings_ = 0, left_out_ = 0;
 };
 
 // Builds the data of a report from the lines of the records alone. Runs the detectors over the lines again,
@@ -126,21 +126,22 @@ class ReportBuilder {
   // Passes a line to the detectors in watches_ and collects their events.
   template <class Line>
   void detect(const Line& line);
-  void take_event(const EventLine& event, EventCollector* collector);
+  void take_event(const EventLine& event, bool is_recorded);
   void close_events(int64_t rank, bool no_more_steps);
   void add_to_timeline(const StepLine& line);
   std::vector<ReportFact> facts() const;
   std::vector<ReportFact> coverage() const;
   std::vector<ReportDetector> detectors() const;
-  std::string events_note(const EventCollector& chosen) const;
+  std::string events_note() const;
 
   RunSeen run_;
   std::map<std::string, FindingLine> findings_;  // by what identifies a finding over time
   std::vector<std::string> finding_order_;       // their keys, in the order of the record
   std::vector<Condition> conditions_;            // of the records that have ended
   std::set<std::string> verdicts_;
-  EventCollector recorded_, found_;   // events that the agent wrote; events of the detectors in watches_
-  std::unique_ptr<Watches> watches_;  // the detectors that are run over the present record
+  EventCollector events_;      // those that the agent wrote if it wrote any, else those that watches_ found
+  bool has_recorded_ = false;  // the agent wrote some
+  std::unique_ptr<Watches> watches_;         // the detectors that are run over the present record
   std::unique_ptr<ReplayedRanks> replayed_;  // the state of the ranks of the present record
   std::vector<FindingLine> derived_;         // the findings in it, and in the records that have ended
   std::vector<WatchReading> readings_;       // the results of these detectors for the present line

@@ -136,21 +136,19 @@ class Trail {
   uint64_t steps_ = 0, missed_ = 0;
 };
 
-// A period in which a detector was above level quiet before a loss event. Of several periods of a detector in
-// a layer, those that ended after the onset or at most kNear steps before it are joined into one sign. If all
-// periods ended earlier, only the last one is a sign.
-struct ReportSign {
+struct RankEpisode : Episode {  // lines of the record name the layer only, which is the place too
+  int64_t rank = 0;
+  size_t attempt = 0;  // index in Trail::attempts()
+};
+
+// An episode of a detector before a loss event. Of several episodes of a detector in a layer, those that
+// ended after the onset or at most kNear steps before it are joined into one sign. If all episodes ended
+// earlier, only the last one is a sign.
+struct ReportSign : RankEpisode {
   static constexpr int64_t kNear = 64;  // steps; the same as HORIZON of bench/precursors/scoring.py
   // If a detector had no value for more than this many steps, its sign may have started in the gap.
   static constexpr int64_t kLongUnseen = 8;
 
-  DetectorId detector = DetectorId::kBias;
-  std::string layer;  // "": the detector has no layer
-  int64_t rank = 0;
-  Level highest_level = Level::kWatch;
-  int64_t since_step = 0;
-  int64_t warn_step = -1;           // -1: it did not warn
-  int64_t end_step = -1;            // -1: it had not ended at the onset
   std::vector<SignalPoint> points;  // the detector's input around the event
 };
 
@@ -178,16 +176,6 @@ struct ReportEvent {
   std::vector<std::string> consistent_with, not_excluded, to_try;
 };
 
-struct ReportEpisode {  // a period in which a detector was above level quiet in a layer, anywhere in the run
-  DetectorId detector = DetectorId::kBias;
-  std::string layer;
-  int64_t rank = 0;
-  Level highest_level = Level::kWatch;
-  int64_t since_step = 0;
-  int64_t warn_step = -1;  // -1: it did not warn
-  int64_t end_step = -1;   // -1: it has not ended
-};
-
 struct ReportDetector {  // totals of one detector over the whole run and all ranks
   DetectorId detector = DetectorId::kBias;
   uint64_t values = 0;                 // input values
@@ -213,8 +201,8 @@ struct Report {
   std::string attention_text;      // a few sentences
   HistoryTable attention;          // as AttentionErrors::curve()
   std::vector<HistoryTable> attention_layers;
-  std::vector<ReportEpisode> episodes;
-  std::vector<ReportEvent> events;  // sorted by attempt, then by onset
+  std::vector<RankEpisode> episodes;  // in the order in which they began
+  std::vector<ReportEvent> events;    // sorted by attempt, then by onset
   std::vector<ReportDetector> detectors;
   std::vector<ReportFact> coverage;  // which parts of the training were seen
   std::vector<std::string> notes;    // defects of the records

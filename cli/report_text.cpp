@@ -274,8 +274,8 @@ std::string in_layer(const std::string& layer) {
 
 // Returns a clause about the first warning of the run; "" if no detector warned.
 std::string first_warning(const Report& report) {
-  const ReportEpisode* first = nullptr;
-  for (const ReportEpisode& each : report.episodes)
+  const RankEpisode* first = nullptr;
+  for (const RankEpisode& each : report.episodes)
     if (each.warn_step >= 0 && (first == nullptr || each.warn_step < first->warn_step)) first = &each;
   if (first == nullptr) return "";
   return ", first at step " + step_text(first->warn_step) + ": " + text_of(first->detector).plain +

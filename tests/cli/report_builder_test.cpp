@@ -75,7 +75,7 @@ TEST_F(ReportBuilding, ADivergenceByItsLearningRateIsOneIncidentAndNamesItFirst)
                            "from 0.001 to 1. Do: "));
     EXPECT_EQ(report.from_record, recorded);
     if (recorded) {
-      EXPECT_THAT(report.events_note, HasSubstr("the detectors give as many"));
+      EXPECT_THAT(report.events_note, HasSubstr("the detectors warn as often (0)."));
     }
   }
 }
