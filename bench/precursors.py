@@ -30,6 +30,7 @@ import argparse
 import concurrent.futures
 import hashlib
 import json
+import math
 import pathlib
 import sys
 import time
@@ -37,13 +38,12 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PRECURSORS = ROOT / "bench" / "precursors"
-sys.path[:0] = [str(PRECURSORS), str(ROOT / "bench" / "yardsticks")]
+sys.path.insert(0, str(PRECURSORS))
 
 import comparison  # noqa: E402
 import provenance  # noqa: E402
 import recipes  # noqa: E402
 import recording  # noqa: E402
-import slopes  # noqa: E402
 import tables  # noqa: E402
 
 SHORT = {"recipes": "stable-text,corrupt-batches", "seeds": 1, "steps": 330, "idle": False}  # options that --short sets
@@ -62,6 +62,15 @@ def wanted_trainings(options: argparse.Namespace) -> list[Wanted]:
     return [(recipes.recipe(name), first + n) for n in range(options.seeds) for name in names]
 
 
+def no_nan(value: Any) -> Any:
+    """A copy of `value`, JSON data, with None in place of numbers that are not finite, which JSON cannot represent."""
+    if isinstance(value, dict):
+        return {key: no_nan(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [no_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def scoring_data(recipe: recipes.Recipe, seed: int, path: pathlib.Path) -> dict:
     """Extracts what scoring needs from the record at `path`. Caches it in a file that is valid for one version of
     foreshock and of the code that extracts and scores."""
@@ -73,7 +82,7 @@ def scoring_data(recipe: recipes.Recipe, seed: int, path: pathlib.Path) -> dict:
             if old != recording.made_of(path):  # the record's provenance, which is not a cache
                 old.unlink()
         made = json.loads(recording.made_of(path).read_text())
-        file.write_text(json.dumps(slopes.no_nan(recording.reduced(path, recipe, seed, made))))
+        file.write_text(json.dumps(no_nan(recording.reduced(path, recipe, seed, made))))
     return json.loads(file.read_text())
 
 
@@ -149,7 +158,7 @@ def run(options: argparse.Namespace) -> None:
         found = [training for training in provenance.stored() if provenance.is_made_alike(training)]
     # Marks trainings that failed without a loss event: their loss lies above that of the twin.
     found = comparison.completed(found)
-    results: dict[str, Any] = slopes.no_nan(comparison.results(found, options.steps))
+    results: dict[str, Any] = no_nan(comparison.results(found, options.steps))
     (out / "results.json").write_text(json.dumps(results, indent=1))
     if options.keep:
         tables.RESULTS.write_text(json.dumps(results, separators=(",", ":")) + "\n")

@@ -86,7 +86,7 @@ Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64
 // rows (to check dQ). `is_affordable`: the budget holds several times the cost of all slices of rows. Then
 // half of the calls give such a slice; fewer, if a slice of key positions copies more than twice as much as
 // one of rows. If it is not affordable, so few calls give one that the mean cost is at most 1.3 times that of
-// rows alone (./dev bench sampled_backward). The first call of a layer gives one in any case (FirstColumns).
+// rows alone (docs/attention-error.md, Cost). The first call of a layer gives one in any case (FirstColumns).
 bool takes_columns(const ValidatedCall& call, bool is_affordable, uint64_t seed, int64_t step,
                    uint64_t number);
 

@@ -88,7 +88,7 @@ bool takes_columns(const ValidatedCall& call, bool is_affordable, uint64_t seed,
   // cost must stay below 0.3 of the rows' cost; kExtraCost is lower, since real costs differ from these
   // counts by up to a fourth. `scattered`: a mask with a line for each query is read at one place of a cache
   // line (64 bytes) for each sampled key. kFixed: what any slice costs before it copies keys, its header and
-  // query rows: 2 us, in the time for an element of a long slice (./dev bench sampled_backward).
+  // query rows: 2 us, in the time for an element of a long slice (docs/attention-error.md, Cost).
   constexpr double kExtraCost = 0.22, kFixed = 6000;
   const CallShape& shape = call.shape;
   const auto head_dim = static_cast<double>(call.head_dim), value_dim = static_cast<double>(call.value_dim);

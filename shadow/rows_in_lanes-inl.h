@@ -135,8 +135,8 @@ HWY_INLINE void multiply_block(const Product<T>& p, const T* HWY_RESTRICT lanes,
 }
 
 // Number of sums kept in registers: 24 of 32 registers, or 12 of the 16 of AVX2. That is two vectors of rows
-// by 12 (AVX2: 6) columns. Shares of peak speed measured with 16 rows on Zen 5 (bench/reference.cpp), each as
-// vectors x columns: share at dimension 64, share at dimension 128.
+// by 12 (AVX2: 6) columns. Shares of peak speed, measured at 47429d93 with its bench/reference.cpp on Zen 5,
+// 16 rows, as vectors x columns: share at dimension 64, share at dimension 128.
 //   AVX2     2x6: 0.63, 0.71; 2x7: 0.40, 0.49 (spills); 2x4: 0.61, 0.67; 4x3: 0.64, 0.65; 4x2: 0.54, 0.59
 //   AVX-512  2x12: 0.60, 0.66; 2x14: 0.59, 0.63; 2x10: 0.62, 0.65
 template <class T>
