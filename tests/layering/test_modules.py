@@ -22,6 +22,7 @@ OF_A_BUILD = "compiled or included by the build in another way than its neighbou
 OF_A_PROGRAM = "a program or a page of its own"
 OF_PYTHON = "one idea of the helper that nothing else shares"
 SMALL = {
+    "agent/log_library": "compiles a library of others once",
     "cli/commands": "the list of commands",
     "packaging/glibc_2_31": OF_A_BUILD,
     "cli/report/words": OF_A_PROGRAM,
