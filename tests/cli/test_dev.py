@@ -150,6 +150,7 @@ JUNIT = """<testsuites><testsuite><testcase classname="tests.e2e.test_a" name="t
 def reports(dev, monkeypatch, tmp_path):
     """Where the stages leave their results while nothing is really run."""
     monkeypatch.setattr(dev, "ensure_all", lambda: None)
+    monkeypatch.setattr(dev, "build", lambda *_, **__: None)
     monkeypatch.setattr(dev, "report_of", lambda stage: tmp_path / f"{stage}.xml")
     monkeypatch.setattr(dev.sys, "argv", ["dev", "test", "--quick"])
     return tmp_path
@@ -177,7 +178,6 @@ def test_stages_of_each_tier(dev, monkeypatch, capsys, reports, words, stages):
     monkeypatch.setattr(dev.sys, "argv", ["dev", "test", *words])
     monkeypatch.setattr(dev, "python_tests_and_builds", lambda *_: 0)
     monkeypatch.setattr(dev, "python_tests", lambda *_: 0)
-    monkeypatch.setattr(dev, "build", lambda *_: None)
     monkeypatch.setattr(dev, "run", lambda *words, **_: int("bench/slowdown.py" in words))
     assert dev.main() == ("--all" in words)
     said = capsys.readouterr().out
