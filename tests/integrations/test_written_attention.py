@@ -167,6 +167,27 @@ print(json.dumps([all(map(torch.equal, bits(body, True), bits(body, False))) for
 """) == [True] * (len(FORMS) + len(NO_FORMS))
 
 
+def test_attention_that_is_not_described_is_named_with_its_operation(trainer) -> None:
+    """Talking heads (CaiT), chunks (Longformer), blocks (LongT5); not a product that is no attention."""
+    names = trainer(f"""{SET_UP}
+mix = torch.nn.Linear(H, H)
+def talking(q, k, v): return mix((q @ k.mT).permute(0, 2, 3, 1)).permute(0, 3, 1, 2).softmax(-1) @ v
+def chunked(q, k, v):
+    scores = torch.zeros(B, H, N, N + 2); scores[:, :, :, 1:] = F.pad(q @ k.mT, (0, 1))
+    return scores.softmax(-1)[..., 1:-1] @ v
+def blocks(q, k, v):
+    q, k, v = (t.reshape(B, 2, H, N // 2, D) for t in (q, k, v))
+    return torch.einsum("...qk,...kd->...qd", torch.einsum("...qd,...kd->...qk", q, k).softmax(-1), v)
+def other(q, k, v): return F.scaled_dot_product_attention(q * (q @ k.mT).cos().mean(), k, v)
+def names(body):
+    module = attention(body); inputs = (torch.randn(B, N, 32), *heads()); events()
+    module(*inputs); module(*inputs)
+    return [row["name"] for row in events("unseen")]
+print(json.dumps([names(body) for body in (talking, chunked, blocks, other)]))
+""")
+    assert names == [[f"Attention: {name} before softmax"] for name in ("linear", "pad", "einsum")] + [[]]
+
+
 def test_hooks_of_gradients_keep_nothing_and_change_no_bit(trainer) -> None:
     """Also where a graph is dropped, walked twice, or differentiated for one tensor only."""
     found = trainer(f"""{SET_UP}

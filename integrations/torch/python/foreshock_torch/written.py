@@ -150,7 +150,11 @@ class Tracker:
         self._watch, self._torch = watch, watch.torch
         self._traces: dict[int, tuple[Any, int, Trace]] = {}  # {id of a tensor: (the tensor, its version, its trace)}
         self._shifts: dict[int, _Shift] = {}  # {id of scores: ...}, whose largest of each row was computed
+        # {id: (reference to a tensor that is computed from scores, operation that ended a trace)}
+        self._lost: dict[int, tuple[Any, str]] = {}
+        self._is_tensor = watch.torch.is_tensor
         self.found = 0  # attention calls
+        self.cause = ""  # the operation between scores and a softmax that is not described
         self.mode = _tracker_class()(self)
         self._opened: Any = None
 
@@ -168,7 +172,7 @@ class Tracker:
         place = next((n for n, value in enumerate(args[:3]) if id(value) in self._traces), -1) if step else -1
         trace = None if place < 0 else self._trace(args[place])
         if trace is None or step is None:
-            return self._run_other(function, args, kwargs)
+            return self._run_other(name, function, args, kwargs)
         scores = args[place]
         if step is floor and place == 0 and not trace.is_weights and is_of_rows(args, kwargs):
             self._shifts[id(scores)] = _Shift(scores, trace.backward)
@@ -190,23 +194,43 @@ class Tracker:
         except Exception as error:  # the operation has another form than those described here: the trace ends
             if is_of_trainer(error):
                 raise
+            self._lose(name, args, kwargs, result)
         self._watch.add_time(perf_counter_ns() - begin)
         return result
 
-    def _run_other(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_other(self, name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = function(*args, **kwargs)
-        if self._shifts and any(
-            getattr(part, "requires_grad", False) for part in (result if isinstance(result, tuple) else (result,))
-        ):
-            for value in (*args, *kwargs.values()):
-                for part in value if isinstance(value, (list, tuple)) else (value,):
-                    if (shift := self._shifts.get(id(part))) is not None:
-                        shift.backward.note_other_root(None)
+        begin = perf_counter_ns()
+        self._lose(name, args, kwargs, result)
+        self._watch.add_time(perf_counter_ns() - begin)
         return result
+
+    def _lose(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Notes what an operation that is not described has computed from scores, until it is a softmax."""
+        results = [part for part in _flat(args[:1] if name == "__setitem__" else (result,)) if self._is_tensor(part)]
+        if not results:
+            return
+        parts, cause = _flat((*args, *kwargs.values())), None
+        if any(part.requires_grad for part in results):
+            for part in parts:
+                if (shift := self._shifts.get(id(part))) is not None:
+                    shift.backward.note_other_root(None)
+        for part in parts:
+            if (known := self._lost.get(id(part))) is not None and known[0]() is part:
+                cause = cause or known[1]
+            elif name in _PRODUCTS or id(part) in self._traces:
+                cause = cause or name
+        if cause is None:
+            return
+        cause = name if cause in _MOVES else cause
+        if name == "softmax":
+            self.cause = self.cause or cause
+        self._lost.update((id(part), (ref(part), cause)) for part in results)
 
     def finish(self) -> None:
         """Call it after the forward."""
         self._traces.clear()
+        self._lost.clear()
         for shift in self._shifts.values():
             if shift.scores() is not None:  # the training has kept them, and a loss may use them
                 shift.backward.note_other_root(None)
@@ -234,9 +258,9 @@ class Tracker:
                 raise
             args, kwargs = given
         self._watch.add_time(perf_counter_ns() - begin)
-        result = function(*args, **kwargs)
         if finish is None:
-            return result
+            return self._run_other(name, function, args, kwargs)
+        result = function(*args, **kwargs)
         begin = perf_counter_ns()
         try:
             with self._watch.hidden():
@@ -394,6 +418,16 @@ _PRODUCTS = ("matmul", "__matmul__", "bmm", "einsum", "baddbmm")
 _NAMES = {"bmm": ("input", "mat2"), "baddbmm": ("input", "batch1", "batch2"), "matmul": ("input", "other")}
 
 
+# Operations that only move elements. The one after them says more about what a module does.
+_MOVES = frozenset(
+    ("permute", "transpose", "movedim", "swapaxes", "view", "reshape", "flatten", "unflatten", "contiguous", "__get__")
+)
+
+
+def _flat(values: Iterable[Any]) -> list[Any]:
+    return [part for value in values for part in (value if isinstance(value, (list, tuple)) else (value,))]
+
+
 def _by_place(name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The arguments with the tensors of a product by place."""
     names = _NAMES.get(name, ())[len(args) :]
@@ -415,10 +449,19 @@ def _opened(function: Any) -> Any:
 class _Class:
     """The state of one wrapped forward."""
 
-    __slots__ = ("is_on", "tries")
+    __slots__ = ("cause", "is_on", "name", "tries")
 
-    def __init__(self) -> None:
-        self.is_on, self.tries = True, 0
+    def __init__(self, name: str) -> None:
+        self.name, self.is_on, self.tries, self.cause = name, True, 0, ""
+
+    def note(self, tracker: Tracker) -> None:
+        """Call it after a forward. Names the class among the attention that is not judged, if that is known."""
+        self.tries = 0 if tracker.found else self.tries + 1
+        self.is_on = self.tries < _TRIES
+        if tracker.cause and not tracker.found and not self.cause:
+            self.cause = tracker.cause
+            name = f"{self.name}: {self.cause} before softmax"
+            watch.core.core.foreshock_note_unseen(name.encode(errors="replace"), seams.USED)
 
 
 watch: seams.Watch | None = None  # None: the monitor has not started
@@ -442,7 +485,7 @@ def follow(classes: Iterable[type]) -> None:
     for owner in classes:
         original = inspect.getattr_static(owner, "forward", None)
         if inspect.isfunction(original) and not hasattr(original, "_is_followed"):
-            _classes.setdefault(original, _Class())
+            _classes.setdefault(original, _Class(owner.__name__))
             owner.forward = _wrapped(original, watch.torch.compiler.is_compiling)
 
 
@@ -473,8 +516,7 @@ def call(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     finally:
         _of_thread.tracker = None
         tracker.finish()
-        state.tries = 0 if tracker.found else state.tries + 1
-        state.is_on = state.tries < _TRIES
+        state.note(tracker)
 
 
 def _is_traced() -> bool:
