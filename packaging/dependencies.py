@@ -3,6 +3,10 @@
 Debian has the libraries only as shared ones. They are built from Debian's source packages in the installed version, so
 that foreshock's packages contain the version that the tests used. glibc is downloaded as a binary package. All packages
 come from the archives in apt's configuration. The system is not changed, and root is not needed.
+
+`machine` is the processor that the libraries are for, by the name that uname prints. Another one than this machine's
+needs Debian's cross compiler for it, a toolchain file in cmake/, and qemu. Header-only libraries (Boost, spdlog,
+nlohmann-json) are those of /usr/include for every processor.
 """
 
 from __future__ import annotations
@@ -10,10 +14,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # By development package: the CMake settings, each NAME=VALUE, with which its source is built.
 LIBRARIES = {
@@ -22,12 +29,42 @@ LIBRARIES = {
     "prometheus-cpp-dev": ["ENABLE_PULL=OFF", "ENABLE_PUSH=OFF", "ENABLE_COMPRESSION=OFF", "ENABLE_TESTING=OFF"],
 }
 
+TEST_LIBRARIES = {"libgtest-dev": []}  # for unit tests on another processor
+
 # By distribution: its release with glibc 2.31. Addresses of archives contain the name of the distribution.
 GLIBC_2_31_RELEASES = {"debian": "bullseye", "ubuntu": "focal"}
 
 
 class DependencyError(Exception):
     """The text, for the user, says what failed. If a command failed, the text has the end of its output."""
+
+
+def is_cross(machine: str) -> bool:
+    """Whether programs for `machine` need another processor than this machine's."""
+    return machine != platform.machine()
+
+
+def emulator(machine: str) -> list[str]:
+    """The words that precede a command for `machine`; none if this machine can run it."""
+    return [f"qemu-{machine}-static", "-L", f"/usr/{machine}-linux-gnu"] if is_cross(machine) else []
+
+
+def require_tools(machine: str) -> None:
+    """Raises DependencyError unless the cross compiler and qemu for `machine` are installed, or not needed."""
+    tools = {f"{machine}-linux-gnu-g++": f"g++-{machine}-linux-gnu", f"qemu-{machine}-static": "qemu-user-static"}
+    missing = [package for tool, package in tools.items() if is_cross(machine) and shutil.which(tool) is None]
+    if missing:
+        raise DependencyError(f"{machine} needs packages; type: apt-get install {' '.join(missing)}")
+
+
+def cmake_settings(machine: str) -> list[str]:
+    """The options of CMake that select the compiler for `machine`."""
+    if not is_cross(machine):
+        return []
+    # Debian keeps the description of spdlog in a folder of this machine's processor.
+    own = run("gcc", "-print-multiarch").strip()
+    toolchain = ROOT / "cmake" / f"{machine}.cmake"
+    return [f"-DCMAKE_TOOLCHAIN_FILE={toolchain}", f"-Dspdlog_DIR=/usr/lib/{own}/cmake/spdlog"]
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
@@ -73,7 +110,7 @@ def unpack(source: str, work: Path) -> Path:
     return work / f"{name}-{upstream}"
 
 
-def build_one(package: str, settings: list[str], prefix: Path, work: Path) -> None:
+def build_one(package: str, settings: list[str], prefix: Path, work: Path, machine: str) -> None:
     """Builds the static library of a development package into `prefix`. Does nothing if a stamp file there names the
     package's version. `settings`: as in LIBRARIES."""
     source = source_of(package)
@@ -89,7 +126,7 @@ def build_one(package: str, settings: list[str], prefix: Path, work: Path) -> No
     common += [f"CMAKE_INSTALL_PREFIX={prefix}", "CMAKE_INSTALL_LIBDIR=lib"]
     # Removes the folder's path from the texts of assertions, so that every machine builds the same libraries.
     common += [f"CMAKE_CXX_FLAGS=-ffile-prefix-map={folder}=."]
-    flags = [f"-D{setting}" for setting in (*common, *settings)]
+    flags = [*cmake_settings(machine), *(f"-D{setting}" for setting in (*common, *settings))]
     run("cmake", "-G", "Ninja", "-S", tree, "-B", folder / "build", *flags)
     run("cmake", "--build", folder / "build", "--target", "install", "--parallel", str(os.cpu_count() or 1))
     stamp.write_text(source)
@@ -139,10 +176,10 @@ def unpack_old_glibc(work: Path) -> Path:
     return root
 
 
-def build_all(work: Path) -> Path:
+def build_all(work: Path, machine: str = platform.machine(), libraries: dict[str, list[str]] = LIBRARIES) -> Path:
     """Builds the static libraries. Returns their folder, which must precede the system's in CMAKE_PREFIX_PATH."""
     prefix = work / "prefix"
     with locked(work):
-        for package, settings in LIBRARIES.items():
-            build_one(package, settings, prefix, work)
+        for package, settings in libraries.items():
+            build_one(package, settings, prefix, work, machine)
     return prefix

@@ -1,9 +1,10 @@
 #include "shadow/elementary.h"
 
 #include <gtest/gtest.h>
-#include <quadmath.h>
 
 #include <random>
+
+#include "tests/shadow/binary128.h"
 
 namespace foreshock {
 namespace {
@@ -11,7 +12,7 @@ namespace {
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-double ulps_off(double got, __float128 exact) {
+double ulps_off(double got, Binary128 exact) {
   const double spacing = std::ldexp(1.0, std::max(std::ilogb(static_cast<double>(exact)), -1022) - 52);
   return std::fabs(static_cast<double>((got - exact) / spacing));
 }
@@ -65,7 +66,7 @@ TEST(SoftCap, WithinToleranceOfBinary128) {
     for (int i = 0; i < 50000; ++i) {
       const double product = cap * draw(engine);
       const CappedScore got = soft_capped(product, cap);
-      const __float128 y = static_cast<__float128>(product) / cap, tanh = tanhq(y), cosh = coshq(y);
+      const Binary128 y = static_cast<Binary128>(product) / cap, tanh = tanhq(y), cosh = coshq(y);
       worst_score = std::max(worst_score, static_cast<double>(fabsq(got.score / (cap * tanh) - 1)));
       worst_slope = std::max(worst_slope, static_cast<double>(fabsq(got.slope * cosh * cosh - 1)));
     }

@@ -75,8 +75,8 @@ SliceData with_given(SliceData data) {
   return data;
 }
 
-double relative_error(const double* got, const std::vector<__float128>& exact) {
-  __float128 error = 0, norm = 0;
+double relative_error(const double* got, const std::vector<Binary128>& exact) {
+  Binary128 error = 0, norm = 0;
   for (size_t i = 0; i < exact.size(); ++i) {
     error += (got[i] - exact[i]) * (got[i] - exact[i]);
     norm += exact[i] * exact[i];
