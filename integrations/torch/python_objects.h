@@ -1,8 +1,7 @@
 // Looks up the C functions of the Python interpreter in this process. The adapter is not linked with Python,
 // so one adapter works with every version of Python, and also in C++ trainers without Python. All functions
-// belong to the stable ABI, except _PyDict_GetItem_KnownHash, which has been exported since 3.6, and those
-// for replace_vectorcall(), which may be absent. Python objects are void pointers. The interpreter lock must
-// be held for all calls except add_pending.
+// belong to the stable ABI, except _PyDict_GetItem_KnownHash, which has been exported since 3.6. Python
+// objects are void pointers. The interpreter lock must be held for all calls except add_pending.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
 
@@ -20,10 +19,6 @@ struct PythonMethod {  // a function for Python, in the layout of PyMethodDef
   int flags = 0x80;  // METH_FASTCALL: the arguments are an array
   const char* doc = nullptr;
 };
-
-// The C function that runs when Python calls an object ("vectorcall", PEP 590). The lower 32 bits of `count`
-// are the number of positional arguments. `names`: a tuple with the names of keyword arguments, or null.
-using PythonVectorcall = void* (*)(void* callable, void* const* arguments, size_t count, void* names);
 
 // Python's functions and objects; null if this process lacks the symbol. find() names the C function of each
 // member. "borrowed": the caller does not own the returned object. The caller must release all other returned
@@ -62,17 +57,13 @@ struct Python {
   void (*fetch_error)(void** type, void** value, void** trace);
   void (*restore_error)(void* type, void* value, void* trace);
   int (*add_pending)(PendingCall, void*);  // the main thread makes the call when it next runs Python code
-  // The next three are for replace_vectorcall(). Some versions of Python lack one or two of them.
-  void (*set_vectorcall)(void* function, PythonVectorcall vectorcall);
-  PythonVectorcall (*vectorcall_of)(void* callable);
-  PythonVectorcall function_vectorcall;  // the vectorcall of every function written in Python
   void *none, *false_object, *list_type, *dict_type, *integer_type, *float_type;
 
   static const Python& get() {
     static const Python found = find();
     return found;
   }
-  // Whether all symbols were found, except those for replace_vectorcall().
+  // Whether all symbols were found.
   bool has_all() const { return has_all_; }
   // Whether this process has the functions that call_back() and raise_kept() of interpreter.h call.
   bool can_call_back() const { return call_with && release && fetch_error && restore_error && add_pending; }
@@ -122,11 +113,6 @@ struct Python {
     look_up("PyDict_Type", &python.dict_type);
     look_up("PyLong_Type", &python.integer_type);
     look_up("PyFloat_Type", &python.float_type);
-    const bool has_all = python.has_all_;  // the following symbols may be missing
-    look_up("PyFunction_SetVectorcall", &python.set_vectorcall);
-    look_up("PyVectorcall_Function", &python.vectorcall_of);
-    look_up("_PyFunction_Vectorcall", &python.function_vectorcall);
-    python.has_all_ = has_all;
     return python;
   }
 
@@ -171,27 +157,6 @@ inline bool has_usual_head(void* object) {  // whether the object begins with th
 
 // Whether the type of the object is `type` itself, not a subclass.
 inline bool is_exactly(void* object, void* type) { return python_type_of(object) == type; }
-
-// Lets `vectorcall` run when C code calls `function`, which is written in Python. Python before 3.12 has no
-// API for this: there the word of the object that has the old vectorcall is searched for and changed.
-// `bytes`: size of the object. Returns the old vectorcall, or null if it cannot be replaced.
-inline PythonVectorcall replace_vectorcall(void* function, size_t bytes, PythonVectorcall vectorcall) {
-  const Python& python = Python::get();
-  const PythonVectorcall old =
-      python.vectorcall_of ? python.vectorcall_of(function) : python.function_vectorcall;
-  if (!old) return nullptr;
-  if (python.set_vectorcall) {
-    python.set_vectorcall(function, vectorcall);
-    return old;
-  }
-  auto* const words = static_cast<void**>(function);
-  for (size_t n = 0; n < bytes / sizeof(void*); ++n) {
-    if (words[n] != reinterpret_cast<void*>(old)) continue;
-    words[n] = reinterpret_cast<void*>(vectorcall);
-    return old;
-  }
-  return nullptr;
-}
 
 }  // namespace foreshock::adapter
 

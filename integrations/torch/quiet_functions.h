@@ -1,6 +1,4 @@
-// The functions of quiet_steps.h for Python: the class QuietSteps of core.py has them as fields. The helper
-// (the Python package foreshock_torch) has two functions, the hooks, that torch calls before and after each
-// optimizer step. Their C entry points are replaced here, so in a quiet step they run no Python code. The
+// The functions of quiet_steps.h for Python: the class QuietSteps of core.py has them as fields. The
 // interpreter lock must be held for all calls.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_QUIET_FUNCTIONS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_QUIET_FUNCTIONS_H_
@@ -31,83 +29,13 @@ inline void* prepare(void*, void* const* given, ssize_t count) {
 
 // QuietSteps::begin() with the arguments of a hook. Returns the number of weights to be measured; 0: the step
 // is quiet; -1: the helper handles it, also after an error.
-inline int64_t begin_step(void* const* given) {
+inline void* begins(void*, void* const* given, ssize_t count) {
+  if (count != 3) return nullptr;
   const int64_t due = QuietSteps::instance().begin(given[0], given[1], given[2]);
-  if (!Python::get().pending_error()) return due;
+  if (!Python::get().pending_error()) return to_python(due);
   Python::get().clear_error();
   QuietSteps::instance().run_next_end_in_python();
-  return -1;
-}
-
-// What before_step() and after_step() need. The objects are kept for ever. See replace_hooks().
-struct Hooks {
-  void *before_other_step, *after_other_step;  // functions of the helper for steps that are not quiet
-  void* set_tracer;                            // sets the tracer of this thread, and returns the one before
-  PythonVectorcall original;                   // the vectorcall of every Python function
-  bool are_replaced;                           // whether the C entry points of both hooks are replaced
-};
-inline Hooks hooks = {};
-
-// Calls a function of the helper with the optimizer, the two objects with the arguments of step() and `more`
-// (null: no further argument). Dynamo, the tracer of torch.compile, may have given up tracing the function of
-// torch that calls the hooks. It then still traces the functions that are called from there. It must not
-// trace the helper, so it is switched off during the call.
-inline void* call_untraced(void* function, void* const* given, void* more) {
-  const Python& python = Python::get();
-  void* const end = nullptr;
-  const PythonReference tracer(python.call_with(hooks.set_tracer, python.none, end));
-  if (!tracer) python.clear_error();
-  void* const result = python.call_with(function, given[0], given[1], given[2], more, end);
-  if (!tracer) return result;
-  void *type = nullptr, *value = nullptr, *trace = nullptr;  // an exception of `function`, set aside
-  python.fetch_error(&type, &value, &trace);
-  const PythonReference replaced(python.call_with(hooks.set_tracer, tracer.get(), end));
-  if (!replaced) python.clear_error();
-  python.restore_error(type, value, trace);
-  return result;
-}
-
-// Whether a hook is called as torch calls it. All other calls run the Python code of the hook. The upper bits
-// of a vectorcall's count are flags.
-inline bool is_hook_call(size_t count, const void* names) {
-  return static_cast<uint32_t>(count) == 3 && names == nullptr;
-}
-
-// The vectorcalls of the two hooks. `given`: the optimizer, and the tuple and dictionary of step()'s
-// arguments.
-[[gnu::hot]] inline void* before_step(void* function, void* const* given, size_t count, void* names) {
-  if (!is_hook_call(count, names)) return hooks.original(function, given, count, names);
-  const int64_t due_weights = begin_step(given);
-  if (due_weights == 0) return none();
-  const PythonReference number(Python::get().new_integer(due_weights));
-  return call_untraced(hooks.before_other_step, given, number.get());
-}
-
-[[gnu::hot]] inline void* after_step(void* function, void* const* given, size_t count, void* names) {
-  if (!is_hook_call(count, names)) return hooks.original(function, given, count, names);
-  const bool is_done = QuietSteps::instance().end(given[0]);
-  if (Python::get().pending_error()) return nullptr;
-  return is_done ? none() : call_untraced(hooks.after_other_step, given, nullptr);
-}
-
-// Lets C code that calls the Python functions given[0] and given[1], the hooks, call before_step and
-// after_step instead. These call given[2] and given[3] if the step is not quiet. given[4]: bytes of a
-// function's object, in which the C entry point is searched for. given[5]: torch's set_eval_frame(). Returns
-// 0 if one of the two functions cannot be replaced.
-inline void* replace_hooks(void*, void* const* given, ssize_t count) {
-  if (count != 6) return nullptr;
-  const Python& python = Python::get();
-  if (hooks.original) return to_python(hooks.are_replaced);  // by an earlier start of the helper
-  hooks = {given[2], given[3], given[5], nullptr, false};
-  for (void* kept : {given[2], given[3], given[5]}) python.retain(kept);
-  const auto bytes = static_cast<size_t>(python.integer(given[4]));
-  hooks.original = replace_vectorcall(given[0], bytes, before_step);
-  hooks.are_replaced = hooks.original && replace_vectorcall(given[1], bytes, after_step);
-  return to_python(hooks.are_replaced);
-}
-
-inline void* begins(void*, void* const* given, ssize_t count) {
-  return count == 3 ? to_python(begin_step(given)) : nullptr;
+  return to_python(-1);
 }
 
 inline void* ends(void*, void* const* given, ssize_t count) {
@@ -157,12 +85,15 @@ inline void* take(void*, void* const*, ssize_t) { return QuietSteps::instance().
 // A new reference to the n-th function, in the order of core.py; nullptr after the last, or without Python.
 inline void* quiet_function(size_t n) {
   namespace f = quiet_functions;
-  static PythonMethod methods[] = {
-      {"prepare", f::prepare},     {"begins", f::begins},
-      {"ends", f::ends},           {"set_clock", f::set_clock},
-      {"add_other", f::add_other}, {"allow", f::allow},
-      {"stop", f::stop},           {"run_next_end_in_python", f::run_next_end_in_python},
-      {"take", f::take},           {"replace_hooks", f::replace_hooks}};
+  static PythonMethod methods[] = {{"prepare", f::prepare},
+                                   {"begins", f::begins},
+                                   {"ends", f::ends},
+                                   {"set_clock", f::set_clock},
+                                   {"add_other", f::add_other},
+                                   {"allow", f::allow},
+                                   {"stop", f::stop},
+                                   {"run_next_end_in_python", f::run_next_end_in_python},
+                                   {"take", f::take}};
   if (n >= std::size(methods) || !Python::get().has_all()) return nullptr;
   return Python::get().new_function(&methods[n], nullptr, nullptr);
 }

