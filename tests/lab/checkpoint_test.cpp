@@ -9,6 +9,7 @@
 
 #include "lab/inputs.h"
 #include "lab/judgement.h"
+#include "tests/support/variations.h"
 
 namespace foreshock::lab {
 namespace {
@@ -79,7 +80,7 @@ TEST_F(SafetensorsFile, NamesTheError) {
 
 // A quadratic reader takes seconds for 16,000 tensors and minutes for these.
 TEST_F(SafetensorsFile, ReadsManyTensorsInLinearTime) {
-  constexpr size_t kTensors = 64000;
+  constexpr size_t kTensors = test::kIsSanitized ? 6400 : 64000;
   for (const bool overlap : {false, true}) {
     std::string header = "{";
     for (size_t n = 0; n < kTensors; ++n) {
