@@ -63,7 +63,7 @@ class Monitor {
   // foreshock_skips_unseen: from now on the number of skipped steps is recorded as unknown.
   void mark_skips_unknown() { skips_unseen_.store(true, std::memory_order_relaxed); }
   void observe_loss(double value, uint32_t source);
-  void observe_root_divisor(double divisor);  // the next backward() starts from loss / divisor
+  void observe_root_divisor(double divisor);  // as foreshock_observe_root_divisor()
   void loss_is_of(const char* name);
   void observe_loss_sum(double sum, double weight);
   bool fetch(const foreshock_tensor* values, size_t count, void* stream, uint32_t what, uint64_t* numbers);

@@ -70,8 +70,11 @@ void LossTracker::observe(double value, uint32_t source) {
     ++nlls_since_root_;
   }
   if (source == FORESHOCK_LOSS_BACKWARD_ROOT) {
-    // A value that is not finite cannot show which source is the loss.
-    if (chosen_source_ == 0 && std::isfinite(value)) choose_source(value);
+    // A value that is not finite cannot show which source is the loss, unless it is not scaled and differs
+    // from the nll (label smoothing over logits of minus infinity).
+    const bool is_shown = std::isfinite(value) || (root_is_unscaled_ && std::isfinite(last_nll_));
+    if (chosen_source_ == 0 && is_shown) choose_source(value);
+    root_is_unscaled_ = false;
     nlls_since_root_ = 0;
   }
   mean_by_source_[source].add(value, 1);
@@ -84,6 +87,7 @@ void LossTracker::observe_sum(double sum, double weight) {
 // The training has divided the next root by `divisor`. divided_roots_.divisor is the divisor of all divided
 // roots of this step; NaN: they have different divisors.
 void LossTracker::observe_divisor(double divisor) {
+  root_is_unscaled_ |= divisor == 1;
   if (!(divisor >= 2)) return;
   divided_roots_.divisor =
       divided_roots_.count == 0 || divided_roots_.divisor == divisor ? divisor : std::nan("");

@@ -20,6 +20,7 @@ namespace foreshock {
 //   - Without one, the first backward pass with a finite root decides. Its cross-entropy is the loss if the
 //     root equals the cross-entropy divided by a whole number (accumulation) or times a power of two
 //     (gradient scaler). If not, for example with label smoothing or auxiliary losses, the root is the loss.
+//   - A root that is not finite decides only if no scaler has multiplied it and the cross-entropy is finite.
 //   - A step without a root chooses its cross-entropies, if it has any.
 //   - Until a source is chosen, a logged value is the loss of a step that has no usable cross-entropies, for
 //     example while other values are on a device.
@@ -36,7 +37,8 @@ class LossTracker {
  public:
   void observe(double value, uint32_t source);  // FORESHOCK_LOSS_...
   void observe_sum(double sum, double weight);  // a cross-entropy summed over targets with this total weight
-  void observe_divisor(double divisor);         // the next observed root was divided by this number
+  // The next observed root was divided by this number; 1: no gradient scaler has multiplied it.
+  void observe_divisor(double divisor);
 
   // Drops the values observed since the last take(), because they do not belong to a step.
   void forget_step();
@@ -78,6 +80,7 @@ class LossTracker {
   Mean mean_by_source_[kSummed + 1];                  // of this step
   double last_nll_ = 0;                               // the last cross-entropy (nll: negative log likelihood)
   uint64_t nlls_since_root_ = 0;                      // cross-entropies since the last root
+  bool root_is_unscaled_ = false;                     // the next root, see observe_divisor()
   double factor_ = 1;                                 // of the last step, see factor()
   uint64_t factor_steps_ = 0;                         // steps in a row with this factor
 };

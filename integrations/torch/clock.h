@@ -244,7 +244,8 @@ class TrainingClock {
   // after the first backward pass, when it divides the gradients or updates its scale. Until the first step
   // has ended, a root that is a product (`is_product`) may therefore be scaled. Such a root is reported only
   // beside a mean cross-entropy, which the core prefers. Summed cross-entropies are then dropped, since the
-  // root may be any multiple of them. `divisor`: the number that has divided the loss; 0: none.
+  // root may be any multiple of them. `divisor`: the number that has divided the loss; 0: none. Only a
+  // product may be scaled, so another root that is not finite is the loss.
   void on_root(double loss, bool is_product, double divisor) noexcept {
     root_count_.fetch_add(1, std::memory_order_relaxed);
     const bool maybe_scaled = may_be_scaled(is_product);
@@ -252,6 +253,7 @@ class TrainingClock {
     const bool has_cross_entropy = begin_backward();
     if ((maybe_scaled && !has_cross_entropy) || has_scaler_.load(std::memory_order_relaxed)) return;
     if (divisor != 0) foreshock_observe_root_divisor(divisor);
+    if (!is_product && !std::isfinite(loss)) foreshock_observe_root_divisor(1);
     foreshock_observe_loss(loss, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
@@ -277,6 +279,7 @@ class TrainingClock {
       return;
     }
     if (!is_fetched) watched_scalars().watch(loss, WatchedScalars::Kind::kLoss, number);
+    if (!is_product && !has_stepped_.load(std::memory_order_relaxed)) foreshock_observe_root_divisor(1);
     foreshock_observe_fetched_loss(number, 0, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 pytestmark = pytest.mark.quick
@@ -94,3 +96,18 @@ def test_a_whole_number_that_a_loss_is_divided_by_is_reported_with_its_root(trai
     told = [("root_divisor", 4), ("loss", 0.5), ("root_divisor", 3), ("loss", 2 / 3)]
     told += [("loss", value) for value in (2, 0.8, 0.5, 2)]  # before the first step a product may be a scaler's
     assert kept == [(kind, pytest.approx(value)) for kind, value in [*told, ("root_divisor", 2), ("loss", 1)]]
+
+
+def test_a_loss_that_is_not_finite_is_that_of_the_training_unless_a_scaler_may_multiply_it(trainer) -> None:
+    """Label smoothing is infinite where a logit is, though the cross-entropy of the target is not."""
+    rows = trainer("""
+        x = torch.nn.Parameter(torch.zeros(4, 8)); hidden = torch.zeros(8); hidden[7] = -torch.inf
+        def told(change):
+            events(); change(F.cross_entropy(x + hidden, torch.zeros(4).long(), label_smoothing=0.1)).backward()
+            return [[row["event"], row["value"]] for row in events() if row["event"] in ("loss", "root_divisor")]
+        print(json.dumps([told(lambda y: y), told(lambda y: y * 65536)]))
+    """)
+    (nll, unscaled, root), scaled = rows
+    assert (nll[0], unscaled, root[0]) == ("loss", ["root_divisor", 1], "loss")
+    assert [math.isfinite(value) for _, value in (nll, root)] == [True, False]
+    assert [name for name, _ in scaled] == ["loss", "loss"]

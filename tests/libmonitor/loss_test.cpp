@@ -181,6 +181,27 @@ TEST(Loss, ARootThatIsNotFiniteChoosesNoSource) {
   EXPECT_EQ(second.source, uint32_t{FORESHOCK_LOSS_BACKWARD_ROOT});
 }
 
+TEST(Loss, ARootThatIsNotFiniteAndNotScaledIsTheLoss) {
+  for (const double root : {double{INFINITY}, double{NAN}}) {
+    LossTracker follower;
+    follower.observe(2.5, FORESHOCK_LOSS_NLL);
+    follower.observe_divisor(1);
+    follower.observe(root, FORESHOCK_LOSS_BACKWARD_ROOT);
+    const Taken first = take(follower);
+    EXPECT_EQ(first.source, uint32_t{FORESHOCK_LOSS_BACKWARD_ROOT});
+    EXPECT_FALSE(std::isfinite(first.loss));
+    micro_batch(follower, 2.5, 3.25);
+    EXPECT_EQ(take(follower).loss, 3.25);
+  }
+  LossTracker follower;  // the nll shows nothing either
+  follower.observe(NAN, FORESHOCK_LOSS_NLL);
+  follower.observe_divisor(1);
+  follower.observe(NAN, FORESHOCK_LOSS_BACKWARD_ROOT);
+  EXPECT_TRUE(std::isnan(take(follower).loss));
+  micro_batch(follower, 2.5, 2.5);
+  EXPECT_EQ(take(follower).source, uint32_t{FORESHOCK_LOSS_NLL});
+}
+
 TEST(Loss, TheSourceIsSettledOnce) {
   LossTracker follower;
   micro_batch(follower, 4, 4);

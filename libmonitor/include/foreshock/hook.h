@@ -416,7 +416,8 @@ FORESHOCK_EXPORT void foreshock_observe_loss(double value, uint32_t source);
 
 /* Reports that the program divided the loss of a micro-batch by `divisor` (a whole number, 2 or more) before
  * it called backward() on it, and that this backward root is observed next. If the step has `divisor`
- * backward roots, its loss is their sum. */
+ * backward roots, its loss is their sum. 1: no gradient scaler multiplies that root, so it is the loss even
+ * if it is not finite. */
 FORESHOCK_EXPORT void foreshock_observe_root_divisor(double divisor);
 
 /* Reports that the losses observed since the last step, or since the last call of this function, belong to
