@@ -2,7 +2,7 @@
 elsewhere than PyTorch's fused operations, and tells its digest.
 """
 
-import functools
+import itertools
 import os
 import pathlib
 import sys
@@ -211,25 +211,26 @@ def of_document(batch: torch.Tensor, _head: torch.Tensor, i: torch.Tensor, j: to
     return (i >= j) & (document[batch, i] == document[batch, j])
 
 
-@functools.cache
-def flex_attention() -> tuple:
-    """torch's function, the mask, and the layers whose backward pass is to come. torch refuses gradients on the CPU,
-    and the eager operators compute them all the same."""
+flex_parts: list = []  # torch's function and the mask
+
+
+def prepare_flex() -> None:
+    """torch refuses gradients on the CPU, and its own operators compute them all the same."""
     from torch.nn.attention import flex_attention as flex
 
     operators = sys.modules["torch._higher_order_ops.flex_attention"]  # its package has a function of this name
     flex._validate_device = lambda *_: None
-    layers: list[int] = []
     ahead = operators.math_attention
     back = operators.flex_attention_backward.py_kernels
     key = torch._C.DispatchKey.CompositeExplicitAutograd
+    layers_ahead, layers_back = itertools.cycle(range(LAYERS)), itertools.cycle(reversed(range(LAYERS)))
 
     def wrong_ahead(*given: object) -> tuple:
         out, *rest = ahead(*given)
-        return out * (1.05 if (FAULT, layers[-1]) == ("out", 1) else 1.0), *rest
+        return out * (1.05 if (FAULT, next(layers_ahead)) == ("out", 1) else 1.0), *rest
 
     def wrong_back(*given: object, sound=back[key]) -> tuple:  # noqa: ANN001
-        layer, names = layers.pop(), ("grad_query", "grad_key", "grad_value")
+        layer, names = next(layers_back), ("grad_query", "grad_key", "grad_value")
         *gradients, captured = sound(*given)
         return *(
             g * (1.05 if (FAULT, layer) == (n, 1) else 1.0) for n, g in zip(names, gradients, strict=True)
@@ -238,12 +239,11 @@ def flex_attention() -> tuple:
     if FAULT:
         operators.math_attention, back[key] = wrong_ahead, wrong_back
     mask = flex.create_block_mask(of_document, BATCH, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=16)
-    return flex.flex_attention, mask, layers
+    flex_parts.extend((flex.flex_attention, mask))
 
 
-def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
-    attend, mask, layers = flex_attention()
-    layers.append(layer)
+def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _layer: int) -> torch.Tensor:
+    attend, mask = flex_parts
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     return attend(q, k[:, :2], v[:, :2], block_mask=mask, scale=0.25, enable_gqa=True).transpose(1, 2)
 
@@ -262,6 +262,7 @@ class Block(nn.Module):
 CASES = {
     "flash_attn": flash_attn, "packed": packed, "tap": tap, "math_path": math_path,
     "dropout": dropout, "engine": engine, "written": written, "sunk": sunk, "flex": flex,
+    "flex_compiled": flex,
 }  # fmt: skip
 FAULT = os.environ.get("PLANTED", "")  # a tensor of layer 001 that is wrong by 5 %
 
@@ -280,7 +281,11 @@ if __name__ == "__main__":
     if FAULT and sys.argv[1] in ("written", "sunk"):
         replaced = torch.library.Library("aten", "IMPL")
         replaced.impl("bmm", wrong_product(written_layers), "CPU")
+    if CASES[sys.argv[1]] is flex:
+        prepare_flex()
     model = nn.Sequential(*(Block(n, CASES[sys.argv[1]]) for n in range(LAYERS)))
+    if sys.argv[1] == "flex_compiled":  # torch has no compiled kernel for gradients on the CPU
+        model.compile(backend="aot_eager", fullgraph=True)
     optimizer, digest = torch.optim.AdamW(model.parameters(), lr=1e-3), hashlib.sha256()
     for _ in range(STEPS):
         optimizer.zero_grad()

@@ -25,10 +25,16 @@ CASES = {
     "flex": ("foreshock::flex_attention", "foreshock::flex_attention_backward", "parameter"),
     "written": ("foreshock::eager_attention", "foreshock::eager_attention_backward", "parameter"),
     "sunk": ("foreshock::eager_attention", "foreshock::eager_attention_backward", "parameter"),
+    "flex_compiled": ("foreshock::flex_attention", "foreshock::flex_attention_backward", "ordinal"),
 }
-KEPT = ("flash_attn", "tap", "written", "sunk", "flex")
-UNFUSED = ("math_path", "dropout", "written", "sunk", "flex")  # computed in bf16, with many roundings
-FOLLOWED = UNFUSED  # their backward calls are counted in sampled steps only
+KEPT = ("flash_attn", "tap", "written", "sunk", "flex", "flex_compiled")
+FOLLOWED = ("math_path", "dropout", "written", "sunk", "flex")  # their backward calls are counted in sampled steps only
+UNFUSED = (*FOLLOWED, "flex_compiled")  # computed in bf16, with many roundings
+
+
+def names_of(case: str) -> tuple[str, str]:
+    """Of the layers."""
+    return ("call000", "call001") if case == "flex_compiled" else ("000", "001")
 
 
 @functools.cache
@@ -75,7 +81,9 @@ def test_every_call_is_counted_and_judged(case):
 @pytest.mark.parametrize("case", keep(CASES, *KEPT))
 def test_samples_name_their_layer(case):
     samples = runs_of(case)[1].of("sample")
-    assert {sample["layer"] for sample in samples} == {"000", "001"}
+    if case == "flex_compiled":  # the order of calls is known after two steps
+        samples = [sample for sample in samples if sample["step"] > 3]
+    assert {sample["layer"] for sample in samples} == set(names_of(case))
     assert {sample["layer_source"] for sample in samples} == {CASES[case][2]}
 
 
@@ -85,7 +93,7 @@ def test_samples_name_their_layer(case):
         [("engine", tensor) for tensor in ("out", "grad_query")]
         + [
             (case, tensor)
-            for case in ("written", "sunk", "flex", "math_path", "dropout")
+            for case in ("written", "sunk", "flex", "flex_compiled", "math_path", "dropout")
             for tensor in ("out", "grad_query", "grad_key", "grad_value")
         ],
         ("sunk", "grad_value"),
@@ -93,11 +101,14 @@ def test_samples_name_their_layer(case):
         ("written", "out"),
         ("dropout", "grad_key"),
         ("flex", "grad_query"),
+        ("flex_compiled", "grad_value"),
         several=True,
     ),
 )
 def test_an_error_below_a_seam_is_found_in_its_layer(case, tensor):
     run = run_monitored([PYTHON, SCRIPT, case], *EVERYTHING, PLANTED=tensor)
     alarms = run.rank()["alarms"]
-    assert {alarm["layer"] for alarm in alarms} == {"001"}
+    # The order of calls, by which layers of a graph are named, is known after two steps.
+    unnamed = {None} if case == "flex_compiled" else set()
+    assert {alarm["layer"] for alarm in alarms} - unnamed == {names_of(case)[1]}
     assert ("forward" if tensor == "out" else "backward") in {alarm["pass"] for alarm in alarms}

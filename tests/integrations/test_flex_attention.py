@@ -1,5 +1,5 @@
-"""Eager calls of torch's flex_attention: described with the mask that `mask_mod` returns. torch refuses gradients on
-the CPU, so the trainings here replace its check; all else is torch's.
+"""Calls of torch's flex_attention, eager and compiled: described with the mask that `mask_mod` returns. torch refuses
+gradients on the CPU, so the trainings here replace its check; all else is torch's.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ blocks = flex.BlockMask.from_kv_blocks(
 aux = dict(return_aux=flex.AuxRequest(lse=True))
 with torch.no_grad(): hidden = mask_of(lambda b, h, i, j: (i >= j) & (i != 3))
 seen = dict(
-    score=reasons(causal, score_mod=lambda score, b, h, i, j: score + (j - i)), blocks=reasons(block_mask=blocks),
+    score=reasons(causal, score_mod=lambda score, b, h, i, j: score * 2), blocks=reasons(block_mask=blocks),
     no_key=reasons(block_mask=hidden), of_lse=reasons(causal, loss=lambda out, aux: out.sum() + aux.lse.sum(), **aux))
 calls = []
 def fails(b, h, i, j):
@@ -106,15 +106,120 @@ print(json.dumps([seen, state]))
     assert state
 
 
-def test_a_compiled_graph_is_the_same_and_unseen(trainer) -> None:
-    program = f"""{SET_UP}
-graphs = []
-def keep(module, inputs): graphs.append(module.print_readable(False)); return module
-q, (k, v), block_mask = query().detach(), [t.detach() for t in heads(4)], mask_of(of_document)
-def call(q, k, v): return flex.flex_attention(q, k, v, block_mask=block_mask)
-out = torch.compile(call, backend=keep, fullgraph=True)(q, k, v)
-import hashlib, re
-print(json.dumps([len(graphs), re.sub("#.*", "", graphs[-1]), hashlib.sha256(out.numpy().tobytes()).hexdigest()]))
+SCORES = """
+slopes, table = torch.tensor([0.5, 0.25, 0.125, 0.0625]), torch.randn(4, 31, requires_grad=True)
+def alibi(score, b, h, i, j): return score - slopes[h] * (i - j)
+def relative(score, b, h, i, j): return score + table[h, i - j + 15]
+def hides(score, b, h, i, j): return torch.where(i - j < 4, score, float("-inf"))
+def capped(score, b, h, i, j): return 0.5 * torch.tanh(score / 0.5)
+def capped_with_bias(score, b, h, i, j): return 0.5 * torch.tanh(score / 0.5) - slopes[h] * (i - j)
 """
-    plain = "import json, torch\ntorch.manual_seed(0); torch.set_num_threads(1)\ndef events(): return []\n"
-    assert trainer(program) == trainer(plain + program, monitored=False)
+
+
+def test_functions_of_scores_that_add_or_cap_are_described(trainer) -> None:
+    found, others = trainer(f"""{SET_UP}{SCORES}
+found = [rows(mask, score_mod=score, n=n)
+         for score in (alibi, relative, hides, capped, capped_with_bias) for mask, n in ((None, 4), (of_document, 2))]
+def scaled(score, b, h, i, j): return score * 1.0001
+def bent(score, b, h, i, j): return score + 1e-3 * score.square() * (b == 1) * (h == 3) * (i == 15) * (j == 2)
+def narrow(score, b, h, i, j): return score.float() + 0.1
+def bias_first(score, b, h, i, j): return 0.5 * torch.tanh((score - slopes[h] * (i - j)) / 0.5)
+def cap_of_head(score, b, h, i, j): return (h + 1) * torch.tanh(score / (h + 1))
+def reasons(score): return [row.get("reason", -1) for row in rows(causal, score_mod=score)]
+print(json.dumps([found, [reasons(score) for score in (scaled, bent, narrow, bias_first, cap_of_head)]]))
+""")
+    for ahead, back in found:
+        assert [ahead["op"], back["op"]] == ["foreshock::flex_attention", "foreshock::flex_attention_backward"]
+        assert 0 <= ahead["errors"]["out"] <= 64 * FLOAT32
+        assert 0 <= back["errors"]["grad_query"] <= 64 * FLOAT32
+        for tensor, truth in zip(("grad_key", "grad_value"), back["truth"], strict=True):
+            assert abs(back[tensor]["fingerprint"] - truth) <= 1e-5 * (1 + abs(truth)), tensor
+    assert [ahead["soft_cap"] for ahead, _ in found] == [0] * 6 + [0.5] * 4
+    assert others == [[MASK]] * 5
+
+
+COMPILED = """
+import hashlib
+torch.manual_seed(1)
+k, v = [torch.randn(2, 4, 128, 16) for _ in range(2)]
+document = torch.tensor([[0] * 50 + [1] * 78, [0] * 8 + [1] * 120])
+slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+weight = torch.randn(64, 64) / 8
+def window(b, h, i, j): return (i >= j) & (i - j < 40)
+masks = [flex.create_block_mask(m, 2, None, 128, 128, device="cpu", BLOCK_SIZE=32) for m in (of_document, window)]
+def model(x, masks):
+    for mask, score in zip(masks, (None, alibi)):
+        q = (x @ weight).view(2, 128, 4, 16).transpose(1, 2) * 1.5
+        out = flex.flex_attention(q, k, v, block_mask=mask, score_mod=score)
+        x = x + out.transpose(1, 2).reshape(2, 128, 64).relu()
+    return x
+def alibi(score, b, h, i, j): return score - slopes[h] * (i - j)
+def digest(t): return hashlib.sha256(t.detach().numpy().tobytes()).hexdigest()
+x = torch.randn(2, 128, 64); compiled = torch.compile(model, fullgraph=True); events()
+with torch.no_grad(): bits = [digest(compiled(x, masks)) for _ in range(2)]
+print(json.dumps([bits, [row for row in events() if row["event"] in ("leave", "skip")]]))
+"""
+PLAIN = """
+import json, torch
+torch.manual_seed(0); torch.set_num_threads(1)
+def events(): return []
+"""
+
+
+def test_compiled_calls_are_described_and_have_the_same_bits(trainer) -> None:
+    """With torch's own kernels. The second process has the first one's cache of compiled code, and no use for it."""
+    bits, rows = trainer(SET_UP + COMPILED)
+    assert bits == trainer(PLAIN + SET_UP + COMPILED, monitored=False)[0]
+    assert [row["op"] for row in rows] == ["foreshock::flex_attention"] * 4
+    for row in rows:
+        assert row["mask"]
+        assert 0 <= row["errors"]["out"] <= 64 * FLOAT32
+
+
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("aot_eager_default_partitioner", marks=pytest.mark.long)]
+)
+def test_compiled_backward_passes_are_described(trainer, backend) -> None:
+    """With the operator's own backward pass: torch has no kernel for it on the CPU."""
+    program = f"""{SET_UP}{SCORES}
+results = []
+def attend(x, k, v, block_mask, score_mod, **more):
+    return flex.flex_attention(linear(x).view(2, 16, 4, 8).transpose(1, 2), k, v, score_mod, block_mask, **more)
+compiled = torch.compile(attend, backend="{backend}", fullgraph=True)
+def call(mask_mod=None, score_mod=None, loss=lambda out: out.square().sum(), **more):
+    k, v = heads(4); events(); linear.zero_grad()
+    loss(compiled(torch.randn(2, 16, 32), k, v, mask_mod and mask_of(mask_mod), score_mod, **more)).backward()
+    bits = [fingerprint(t) for t in (k.grad, v.grad, linear.weight.grad)]
+    found = [row for row in events() if row["event"] in ("leave", "skip") and row["op"].startswith("foreshock")]
+    results.append([found, bits])
+call(); call(of_document); call(window, alibi); call(None, capped)
+call(causal, lambda score, b, h, i, j: score * 2)
+call(causal, return_aux=flex.AuxRequest(lse=True), loss=lambda both: both[0].sum() + both[1].lse.sum())
+print(json.dumps(results))
+"""
+    results = trainer(program)
+    assert [bits for _, bits in results] == [bits for _, bits in trainer(PLAIN + program, monitored=False)]
+    for found, (of_key, of_value, _) in results[:4]:
+        ahead, back = found
+        assert [ahead["op"], back["op"]] == ["foreshock::flex_attention", "foreshock::flex_attention_backward"]
+        assert 0 <= ahead["errors"]["out"] <= 64 * FLOAT32
+        assert 0 <= back["errors"]["grad_query"] <= 64 * FLOAT32
+        assert 0 <= back["errors"]["lse"] <= 16 * FLOAT32
+        for tensor, truth in (("grad_key", of_key), ("grad_value", of_value)):
+            assert abs(back[tensor]["fingerprint"] - truth) <= 1e-5 * (1 + abs(truth)), tensor
+    assert [row.get("reason", -1) for row in results[4][0]] == [MASK, MASK]
+    assert [row.get("reason", -1) for row in results[5][0]] == [-1]  # the loss uses the log-sum-exp too
+
+
+def test_what_is_exported_or_run_without_a_graph_has_no_operation_of_ours(trainer) -> None:
+    exported, named = trainer(f"""{SET_UP}
+class Model(torch.nn.Module):
+    def forward(self, q, k, v): return flex.flex_attention(q, k, v)
+q = [torch.randn(1, 2, 128, 16) for _ in range(3)]
+texts = [str(torch.export.export(Model(), tuple(q), strict=strict).graph) for strict in (False, True)]
+torch.compile(Model(), backend="eager")(*q)
+from foreshock_torch.unseen import attention_unseen
+print(json.dumps([[("flex_attention" in text, "foreshock" in text) for text in texts], attention_unseen()]))
+""")
+    assert exported == [[True, False]] * 2
+    assert named == [["flex_attention", 1]]

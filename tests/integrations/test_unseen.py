@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
-from foreshock_torch import seams
+from foreshock_torch import flex_graph, seams
 from foreshock_torch.unseen import IMPORTED, USED, attention_unseen
 
 pytestmark = pytest.mark.quick
@@ -32,4 +32,8 @@ def test_flex_attention_is_named_unless_all_its_calls_are_seen(monkeypatch) -> N
     seams.described.add("flex_attention")
     assert attention_unseen(modules) == []
     seams.traced.add("flex_attention")
+    assert attention_unseen(modules) == named
+    monkeypatch.setattr(flex_graph, "is_described", True)
+    assert attention_unseen(modules) == []
+    monkeypatch.setattr(flex_graph, "is_missed", True)
     assert attention_unseen(modules) == named

@@ -85,7 +85,9 @@ SEAMS = (
 
 _runs = 0  # of the custom operations
 described: set[str] = set()  # operations of which a call has been described
-traced: set[str] = set()  # operations whose functions torch.compile has traced into a graph, where no call is seen
+traced: set[str] = set()  # operations whose functions torch.compile has traced into a graph
+graph_mark: Any = None  # an operation that marks traced calls of flex_attention; set by flex_graph.prepare()
+_active: Watch | None = None
 
 
 def reported() -> int:
@@ -102,6 +104,14 @@ def run(operation: Any, arguments: tuple[Any, ...]) -> None:
 def _note_traced(operation: str) -> None:
     """Dynamo calls a function with this mark while it traces, and puts its result into the graph as a constant."""
     traced.add(operation)
+    if operation == "flex_attention" and _active is not None:
+        try:
+            from . import flex_graph
+
+            flex_graph.prepare(_active)
+        except Exception as error:  # another release of torch: the calls are named as not seen
+            if is_of_trainer(error):
+                raise
 
 
 _note_traced._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result() does
@@ -122,7 +132,7 @@ class Wrapper:
         self._unknown = tuple(set(parameters) - seam.read - seam.ignored)
         self.is_understood = seam.read <= set(parameters)
         self._seam, self._watch = seam, watch
-        self.original = _nested(original, watch.core.adapter.foreshock_adapter_nest) if seam.nests else original
+        self.original = nested(original, watch.core.adapter.foreshock_adapter_nest) if seam.nests else original
         self._is_named = False  # as not understood
         self._place = self._names.index(seam.query) if self.is_understood else 0
         self._operations = watch.operations(seam.operation)
@@ -300,7 +310,7 @@ class Backward:
                 run(watch.operations(seam.operation)[True], whole.arguments(True))
 
 
-def _nested(original: Any, nest: Callable[[int], None]) -> Any:
+def nested(original: Any, nest: Callable[[int], None]) -> Any:
     @functools.wraps(original)
     def nested(*args: Any, **kwargs: Any) -> Any:
         nest(1)
@@ -312,13 +322,17 @@ def _nested(original: Any, nest: Callable[[int], None]) -> Any:
     return nested
 
 
-def _wrapped(wrapper: Wrapper, original: Any, is_compiling: Callable[[], bool], operation: str) -> Any:
+def _wrapped(wrapper: Wrapper, original: Any, compiler: Any, operation: str) -> Any:
     count, call, uncounted = wrapper.count, wrapper.call, wrapper.original
+    is_compiling, is_marked = compiler.is_compiling, operation == "flex_attention"
+    is_exporting = getattr(compiler, "is_exporting", compiler.is_compiling)  # an exported program must have no mark
 
     @functools.wraps(original)
     def seam(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             _note_traced(operation)
+            if is_marked and graph_mark is not None and not is_exporting():
+                graph_mark()
             return original(*args, **kwargs)
         counted = count(args, kwargs)
         return call(args, kwargs, counted) if counted else uncounted(*args, **kwargs)
@@ -340,6 +354,8 @@ class Watch:
         self.mode_count = torch._C._len_torch_function_stack
         self._operations: dict[str, tuple[Any, Any]] = {}
         self.outside: Callable[[], Any] = contextlib.nullcontext  # suspends the mode of written.py
+        global _active
+        _active = self
         for name in [name for name in sys.modules if name in _MODULES]:
             self._wrap(sys.modules[name])
         sys.meta_path.insert(0, self)
@@ -403,7 +419,6 @@ class Watch:
             return
         wrapper = Wrapper(self, seam, original)
         if wrapper.is_understood:
-            is_compiling = self.torch.compiler.is_compiling
-            setattr(owner, name, _wrapped(wrapper, original, is_compiling, seam.operation))
+            setattr(owner, name, _wrapped(wrapper, original, self.torch.compiler, seam.operation))
         else:
             self.name(seam, module.__name__, "other arguments", IMPORTED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from . import seams
+from . import flex_graph, seams
 
 USED, IMPORTED = 1, 2  # as in hook.h (FORESHOCK_UNSEEN_...): the function ran; or its module was only imported
 # Training steps of this process, counted from 1. Several, since a training may import or call more as it goes on.
@@ -18,8 +18,10 @@ def attention_unseen(modules: dict[str, Any] | None = None) -> list[tuple[str, i
     modules = sys.modules if modules is None else modules
     found = []
     flex = getattr(modules.get("torch._higher_order_ops.flex_attention"), "flex_attention", None)
-    # The operator fills this cache at its first call, which may come from the compiler. seams.py sees eager calls.
-    is_seen = "flex_attention" in seams.described and "flex_attention" not in seams.traced
+    # The operator fills this cache at its first call, which may come from the compiler.
+    of_graphs = "flex_attention" in seams.traced
+    is_seen = flex_graph.is_described if of_graphs else "flex_attention" in seams.described
+    is_seen = is_seen and not flex_graph.is_missed
     if getattr(flex, "_dispatch_cache", None) and not is_seen:
         found.append(("flex_attention", USED))
     # seams.py sees the calls from version 2.0 on. No version: 2 is assumed.
