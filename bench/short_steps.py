@@ -27,7 +27,7 @@ import random
 import statistics
 from typing import Any, NamedTuple
 
-from turns.trainers import Trainer, interval, one_of_each
+from turns.trainers import Trainer, interval, plain_and_default
 
 MODELS = {  # approximate milliseconds of a step: layers, width, heads, batch, length, device
     "1": "1,16,4,1,8,cpu",
@@ -94,7 +94,7 @@ def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
     size, ratios, measured, plain_ms = MODELS[model], [], [], []
     steps = max(8, 8 * round(TURN_MS / float(model) / 8))  # a multiple of 8, the least interval between sampled steps
     for number in range(sets):
-        with one_of_each(size, ("plain", "default"), cores) as trainers:
+        with plain_and_default(size, cores) as trainers:
             for trainer in trainers.values():
                 trainer.turn(steps)
             generator, ratios_of_set = random.Random(number), []
@@ -107,7 +107,7 @@ def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
             ratios.append(ratios_of_set)
             rank = trainers["default"].finish()
             measured.append(metered((trainers["default"].base / "record.jsonl").read_text(), rank, steps))
-    with one_of_each(size, ("plain", "default"), cores) as trainers:
+    with plain_and_default(size, cores) as trainers:
         for trainer in trainers.values():
             trainer.turn(steps)
         parts = parts_of_cost(trainers, max(steps, LEAST_PART_STEPS))

@@ -1,6 +1,6 @@
 """Measures the slowdown of short trainings after their first look, by the wall clock and by foreshock's own meter.
 
-    python bench/slowdown.py [--short] [--pairs 20] [--steps 500] [--only 10] [--objects 3000000] [--alone]
+    python bench/slowdown.py [--short] [--pairs 20] [--steps 500] [--only 10]
 
 Each pair is a plain training and a watched one (under `foreshock run`), on one core. They take turns of 2 steps, in
 random order, because the speed of a shared machine changes within seconds by more than what is measured. The watched
@@ -15,11 +15,6 @@ time of its agent; and the slowest step of the plain and of the watched training
 the standard error of its mean. No goal is checked.
 
 The model "gpu" trains on a CUDA device; without a device it is left out.
-
---alone: runs only watched trainings with default options, one after the other; prints what foreshock reports.
-
---objects: how many Python objects each training holds beside the model. If work of foreshock grew with the number of
-objects, the slowest step would show it.
 """
 
 from __future__ import annotations
@@ -73,14 +68,14 @@ def by_clock(turns: list[dict[str, float]]) -> dict[str, list[float]]:
     return {clock: [turn[clock] for turn in turns] for clock in turns[0]}
 
 
-def run_pair(model: str, steps: int, objects: int, generator: random.Random) -> PairResult:
+def run_pair(model: str, steps: int, generator: random.Random) -> PairResult:
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm"))
     try:
         size, cores = MODELS[model], sorted(os.sched_getaffinity(0))
-        trainers = {"plain": Trainer("plain", size, base, cores, objects)}
+        trainers = {"plain": Trainer("plain", size, base, cores)}
         trainers["plain"].turn(TURN)
         limit = ("--max-slowdown", f"{SHARE * busy_share(trainers['plain']):.4%}")
-        trainers["watched"] = Trainer("watched", size, base, cores, objects, limit)
+        trainers["watched"] = Trainer("watched", size, base, cores, limit)
         trainers["watched"].turn(FIRST_LOOK_STEPS)
         turns_of: dict[str, list[dict[str, float]]] = {kind: [] for kind in trainers}
         begin = time.perf_counter()
@@ -106,10 +101,10 @@ def run_pair(model: str, steps: int, objects: int, generator: random.Random) -> 
     )
 
 
-def measure(model: str, pairs: int, steps: int, objects: int) -> None:
+def measure(model: str, pairs: int, steps: int) -> None:
     generator, measured = random.Random(1), []
     for number in range(pairs):
-        pair = run_pair(model, steps, objects, generator)
+        pair = run_pair(model, steps, generator)
         measured.append(pair)
         wall = f"{pair.wall:+.2%} (standard error {pair.standard_error:.2%})"
         print(f"  pair {number}: wall {wall}, metered {pair.metered:.2%}", file=sys.stderr, flush=True)
@@ -127,22 +122,6 @@ def measure(model: str, pairs: int, steps: int, objects: int) -> None:
     )
 
 
-def measure_alone(model: str, runs: int, steps: int, objects: int) -> None:
-    found = []
-    for _ in range(runs):
-        with tempfile.TemporaryDirectory(prefix="foreshock-bench-", dir="/dev/shm") as base:
-            size, cores = MODELS[model], sorted(os.sched_getaffinity(0))
-            trainer = Trainer("default", size, pathlib.Path(base), cores, objects)
-            took = trainer.turn(steps)
-            found.append((trainer.finish()["slowdown_ratio"], took["wall"] / steps))
-    ratios, lengths = zip(*found, strict=True)
-    print(
-        f"{1e3 * statistics.median(lengths):6.1f} ms  metered {statistics.median(ratios):.2%} "
-        f"[{min(ratios):.2%}, {max(ratios):.2%}]   ({runs} trainings of {steps} steps, one after the other)",
-        flush=True,
-    )
-
-
 def has_device() -> bool:
     import torch
 
@@ -153,9 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--objects", type=int, default=0, help="Python objects that each training holds")
     parser.add_argument("--only", choices=list(MODELS), action="append", help="these lengths of step alone")
-    parser.add_argument("--alone", action="store_true", help="trainings without turns: only what foreshock reports")
     parser.add_argument("--short", action="store_true", help="one pair of 60 steps of the first: shows that it runs")
     arguments = parser.parse_args()
     if arguments.short:
@@ -164,7 +141,7 @@ def main() -> None:
         if MODELS[model].endswith("cuda") and not has_device():
             print(f"{model}: nothing was measured: no device: torch sees none")
             continue
-        (measure_alone if arguments.alone else measure)(model, arguments.pairs, arguments.steps, arguments.objects)
+        measure(model, arguments.pairs, arguments.steps)
 
 
 if __name__ == "__main__":

@@ -108,16 +108,7 @@ def ranks_row(values: Values) -> Row:
                 panel.NO_UNIT,
                 Query(f"topk(10, {with_node(of_run('gradient_norm'))})"),
             ),
-            panel.lines(
-                "Replicas that differ",
-                "How often a tensor of a process rank differed in at least one bit from the same tensor of its"
-                " data-parallel replicas, since the start of the run; the five ranks with most. Usual is 0. Any"
-                " new difference raises ForeshockReplicaMismatch.",
-                panel.COUNT,
-                Query(f"topk(5, sum by (rank) ({of_run('weight_checksum_mismatch_total')}))", "rank {{rank}}"),
-                width=12,
-                dashed=[("red", 1)],
-            ),
+            panel.replicas_that_differ(width=12),
             panel.lines(
                 "Most expensive ranks",
                 "Share of wall time that foreshock costs a process rank, mean of the last minutes; the five ranks"

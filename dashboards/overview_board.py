@@ -169,12 +169,7 @@ def progress_row() -> Row:
                 Query(f"min({panel.steps_per_second()})", "slowest"),
                 Query(f"max({panel.steps_per_second()})", "fastest"),
             ),
-            panel.lines(
-                "Learning rate",
-                "Learning rate of the last step (no unit).",
-                panel.NO_UNIT,
-                Query(f"max({of_not_ended('learning_rate')})", "learning rate"),
-            ),
+            panel.learning_rate(),
             panel.lines(
                 "Logged by the training",
                 "Numbers that the training script itself logs with W&B, TensorBoard, Hugging Face Trainer or"

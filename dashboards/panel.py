@@ -165,6 +165,21 @@ def lines(
     return builder
 
 
+def learning_rate(width: int = 8) -> timeseries.Panel:
+    query = Query(f"max({of_not_ended('learning_rate')})", "learning rate")
+    return lines("Learning rate", "Learning rate of the last step (no unit).", NO_UNIT, query, width=width)
+
+
+def replicas_that_differ(width: int = 8) -> timeseries.Panel:
+    description = (
+        "How often a tensor of a process rank differed in at least one bit from the same tensor of its data-parallel"
+        " replicas on the same node, since the start of the run; the five ranks with most. Usual is 0. Any new"
+        " difference raises ForeshockReplicaMismatch."
+    )
+    query = Query(f"topk(5, sum by (rank) ({of_run('weight_checksum_mismatch_total')}))", "rank {{rank}}")
+    return lines("Replicas that differ", description, COUNT, query, width=width, dashed=[("red", 1)])
+
+
 # The x axis of panels over training steps. Grafana draws no line over an x axis that does not increase. Steps do not
 # increase while a trainer evaluates, and they decrease when it resumes from a checkpoint. So ASCENDING leaves out a
 # point if a point at a later time (a negative offset looks ahead) has the same or an earlier step: the panel shows the

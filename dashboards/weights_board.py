@@ -1,9 +1,20 @@
 """The dashboard "weights": movement of the weights of the selected run, and state of its optimizer. of_run() selects
-the series of a metric in this run, of_not_ended() leaves out ended ranks. lines() draws over time, by_step() over
-steps, layer_heatmap() layers over time. W1 is the Wasserstein distance of two snapshots of weights."""
+the series of a metric in this run. lines() draws over time, by_step() over steps, layer_heatmap() layers over time. W1
+is the Wasserstein distance of two snapshots of weights."""
 
 from board import Board, Row, run_variable
-from panel import COUNT, NO_UNIT, RATIO, Query, by_step, layer_heatmap, lines, of_not_ended, of_run
+from panel import (
+    COUNT,
+    NO_UNIT,
+    RATIO,
+    Query,
+    by_step,
+    layer_heatmap,
+    learning_rate,
+    lines,
+    of_run,
+    replicas_that_differ,
+)
 from rule import Values
 
 # Further label matchers for of_run(). MEAN: over all tensors of a node; MAX: of the tensor with the largest value.
@@ -77,15 +88,7 @@ def weights_row() -> Row:
                 Query(f"sum by (reason) ({of_run('weight_skipped_total')})", "{{reason}}"),
                 Query(f"sum({of_run('weight_snapshots_dropped_total')})", "dropped"),
             ),
-            lines(
-                "Replicas that differ",
-                "How often a tensor of a process rank differed in at least one bit from the same tensor of its"
-                " data-parallel replicas on the same node, since the start of the run; the five ranks with most."
-                " Usual is 0. Any new difference raises ForeshockReplicaMismatch.",
-                COUNT,
-                Query(f"topk(5, sum by (rank) ({of_run('weight_checksum_mismatch_total')}))", "rank {{rank}}"),
-                dashed=[("red", 1)],
-            ),
+            replicas_that_differ(),
         ],
     )
 
@@ -124,13 +127,7 @@ def optimizer_row(values: Values) -> Row:
                 Query(f"max({of_run('optimizer_surprise_ratio')})", "surprise"),
                 Query(f"max({of_run('optimizer_epsilon_dominated_ratio')})", "epsilon"),
             ),
-            lines(
-                "Learning rate",
-                "Learning rate of the last step (no unit).",
-                NO_UNIT,
-                Query(f"max({of_not_ended('learning_rate')})", "learning rate"),
-                width=12,
-            ),
+            learning_rate(width=12),
         ],
     )
 

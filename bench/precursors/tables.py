@@ -131,23 +131,6 @@ def errors(results: dict) -> str:
     return markdown(ERRORS_HEAD, rows)
 
 
-def families(results: dict) -> str:
-    """The table of families of failures, with the default detectors that predict them well enough for an alert."""
-    rows = []
-    for family in dict.fromkeys(recipe["family"] for recipe in faults(results)):
-        recipes = [recipe for recipe in faults(results) if recipe["family"] == family]
-        good = []
-        for recipe in recipes:
-            for name in results["default"]:
-                found = results["shipped"][name]["recipes"].get(recipe["name"])
-                if found and attention_errors.foretells(found):
-                    lift = number(found["lift"]) + " " + between(found["lift_low"], found["lift_high"])
-                    good.append(f"`{name}` in `{recipe['name']}` (lift {lift}, lead {found['lead_median']:g})")
-        with_event = sum(recipe["with_events"] for recipe in recipes)
-        rows.append([family, "; ".join(good) if good else "none" if with_event else "no loss event"])
-    return markdown(("family", "default detectors with lift ≥ 2 and a median lead ≥ 5 steps"), rows)
-
-
 def made(results: dict, current: str) -> str:
     """A text on the trainings behind the figures, and whether they were scored by the detectors (`current`: their hash)
     and judges (code that computes attention errors) of this tree."""
@@ -184,13 +167,14 @@ def page(results: dict, current: str) -> str:
         "made": made(results, current),
         "standing": standing(results),
         "shipped": short_table(results),
-        "families": short_families(results),
+        "families": families(results),
     }
     return filled(PAGE, blocks)
 
 
-def short_families(results: dict) -> str:
-    """A shorter table than families(): in how many recipes each detector predicts loss events, and how early."""
+def families(results: dict) -> str:
+    """The table of families of failures: in how many recipes each default detector predicts the loss events well enough
+    for an alert, and how early."""
     rows = []
     for family in dict.fromkeys(recipe["family"] for recipe in faults(results)):
         names = [recipe["name"] for recipe in faults(results) if recipe["family"] == family]

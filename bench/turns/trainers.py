@@ -18,8 +18,6 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
-# Options of `foreshock run` by kind of training; None: without the monitor.
-KINDS = {"plain": None, "default": ()}
 
 # glibc's malloc returns the memory of freed tensors to the kernel, in some processes more than in others: one training
 # had 1500 page faults in each step of 110 ms, another 2700 (2 % of its time). With high limits malloc returns none.
@@ -29,25 +27,17 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1"} | dict.fromkeys(
 
 
 class Trainer:
-    """A training process on cores[0]: training.py, which waits between its turns. `kind`: a key of KINDS, or any
-    word if `given_options` has the options of `foreshock run`. `model`: the first argument of training.py. `objects`:
-    number of Python objects that the process holds in addition."""
+    """A training process on cores[0]: training.py, which waits between its turns. `kind`: its name. `model`: the
+    argument of training.py. `options`: those of `foreshock run`; None: without the monitor."""
 
     def __init__(
-        self,
-        kind: str,
-        model: str,
-        base: pathlib.Path,
-        cores: list[int],
-        objects: int = 0,
-        given_options: tuple[str, ...] | None = None,
+        self, kind: str, model: str, base: pathlib.Path, cores: list[int], options: tuple[str, ...] | None = None
     ) -> None:
         self.base = base / f"{kind}-{model}"
         self.base.mkdir()
         self.summary = self.base / "summary.json"
-        command = [sys.executable, str(ROOT / "bench" / "turns" / "training.py"), model, str(objects)]
+        command = [sys.executable, str(ROOT / "bench" / "turns" / "training.py"), model]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")} | ENVIRONMENT
-        options = KINDS[kind] if given_options is None else given_options
         if options is not None:
             run = [str(BUILD / "bin" / "foreshock"), "run", "--port", "0", "--run-id", "bench"]
             run += ["--record", str(self.base / "record.jsonl")]
@@ -84,13 +74,13 @@ class Trainer:
 
 
 @contextlib.contextmanager
-def one_of_each(model: str, kinds: tuple[str, ...], cores: list[int]) -> Iterator[dict[str, Trainer]]:
-    """Starts one trainer of each kind, all with the same model, and kills them at the end."""
+def plain_and_default(model: str, cores: list[int]) -> Iterator[dict[str, Trainer]]:
+    """Starts a trainer without the monitor and one with its default options, and kills them at the end."""
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm"))
     trainers: dict[str, Trainer] = {}
     try:
-        for kind in kinds:
-            trainers[kind] = Trainer(kind, model, base, cores)
+        trainers["plain"] = Trainer("plain", model, base, cores)
+        trainers["default"] = Trainer("default", model, base, cores, ())
         yield trainers
     finally:
         for trainer in trainers.values():

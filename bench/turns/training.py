@@ -2,17 +2,13 @@
 their CPU and wall seconds and the wall seconds of the slowest step. For the line `parts STEPS` it prints the
 microseconds of parts of a step (see Parts).
 
-    python bench/turns/training.py LAYERS,WIDTH,HEADS,BATCH,LENGTH,DEVICE [OBJECTS]
+    python bench/turns/training.py LAYERS,WIDTH,HEADS,BATCH,LENGTH,DEVICE
 
 Trains the tests' GPT of this size on DEVICE: cpu or cuda.
-OBJECTS: how many lists the process holds in addition to the training, which shows whether foreshock's work grows with
-the number of Python objects. With OBJECTS, Python's cycle collector is off, since a full collection of millions of
-objects takes longer than a step, also without foreshock.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import pathlib
 import statistics
@@ -103,13 +99,10 @@ def run_steps(step: Callable[[], None], steps: int, wait: Callable[[], None]) ->
     return {name: clock() - begin[name] for name, clock in CLOCKS.items()} | {"slowest": slowest}
 
 
-def serve(model: str, objects: int) -> None:
+def serve(model: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    if objects:
-        gc.disable()
-    extra_lists: list[list[None]] = [[None] for _ in range(objects)]
     *size, device = model.split(",")
     step = tiny_gpt(*map(int, size), device)
     wait = (lambda: None) if device == "cpu" else torch.cuda.synchronize
@@ -124,8 +117,7 @@ def serve(model: str, objects: int) -> None:
             print(json.dumps(answer), flush=True)
             continue
         print(json.dumps(run_steps(step, int(line), wait)), flush=True)
-    del extra_lists  # a use at the end, so that the objects exist while the training runs
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    serve(sys.argv[1])

@@ -273,8 +273,8 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
 def ulp(reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The spacing of the numbers of `dtype` around each element."""
     info = torch.finfo(dtype)
-    magnitude = reference.abs().clamp(min=info.tiny)
-    return torch.exp2(torch.floor(torch.log2(magnitude))) * info.eps
+    exponent = torch.frexp(reference.abs().clamp(min=info.tiny)).exponent - 1  # frexp's mantissa is in [0.5, 1)
+    return torch.ldexp(torch.full_like(reference, info.eps), exponent)
 
 
 def bias(result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, kv_heads: int) -> tuple[float, float]:

@@ -29,11 +29,9 @@ except ImportError as no_torch:
     print(f"foreshock judge: {sys.executable} has no torch ({no_torch}): name one with --python", file=sys.stderr)
     sys.exit(2)
 
+from foreshock_judge import BACKWARD_LIMIT, FORWARD_LIMIT, import_function, in_one_line, ulp
 from foreshock_slice import Call, Slice, SliceError, read_slice
 
-# A gate is the limit of an error, as a multiple of the noise floor (the error of plain attention on the same slice).
-# The gates equal those of foreshock_judge.py.
-GATES = {"forward": 2.0, "backward": 3.0}
 FORWARD_OPERATIONS = (  # operations of aten that can be run; the first two run on a CPU
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_attention_math",
@@ -162,18 +160,18 @@ def ratio_of(stored: Slice, result: torch.Tensor) -> float | None:
 def bias_of(stored: Slice, result: torch.Tensor) -> float | None:
     """Sum of the signed errors of `result` (positive: away from zero) divided by the sum of the ulps of the reference
     values in the format of `result`. None: no pair of values is finite."""
-    reference, info = stored.reference, torch.finfo(result.dtype)
+    reference = stored.reference
     compared = reference.isfinite() & result.isfinite()
     if not compared.any():
         return None
     reference = reference[compared]
     signed = (result[compared].double() - reference) * reference.sign()
-    exponent = torch.frexp(reference.abs().clamp(min=info.tiny)).exponent - 1  # frexp's mantissa is in [0.5, 1)
-    return (signed.sum() / torch.ldexp(torch.full_like(reference, info.eps), exponent).sum()).item()
+    return (signed.sum() / ulp(reference, result.dtype).sum()).item()
 
 
 def verdict_of(stored_ratio: float | None, ratio: float | None, results: int, as_stored: bool, limit: float) -> str:
-    """Returns a key of VERDICTS. `limit`: the gate; the other parameters are fields of Report."""
+    """Returns a key of VERDICTS. `limit`: the gate, that is the limit of an error as a multiple of the noise floor, the
+    error of plain attention on the same slice. The other parameters are fields of Report."""
     beyond, was_beyond = (value is not None and value > limit for value in (ratio, stored_ratio))
     if results > 1:
         return "does_not_repeat"
@@ -208,7 +206,7 @@ def rerun(path: str, device: str | None = None, times: int = 5, function=None) -
     ratios = [ratio_of(stored, each) for each in distinct]
     ratio = max((each for each in ratios if each is not None), default=None)
     stored_ratio = ratio_of(stored, stored.result)
-    limit = GATES["backward" if stored.backward else "forward"]
+    limit = BACKWARD_LIMIT if stored.backward else FORWARD_LIMIT
     verdict = verdict_of(stored_ratio, ratio, len(distinct), as_stored, limit)
     return Report(
         path, stored.facts.get("reason", ""), name, call.whole, times, len(distinct), as_stored, values_unlike_stored,
@@ -241,8 +239,6 @@ def text_of(report: Report, framework: str) -> str:
 
 
 def function_named(name: str):
-    from foreshock_judge import import_function, in_one_line  # foreshock_judge.py is beside this file
-
     try:
         return import_function(name)
     except (Exception, SystemExit) as error:  # a module may raise anything when it is imported
