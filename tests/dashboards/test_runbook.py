@@ -31,11 +31,12 @@ def test_stated_delays_match_rules_and_bench():
         f"| {told['page_wait'].removesuffix('s')} for pages, {told['wait'].removesuffix('s')} s for tickets |" in page
     )
     (holds,) = re.findall(r"^\| `for` \| (.+) \|$", page, re.M)
-    assert holds.startswith("0 for NaN and for all detectors, 2 min for a rising loss, 5 min for what must last")
+    assert holds.startswith("0 for NaN and for all detectors, 2 min for a rising loss, 5 to 15 min for other alerts")
     held = {alert.name: alert.hold for alert in alerts()}
     asking = [alert for alert in alerts() if 'detector=~"' in alert.expression]
     assert {alert.hold for alert in asking} == {held["ForeshockNonFinite"]} == {None}
     assert held["ForeshockLossDiverging"] == "2m"
+    assert {hold for hold in held.values() if hold} - {"2m"} == {"5m", "10m", "15m"}
     assert {alert.hold for alert in alerts() if alert.kind == "precursor"} == {None, "5m"}
 
 
