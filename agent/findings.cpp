@@ -30,14 +30,12 @@ std::string place_of(const std::string& layer, const std::string& rank) {
   return (layer.empty() ? std::string("calls without a layer") : "layer " + printable(layer)) + rank;
 }
 
-// `alarm`: LayerAlarm::kind.
-FindingKind kind_of(const std::string& alarm) {
-  if (alarm == "nonfinite") return FindingKind::kNonfiniteAttention;
-  if (alarm == "bias") return FindingKind::kAttentionBias;
-  if (alarm == "conservation") return FindingKind::kConservation;
-  if (alarm == "log_sum_exp") return FindingKind::kLogSumExp;
-  return FindingKind::kAttentionError;
-}
+constexpr FindingKind kind_of(AlarmKind alarm) { return static_cast<FindingKind>(alarm); }
+static_assert(kind_of(AlarmKind::kNonfinite) == FindingKind::kNonfiniteAttention &&
+              kind_of(AlarmKind::kBias) == FindingKind::kAttentionBias &&
+              kind_of(AlarmKind::kFusedRatio) == FindingKind::kAttentionError &&
+              kind_of(AlarmKind::kConservation) == FindingKind::kConservation &&
+              kind_of(AlarmKind::kLogSumExp) == FindingKind::kLogSumExp);
 
 // Relative measures have no meaning where the reference is nearly 0, so no size is printed beyond a bound.
 constexpr double kMostTimes = 1000;
@@ -50,12 +48,13 @@ std::string percent_text(double ratio) {
 }
 
 // Describes what is wrong with a tensor: "dQ is wrong by up to 5 % (up to 20 times the error of fused
-// attention, 12 times in the last samples)". `alarm`: LayerAlarm::kind. The largest size and that of the last
-// samples are both named where they differ.
-std::string fault_text(const Finding& finding, const std::string& alarm, const PassStatistics& statistics) {
+// attention, 12 times in the last samples)". The largest size and that of the last samples are both named
+// where they differ.
+std::string fault_text(const Finding& finding, const PassStatistics& statistics) {
   const std::string tensor = name_of_tensor(static_cast<uint32_t>(finding.tensor));
-  if (alarm == "nonfinite") return tensor + " has NaN or Inf where the fp64 reference has none";
-  if (alarm == "bias")
+  if (finding.kind == FindingKind::kNonfiniteAttention)
+    return tensor + " has NaN or Inf where the fp64 reference has none";
+  if (finding.kind == FindingKind::kAttentionBias)
     return tensor + " is biased by " +
            formatted("%+.2f ulp", finding.largest ? finding.largest : finding.now);
   const std::optional<double> largest = finding.largest ? finding.largest : finding.now;
@@ -64,9 +63,10 @@ std::string fault_text(const Finding& finding, const std::string& alarm, const P
       finding.now && largest && *finding.now < 0.9 * *largest && *finding.now <= kMostTimes
           ? ", " + times_text(*finding.now) + " in the last samples"
           : "";
-  if (alarm == "conservation")
+  if (finding.kind == FindingKind::kConservation)
     return "the sum of " + tensor + " over all keys is wrong by " + size + " its rounding error" + now;
-  if (alarm == "log_sum_exp") return "the log-sum-exp is wrong by " + size + " its rounding error" + now;
+  if (finding.kind == FindingKind::kLogSumExp)
+    return "the log-sum-exp is wrong by " + size + " its rounding error" + now;
   size += std::string(" the error of ") + yardstick_of(statistics.judged, statistics.written_out) + now;
   if (!finding.relative_error) return tensor + " is wrong by " + size;
   return tensor + " is wrong by " + percent_text(*finding.relative_error) + " (" + size + ")";
@@ -80,15 +80,14 @@ std::string last_seen_text(const LayerAlarm& alarm, const RankStatistics& rank) 
   return ", last seen at step " + std::to_string(alarm.last_step);
 }
 
-// Returns the finding of one kind of alarm (LayerAlarm::kind) without its text. `past`: null if none is
-// stored.
+// Returns the finding of one kind of alarm without its text. `past`: null if none is stored.
 Finding attention_finding(const RankStatistics& rank, const LayerStatistics& layer, uint32_t tensor,
-                          const std::string& alarm, const PastAlarm* past, Severity severity) {
-  Finding finding = {kind_of(alarm), alarm == "nonfinite" ? Severity::kNonfinite : severity};
+                          AlarmKind alarm, const PastAlarm* past, Severity severity) {
+  Finding finding = {kind_of(alarm), alarm == AlarmKind::kNonfinite ? Severity::kNonfinite : severity};
   finding.layer = layer.label;
   finding.tensor = static_cast<int>(tensor);
   finding.rank = rank.identity.rank;
-  finding.unit = alarm == "nonfinite" ? "" : alarm == "bias" ? "ulp" : "times";
+  finding.unit = alarm == AlarmKind::kNonfinite ? "" : alarm == AlarmKind::kBias ? "ulp" : "times";
   if (past == nullptr) return finding;
   finding.since_step = past->first_step;
   finding.last_step = past->last_step;
@@ -99,7 +98,7 @@ Finding attention_finding(const RankStatistics& rank, const LayerStatistics& lay
 
 // Adds the active alarms of layers, then ended ones (`past` has both), once per rank, layer, tensor and kind.
 void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
-  std::set<std::tuple<const LayerStatistics*, uint32_t, std::string>> seen;
+  std::set<std::tuple<const LayerStatistics*, uint32_t, AlarmKind>> seen;
   for (const RankStatistics* rank : ranks) {
     for (const LayerAlarm& alarm : rank->alarms()) {
       seen.insert({alarm.layer, alarm.tensor, alarm.kind});
@@ -110,7 +109,7 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
                                           is_stored ? &past->second : nullptr, Severity::kAlarm);
       finding.now = alarm.value;
       finding.text = place_of(alarm.layer->label, on_rank(ranks, *rank)) + ": " +
-                     fault_text(finding, alarm.kind, statistics) +
+                     fault_text(finding, statistics) +
                      (is_stored ? " since step " + std::to_string(finding.since_step) : "") +
                      last_seen_text(alarm, *rank);
       findings->push_back(std::move(finding));
@@ -120,13 +119,12 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
     rank->each_tensor([&](const LayerStatistics& layer, uint32_t tensor, const PassStatistics& statistics) {
       for (const auto& [kind, past] : statistics.past) {
         // A kernel's bias does not end. One that ended before it filled a pool came from the data.
-        if (kind == "bias" && past.slices < BiasPool::kSlices) continue;
+        if (kind == AlarmKind::kBias && past.slices < BiasPool::kSlices) continue;
         if (!seen.insert({&layer, tensor, kind}).second) continue;
         Finding finding = attention_finding(*rank, layer, tensor, kind, &past, Severity::kPastAlarm);
-        finding.text = place_of(layer.label, on_rank(ranks, *rank)) + ": " +
-                       fault_text(finding, kind, statistics) + " in steps " +
-                       std::to_string(past.first_step) + " to " + std::to_string(past.last_step) +
-                       ", not since";
+        finding.text = place_of(layer.label, on_rank(ranks, *rank)) + ": " + fault_text(finding, statistics) +
+                       " in steps " + std::to_string(past.first_step) + " to " +
+                       std::to_string(past.last_step) + ", not since";
         findings->push_back(std::move(finding));
       }
     });
@@ -167,15 +165,15 @@ void add_overall(const Ranks& ranks, const PassTotals (&passes)[2], std::vector<
       finding->now = max_of((*wrong)->pass[pass].fused_ratio);
       finding->unit = "times";
       finding->rank = (*wrong)->identity.rank;
-      finding->text = "all layers" + on_rank(ranks, **wrong) + ": " +
-                      fault_text(*finding, "fused_ratio", (*wrong)->pass[pass]);
+      finding->text =
+          "all layers" + on_rank(ranks, **wrong) + ": " + fault_text(*finding, (*wrong)->pass[pass]);
     } else if (const RankStatistics* biased = biased_rank(ranks, pass)) {
       Finding* finding = add(FindingKind::kAttentionBias, Severity::kWholePass);
       finding->now = biased->pass[pass].bias.bias()->ulp;
       finding->unit = "ulp";
       finding->rank = biased->identity.rank;
       finding->text =
-          "all layers" + on_rank(ranks, *biased) + ": " + fault_text(*finding, "bias", biased->pass[pass]);
+          "all layers" + on_rank(ranks, *biased) + ": " + fault_text(*finding, biased->pass[pass]);
     }
   }
 }
@@ -189,17 +187,17 @@ int64_t first_step_of(const Ranks& ranks, std::string_view event) {
   return first;
 }
 
-void add_replicas(const Ranks& ranks, const Weights* weights, std::vector<Finding>* findings) {
-  if (weights == nullptr) return;
+void add_replicas(const Ranks& ranks, const Mismatches& mismatches, std::vector<Finding>* findings) {
   const size_t before = findings->size();
-  for (const RankStatistics* rank : ranks)
-    if (const uint64_t times = weights->replicas().mismatches(rank->identity.rank); times > 0) {
-      findings->push_back({FindingKind::kReplicas, Severity::kReplicas,
-                           "rank " + std::to_string(rank->identity.rank) +
-                               ": weights differ from those of its replicas (" +
-                               counted(times, "time)", "times)")});
-      findings->back().rank = rank->identity.rank;
-    }
+  for (const RankStatistics* rank : ranks) {
+    const auto found = mismatches.find(rank->identity.rank);
+    if (found == mismatches.end() || found->second == 0) continue;
+    findings->push_back({FindingKind::kReplicas, Severity::kReplicas,
+                         "rank " + std::to_string(rank->identity.rank) +
+                             ": weights differ from those of its replicas (" +
+                             counted(found->second, "time)", "times)")});
+    findings->back().rank = rank->identity.rank;
+  }
   // The events do not name the rank, so the first step is known only if one rank differs.
   if (findings->size() != before + 1) return;
   if (const int64_t first = first_step_of(ranks, "weight_mismatch"); first >= 0) {
@@ -367,10 +365,19 @@ void add_conditions(const Ranks& ranks, std::vector<Finding>* findings) {
 }  // namespace
 
 std::vector<Finding> findings_of(const Ranks& ranks, const Weights* weights, const PassTotals (&passes)[2]) {
+  Mismatches mismatches;
+  if (weights != nullptr)
+    for (const RankStatistics* rank : ranks)
+      mismatches[rank->identity.rank] = weights->replicas().mismatches(rank->identity.rank);
+  return findings_of(ranks, mismatches, passes);
+}
+
+std::vector<Finding> findings_of(const Ranks& ranks, const Mismatches& mismatches,
+                                 const PassTotals (&passes)[2]) {
   std::vector<Finding> findings;
   add_attention(ranks, &findings);
   add_overall(ranks, passes, &findings);
-  add_replicas(ranks, weights, &findings);
+  add_replicas(ranks, mismatches, &findings);
   add_loss(ranks, &findings);
   add_conditions(ranks, &findings);
   note_consequences(ranks, &findings);

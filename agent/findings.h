@@ -4,6 +4,7 @@
 #define FORESHOCK_AGENT_FINDINGS_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,13 +21,13 @@ namespace foreshock {
 // error of 5 % in one layer is found within 8 sampled calls of the layer (docs/research.md).
 inline constexpr uint64_t kLeastJudged = 8;
 
-// The order is that of the table below.
+// The order is that of the table below, which begins with the kinds of alarms (AlarmKind).
 enum class FindingKind : int {
   kNonfiniteAttention,
+  kAttentionBias,
   kAttentionError,
   kConservation,
   kLogSumExp,
-  kAttentionBias,
   kReplicas,
   kNonfiniteLoss,
   kLossDiverged,
@@ -47,14 +48,14 @@ struct FindingInfo {
 inline constexpr FindingInfo kFindingTable[] = {
     {FindingKind::kNonfiniteAttention, "attention_nonfinite", "ATTENTION FAULT",
      "go back to a checkpoint before this step and use another attention kernel"},
+    {FindingKind::kAttentionBias, "attention_bias", "ATTENTION FAULT",
+     "test the kernel with foreshock judge --function MODULE:NAME"},
     {FindingKind::kAttentionError, "attention_error", "ATTENTION FAULT",
      "use another attention kernel or version; if one rank alone has it, test its device"},
     {FindingKind::kConservation, "attention_conservation", "ATTENTION FAULT",
      "use another attention kernel or version; if one rank alone has it, test its device"},
     {FindingKind::kLogSumExp, "attention_log_sum_exp", "ATTENTION FAULT",
      "use another attention kernel or version; if one rank alone has it, test its device"},
-    {FindingKind::kAttentionBias, "attention_bias", "ATTENTION FAULT",
-     "test the kernel with foreshock judge --function MODULE:NAME"},
     {FindingKind::kReplicas, "replicas_differ", "REPLICAS DIFFER",
      "stop, and go back to a checkpoint before the first mismatch, without this rank's device"},
     {FindingKind::kNonfiniteLoss, "loss_nonfinite", "LOSS NOT FINITE",
@@ -117,8 +118,13 @@ struct Finding {
   std::optional<double> relative_error = {};  // largest mean relative error of a slice that showed it
 };
 
+// By rank: how often its weights differed from those of its replicas.
+using Mismatches = std::map<int64_t, uint64_t>;
+
 // Returns the findings from the most severe on; among equals the one that began first comes first. `passes`:
 // totals_of() both passes. `weights` may be null.
+std::vector<Finding> findings_of(const Ranks& ranks, const Mismatches& mismatches,
+                                 const PassTotals (&passes)[2]);
 std::vector<Finding> findings_of(const Ranks& ranks, const Weights* weights, const PassTotals (&passes)[2]);
 
 // Returns "<text>. Do: <action>."

@@ -99,7 +99,7 @@ class LayerContext {
   bool warns(DetectorId detector) const {
     return !label_.empty() && watch_ != nullptr && watch_->level_of(detector, label_) == Level::kWarn;
   }
-  bool has_alarm(std::string_view kind) const {
+  bool has_alarm(AlarmKind kind) const {
     return std::any_of(alarms_.begin(), alarms_.end(), [&](const LayerAlarm& a) { return a.kind == kind; });
   }
   uint32_t tensor() const { return tensor_; }
@@ -124,9 +124,9 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const LayerContext
       return is_nonfinite(d);
     case FlagReason::kDeviationRatio:
       return is_far_beyond(judged) ||
-             (is_beyond(d, judged.slice.dtype, 0, 1) && context.has_alarm("fused_ratio"));
+             (is_beyond(d, judged.slice.dtype, 0, 1) && context.has_alarm(AlarmKind::kFusedRatio));
     case FlagReason::kBias:
-      return (context.has_alarm("bias") || (!d.backward && context.warns(DetectorId::kBias))) &&
+      return (context.has_alarm(AlarmKind::kBias) || (!d.backward && context.warns(DetectorId::kBias))) &&
              has_bias_of_layer(d, context.pooled_bias(), bias_limit(0, judged.slice.dtype));
     case FlagReason::kOutputErrorDrift:  // the error is in the output, which a backward slice also holds
       return d.backward && context.warns(DetectorId::kOutputErrorDrift) && !is_rounded_reference(judged);
@@ -153,9 +153,9 @@ std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const SliceDe
   if (is_nonfinite(d) || d.nonfinite_grad_query) return FlagReason::kNonfinite;
   if ((is_key_beyond(judged, d, kFarBeyond) &&
        d.relative_error_max.value_or(0) > kFarBeyond * rounding_error) ||
-      (is_key_beyond(judged, d, 1) && context.has_alarm("fused_ratio")))
+      (is_key_beyond(judged, d, 1) && context.has_alarm(AlarmKind::kFusedRatio)))
     return FlagReason::kDeviationRatio;
-  if (context.has_alarm("bias") &&
+  if (context.has_alarm(AlarmKind::kBias) &&
       has_bias_of_layer(d, context.pooled_bias(), bias_limit(context.tensor(), judged.columns.dtype)))
     return FlagReason::kBias;
   return std::nullopt;

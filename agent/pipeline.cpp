@@ -496,15 +496,11 @@ void Pipeline::record_event(RankStatistics* rank, const char* event, int64_t ste
                             std::optional<double> value, bool is_new) {
   // An event that is not new is added too: the agent that wrote it was killed before it saved its list of
   // events.
-  rank->note_event(event, step, layer, value);
+  const uint64_t count = rank->note_event(event, step, layer, value);
   if (record_ == nullptr || !is_new) return;
   // NaN often stays until the end of a run, in every sample: the record has its 1st, 2nd, 4th, ... event, as
   // far as the list remembers earlier ones.
-  const auto noted = std::find_if(rank->events.begin(), rank->events.end(), [&](const RankEvent& each) {
-    return each.what == event && each.layer == layer;
-  });
-  const bool is_nonfinite_event = std::string_view(event).starts_with("nonfinite");
-  if (is_nonfinite_event && noted != rank->events.end() && !std::has_single_bit(noted->count)) return;
+  if (std::string_view(event).starts_with("nonfinite") && !std::has_single_bit(count)) return;
   record_->write(event_line(*rank, event, step, layer, value));
 }
 

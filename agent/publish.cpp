@@ -286,7 +286,7 @@ json alarms_json(const RankStatistics& rank) {
     alarms.push_back({{"layer", text_or_null(alarm.layer->label)},
                       {"pass", segment::kPassNames[alarm.pass]},
                       {"tensor", kJudgedTensorNames[alarm.tensor]},
-                      {"of", alarm.kind},
+                      {"of", name_of(alarm.kind)},
                       {"value", number_or_null(alarm.value)},
                       {"last_step", count_or_null(alarm.last_step)}});
   return alarms;
@@ -301,8 +301,8 @@ void publish_alarms(const RankStatistics& rank, RankWriter& series) {
     for (const char* kind : {"error", "bias", "nonfinite"}) layers[{pass, kind}] = {};
   const std::vector<LayerAlarm> alarms = rank.alarms();
   for (const LayerAlarm& alarm : alarms) {
-    const std::string kind = alarm.kind;
-    layers[{alarm.pass, kind == "bias" || kind == "nonfinite" ? kind : "error"}].insert(alarm.layer);
+    const bool is_error = alarm.kind != AlarmKind::kBias && alarm.kind != AlarmKind::kNonfinite;
+    layers[{alarm.pass, is_error ? "error" : name_of(alarm.kind)}].insert(alarm.layer);
   }
   const bool is_any_mixed = std::any_of(rank.layers.begin(), rank.layers.end(),
                                         [](const auto& layer) { return layer.second.is_mixed; });

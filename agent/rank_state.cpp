@@ -93,7 +93,7 @@ bool is_alarm(const std::optional<Bias>& bias, double limit) {
 }
 
 // Returns the last step that note_alarms() has stored for this kind of alarm; else the last slice's step.
-int64_t last_alarm_step(const PassStatistics& pass, const char* kind) {
+int64_t last_alarm_step(const PassStatistics& pass, AlarmKind kind) {
   const auto found = pass.past.find(kind);
   return found != pass.past.end() ? found->second.last_step : pass.last_step;
 }
@@ -131,8 +131,7 @@ std::optional<double> slowdown_of(double train, double own, double agent, int co
 }
 
 bool several_beyond(const SampleWindow& values, double limit, int least_count = kSlicesBeyond) {
-  const auto is_beyond = [&](double value) { return value > limit; };
-  return std::count_if(values.data(), values.data() + values.size(), is_beyond) >= least_count;
+  return values.nth_largest(static_cast<size_t>(least_count)) > limit;
 }
 
 }  // namespace
@@ -151,47 +150,85 @@ bool has_large_errors(const PassStatistics& pass, uint32_t tensor) {
          several_beyond(pass.one_sided_ratio, ratio_limit(1, pass.dtype, 0), several);
 }
 
-// The most specific alarm comes first: a bias, for example, also raises the ratios.
-std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor) {
-  std::vector<LayerAlarm> alarms;
-  if (statistics_of(layer, tensor) == nullptr) return alarms;
-  const PassStatistics& statistics = *statistics_of(layer, tensor);
-  const auto add_alarm = [&](const char* kind, const std::optional<double>& value) {
-    alarms.push_back({&layer, pass_of(tensor), kind, value, last_alarm_step(statistics, kind), tensor});
-  };
-  if (max_of(statistics.nonfinite_slices).value_or(0) > 0) add_alarm("nonfinite", std::nullopt);
-  if (is_biased(statistics, tensor) && !layer.is_mixed) add_alarm("bias", statistics.bias.bias()->ulp);
-  // The ratio to unfused attention gives no alarm. At large scores unfused attention may be as wrong as a
-  // faulty kernel, and in small slices it may be more exact than a sound fused kernel.
-  if (has_large_errors(statistics, tensor)) add_alarm("fused_ratio", max_of(statistics.fused_ratio));
-  if (several_beyond(statistics.conservation_ratio, kConservationRatio))
-    add_alarm("conservation", max_of(statistics.conservation_ratio));
-  if (several_beyond(statistics.lse_error_ratio, kLseErrorRatio))
-    add_alarm("log_sum_exp", max_of(statistics.lse_error_ratio));
-  return alarms;
-}
-
 bool is_nonfinite(const SliceDeviation& d) {
   // A SliceDeviation has no NaN: a figure is infinite if the trainer's result has NaN or Inf.
   const auto is_infinite = [](const std::optional<double>& value) { return value && std::isinf(*value); };
   return is_infinite(d.relative_error_max) || is_infinite(d.lse_error_abs_max) || d.nonfinite_anywhere;
 }
 
+namespace {
+
+// A tensor of a layer, with its statistics.
+struct JudgedPart {
+  const LayerStatistics& layer;
+  const PassStatistics& statistics;
+  uint32_t tensor;
+};
+
+// One kind of alarm: whether the last slices give it, its value, and whether a slice shows it by itself.
+struct AlarmRule {
+  AlarmKind kind;
+  bool (*holds)(const JudgedPart& part);
+  std::optional<double> (*value)(const PassStatistics& statistics);
+  bool (*is_shown_by)(const SliceDeviation& slice, const JudgedPart& part);
+};
+constexpr AlarmRule kAlarmRules[kAlarmKinds] = {
+    {AlarmKind::kNonfinite,
+     [](const JudgedPart& part) { return max_of(part.statistics.nonfinite_slices).value_or(0) > 0; },
+     [](const PassStatistics&) { return std::optional<double>(); },
+     [](const SliceDeviation& slice, const JudgedPart&) { return is_nonfinite(slice); }},
+    // A bias is visible only in the pool of slices, so every slice that the pool takes contributes to it; a
+    // slice whose denominator is 0 has no value for the pool.
+    {AlarmKind::kBias,
+     [](const JudgedPart& part) { return is_biased(part.statistics, part.tensor) && !part.layer.is_mixed; },
+     [](const PassStatistics& statistics) { return std::optional(statistics.bias.bias()->ulp); },
+     [](const SliceDeviation& slice, const JudgedPart&) { return slice.bias.denominator > 0; }},
+    // The ratio to unfused attention gives no alarm. At large scores unfused attention may be as wrong as a
+    // faulty kernel, and in small slices it may be more exact than a sound fused kernel.
+    {AlarmKind::kFusedRatio,
+     [](const JudgedPart& part) { return has_large_errors(part.statistics, part.tensor); },
+     [](const PassStatistics& statistics) { return max_of(statistics.fused_ratio); },
+     [](const SliceDeviation& slice, const JudgedPart& part) {
+       return slice.fused_ratio.value_or(0) > ratio_limit(part.tensor, part.statistics.dtype,
+                                                          part.statistics.query_rows, slice.unexplained_bias);
+     }},
+    {AlarmKind::kConservation,
+     [](const JudgedPart& part) {
+       return several_beyond(part.statistics.conservation_ratio, kConservationRatio);
+     },
+     [](const PassStatistics& statistics) { return max_of(statistics.conservation_ratio); },
+     [](const SliceDeviation& slice, const JudgedPart&) {
+       return slice.conservation_ratio.value_or(0) > kConservationRatio;
+     }},
+    {AlarmKind::kLogSumExp,
+     [](const JudgedPart& part) { return several_beyond(part.statistics.lse_error_ratio, kLseErrorRatio); },
+     [](const PassStatistics& statistics) { return max_of(statistics.lse_error_ratio); },
+     [](const SliceDeviation& slice, const JudgedPart&) {
+       return slice.lse_error_ratio.value_or(0) > kLseErrorRatio;
+     }},
+};
+
+}  // namespace
+
+std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor) {
+  std::vector<LayerAlarm> alarms;
+  const PassStatistics* statistics = statistics_of(layer, tensor);
+  if (statistics == nullptr) return alarms;
+  for (const AlarmRule& rule : kAlarmRules)
+    if (rule.holds({layer, *statistics, tensor}))
+      alarms.push_back({&layer, pass_of(tensor), rule.kind, rule.value(*statistics),
+                        last_alarm_step(*statistics, rule.kind), tensor});
+  return alarms;
+}
+
 void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor, LayerStatistics* layer) {
   PassStatistics& statistics = statistics_of(tensor, layer);
-  const double limit =
-      ratio_limit(tensor, statistics.dtype, statistics.query_rows, deviation.unexplained_bias);
   for (const LayerAlarm& alarm : alarms_of(*layer, tensor)) {
-    const std::string kind = alarm.kind;
     // An alarm outlasts the slices that caused it. If it comes from earlier slices only, this step is not
-    // stored. A bias is visible only in the pool of slices, so every slice that the pool takes contributes
-    // to it; a slice whose denominator is 0 has no value for the pool.
-    if (kind == "nonfinite" && !is_nonfinite(deviation)) continue;
-    if (kind == "fused_ratio" && !(deviation.fused_ratio.value_or(0) > limit)) continue;
-    if (kind == "conservation" && !(deviation.conservation_ratio.value_or(0) > kConservationRatio)) continue;
-    if (kind == "log_sum_exp" && !(deviation.lse_error_ratio.value_or(0) > kLseErrorRatio)) continue;
-    if (kind == "bias" && !(deviation.bias.denominator > 0)) continue;
-    const auto [found, is_new] = statistics.past.try_emplace(kind, PastAlarm{step, step, alarm.value});
+    // stored.
+    const AlarmRule& rule = kAlarmRules[static_cast<size_t>(alarm.kind)];
+    if (!rule.is_shown_by(deviation, {*layer, statistics, tensor})) continue;
+    const auto [found, is_new] = statistics.past.try_emplace(alarm.kind, PastAlarm{step, step, alarm.value});
     PastAlarm& past = found->second;
     past.slices += is_new ? 0 : 1;
     past.first_step = std::min(past.first_step, step);
@@ -215,17 +252,17 @@ LayerStatistics* RankStatistics::layer_of(const std::string& label) {
   return layers.size() < kMostLayers ? &layers[label] : nullptr;
 }
 
-void RankStatistics::note_event(const char* what, int64_t step, const std::string& layer,
-                                std::optional<double> value) {
+uint64_t RankStatistics::note_event(const char* what, int64_t step, const std::string& layer,
+                                    std::optional<double> value) {
   for (RankEvent& event : events) {
     if (event.what != what || event.layer != layer) continue;
     event.last_step = step;
     event.value = value;
-    ++event.count;
-    return;
+    return ++event.count;
   }
   events.push_back({what, layer, step, step, 1, value});
   if (events.size() > kMostEvents) events.pop_front();
+  return 1;
 }
 
 std::string RankStatistics::operation_of(const segment::Slot& slot) const {

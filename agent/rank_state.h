@@ -87,6 +87,14 @@ double median_of(const auto& window) {
   return *middle;
 }
 
+// What can be wrong with a tensor of a layer. The most specific kind comes first: a bias, for example, also
+// raises the ratios.
+enum class AlarmKind : int { kNonfinite, kBias, kFusedRatio, kConservation, kLogSumExp };
+inline constexpr int kAlarmKinds = 5;
+inline constexpr const char* kAlarmKindNames[kAlarmKinds] = {"nonfinite", "bias", "fused_ratio",
+                                                             "conservation", "log_sum_exp"};
+constexpr const char* name_of(AlarmKind kind) { return kAlarmKindNames[static_cast<int>(kind)]; }
+
 // The steps and the largest value of one kind of alarm of a layer, which may still be active.
 struct PastAlarm {
   int64_t first_step, last_step;
@@ -104,8 +112,8 @@ struct PassStatistics {
   DType dtype = DType::kNone;  // format of the last slice; kNone: none yet
   // Slices with NaN or Inf; for a layer's dQ, also slices of key positions whose call has NaN or Inf in dQ.
   uint64_t nonfinite = 0;
-  SampleWindow nonfinite_slices;          // 1 for a slice with NaN or Inf, else 0
-  std::map<std::string, PastAlarm> past;  // by LayerAlarm::kind
+  SampleWindow nonfinite_slices;  // 1 for a slice with NaN or Inf, else 0
+  std::map<AlarmKind, PastAlarm> past;
   // Errors of the trainer's result: relative to the norm of the reference (relative_error_...), divided by
   // the error of unfused attention (deviation_ratio), and divided by the error of fused attention
   // (fused_ratio). lse_error_ratio is the error of the log-sum-exp divided by its tolerance.
@@ -259,7 +267,7 @@ constexpr uint32_t pass_of(uint32_t tensor) { return tensor == 0 ? 0 : 1; }
 struct LayerAlarm {
   const LayerStatistics* layer;
   uint32_t pass;
-  const char* kind;             // nonfinite, bias, fused_ratio, conservation or log_sum_exp
+  AlarmKind kind;
   std::optional<double> value;  // the largest ratio, or the bias in ulp; absent for nonfinite
   // Step of the last slice that itself exceeds the limit (bias: of the last slice in the pool). An alarm of
   // kind nonfinite ends 64 slices later. An alarm of a ratio ends when fewer than kSlicesBeyond of its last
@@ -269,7 +277,7 @@ struct LayerAlarm {
   uint32_t tensor = 0;  // JudgedTensor
 };
 
-// Returns the alarms of a layer for a tensor: at most one of each kind, in the order at LayerAlarm::kind.
+// Returns the alarms of a layer for a tensor: at most one of each kind, in the order of AlarmKind.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor);
 
 // Stores in PassStatistics::past those active alarms to which the slice of `step` contributes. The slice must
@@ -397,7 +405,8 @@ struct RankStatistics {
 
   // Returns the layer with this label, created if missing, or null if there are too many layers.
   LayerStatistics* layer_of(const std::string& label);
-  void note_event(const char* what, int64_t step, const std::string& layer, std::optional<double> value);
+  // Adds an event to the list. Returns how often the list has it now.
+  uint64_t note_event(const char* what, int64_t step, const std::string& layer, std::optional<double> value);
   std::string operation_of(const segment::Slot& slot) const;  // its name; "": not registered
   uint64_t calls(uint32_t wanted_pass) const;
   uint64_t in_flight(uint32_t wanted_pass) const;  // samples that wait for their check

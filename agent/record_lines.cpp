@@ -130,7 +130,12 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
   if (deviation.floor_bias.denominator > 0)
     line.floor_bias_ulp = deviation.floor_bias.numerator / deviation.floor_bias.denominator;
   // Forward slices and slices of key positions do not show whether a call has all keys.
-  if (deviation.backward && slot.columns == 0) line.partial = deviation.partial;
+  if (deviation.backward && slot.columns == 0) {
+    line.partial = deviation.partial;
+    line.rows_partial = deviation.partial_rows;
+  }
+  if (is_nonfinite(deviation)) line.nonfinite_result = true;
+  if (deviation.nonfinite_grad_query) line.nonfinite_grad_query = true;
   if (slot.columns_skip != segment::kColumnsTaken)
     line.key_positions_skipped = segment::kColumnsSkipNames[slot.columns_skip];
   line.lse_error_ratio = deviation.lse_error_ratio;

@@ -42,6 +42,7 @@ SliceDeviation deviation_of(const SampleLine& line, uint32_t tensor) {
   d.relative_error_max = figure_of(line.relative_error_max);
   d.deviation_ratio = figure_of(line.deviation_ratio);
   d.fused_ratio = figure_of(line.fused_ratio);
+  d.conservation_ratio = figure_of(line.conservation_ratio);
   d.lse_error_ratio = figure_of(line.lse_error_ratio);
   d.lse_error_abs_max = figure_of(line.lse_error_abs_max);
   d.logit_abs_max = figure_of(line.logit_abs_max);
@@ -54,6 +55,12 @@ SliceDeviation deviation_of(const SampleLine& line, uint32_t tensor) {
   d.rounded_bias = control_of(line.rounded_reference_bias_ulp, ulp_sum);
   d.unexplained_bias = line.unexplained_bias_ulp.value_or(0);
   d.partial = line.partial.value_or(false);
+  // Older records have no number: then the call may have a part of its keys, and sums over all keys are not
+  // judged.
+  const bool is_of_query = tensor == static_cast<uint32_t>(JudgedTensor::kGradQuery);
+  d.partial_rows = is_of_query && !line.rows_partial ? 1 : count(line.rows_partial);
+  d.nonfinite_anywhere = line.nonfinite_result.value_or(false);
+  d.nonfinite_grad_query = line.nonfinite_grad_query.value_or(false);
   return d;
 }
 
@@ -151,6 +158,11 @@ void ReplayedRanks::observe(const SampleLine& line) {
   rank.judged[slot.pass] += slot.columns == 0;
 }
 
+void ReplayedRanks::observe(const TensorLine& line) {
+  if (line.scope == "job") return;
+  for (const int64_t rank : line.odd_ranks) ++mismatches_[rank];
+}
+
 // The detectors' events are those found now; the others are the agent's.
 void ReplayedRanks::observe(const EventLine& line) {
   const bool is_of_agent = line.event == "weight_mismatch" || line.event == "nonfinite" ||
@@ -169,7 +181,7 @@ std::vector<Finding> ReplayedRanks::findings(const Watches& watches) {
   std::stable_sort(ranks.begin(), ranks.end(), [](const RankStatistics* a, const RankStatistics* b) {
     return a->identity.rank < b->identity.rank;
   });
-  return findings_of(ranks, /*weights=*/nullptr, {totals_of(ranks, 0), totals_of(ranks, 1)});
+  return findings_of(ranks, mismatches_, {totals_of(ranks, 0), totals_of(ranks, 1)});
 }
 
 }  // namespace foreshock

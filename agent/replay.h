@@ -1,6 +1,5 @@
 // Rebuilds the state of the ranks of one record from its lines, so that the findings of a record are those
-// that its agent would have written. Not rebuilt: counters of calls and of coverage, comparisons of replicas,
-// and what the sums over all keys show (the lines do not say whether a call has all keys).
+// that its agent would have written. Counters of calls and of coverage are not in the lines and stay 0.
 #ifndef FORESHOCK_AGENT_REPLAY_H_
 #define FORESHOCK_AGENT_REPLAY_H_
 
@@ -38,12 +37,14 @@ class ReplayedRanks {
   void observe(const RunLine& line);
   void observe(const StepLine& line);
   void observe(const SampleLine& line);
+  void observe(const TensorLine& line);
   void observe(const EventLine& line);
   template <class Line>
   void observe(const Line&) {}
   RankStatistics& rank_of(const std::string& run, int64_t rank);
 
-  std::deque<RankStatistics> processes_;        // replaced ones too
+  std::deque<RankStatistics> processes_;  // replaced ones too
+  Mismatches mismatches_;
   std::map<int64_t, RankStatistics*> current_;  // by rank: its last process
   size_t layers_ = 0;                           // of all processes
 };

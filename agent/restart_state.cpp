@@ -64,14 +64,16 @@ void restore_alarm(const json& alarm, RankStatistics* rank) {
   const auto label = text_in(alarm, "layer"), kind = text_in(alarm, "of");
   const std::optional<uint32_t> tensor = tensor_in(alarm);
   const auto first = integer_in(alarm, "first_step"), last = integer_in(alarm, "last_step");
-  if (!label || !kind || kind->empty() || !tensor || !first || !last) return;
+  const auto* const known =
+      std::find(std::begin(kAlarmKindNames), std::end(kAlarmKindNames), kind.value_or(""));
+  if (!label || known == std::end(kAlarmKindNames) || !tensor || !first || !last) return;
   LayerStatistics* layer = label->empty() ? &rank->unnamed : rank->layer_of(*label);
   if (layer == nullptr) return;
   layer->label = *label;
   const int64_t slices = std::max<int64_t>(integer_in(alarm, "slices").value_or(1), 1);
-  statistics_of(*tensor, layer).past[*kind] = {*first, *last, number_in(alarm, "most"),
-                                               number_in(alarm, "relative_error"),
-                                               static_cast<uint64_t>(slices)};
+  statistics_of(*tensor, layer).past[static_cast<AlarmKind>(known - std::begin(kAlarmKindNames))] = {
+      *first, *last, number_in(alarm, "most"), number_in(alarm, "relative_error"),
+      static_cast<uint64_t>(slices)};
 }
 
 void restore_event(const json& event, RankStatistics* rank) {
@@ -132,7 +134,7 @@ json past_alarms_json(const RankStatistics& rank) {
       alarms.push_back({{"layer", text_or_null(layer.label)},
                         {"pass", segment::kPassNames[pass_of(tensor)]},
                         {"tensor", kJudgedTensorNames[tensor]},
-                        {"of", kind},
+                        {"of", name_of(kind)},
                         {"first_step", past.first_step},
                         {"last_step", past.last_step},
                         {"most", number_or_null(past.most)},

@@ -71,13 +71,7 @@ double Shift::observe(const DetectorInfo& info, double value) {
 // The statistic is the second largest of the last info.learning values, so that one outlier does not warn.
 double Limit::observe(const DetectorInfo& info, double value) {
   last_.add(value);
-  double largest = 0, second = 0;
-  const size_t count = std::min<size_t>(last_.size(), info.learning);
-  for (size_t back = 0; back < count; ++back) {
-    const double x = last_.latest(back);
-    second = std::max(second, std::min(x, largest));
-    largest = std::max(largest, x);
-  }
+  const double second = std::max(last_.nth_largest(2, info.learning), 0.0);
   return std::min(second / info.warn, kMostScore);
 }
 

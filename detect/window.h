@@ -45,6 +45,19 @@ class Window {
   // The value added `back` values ago, 0 being the last one; back < size().
   double latest(size_t back) const { return values_[(next_ + kCapacity - 1 - back) % kCapacity]; }
 
+  // The n-th largest of the last `last` values, n from 1 to kCapacity; -Inf if there are fewer. It exceeds a
+  // limit if n of these values do.
+  double nth_largest(size_t n, size_t last = kCapacity) const {
+    std::array<double, kCapacity> largest;
+    largest.fill(-INFINITY);
+    for (size_t back = 0; back < std::min(size_, last); ++back) {
+      double x = latest(back);
+      for (size_t k = 0; k < n; ++k)
+        if (x > largest[k]) std::swap(x, largest[k]);
+    }
+    return largest[n - 1];
+  }
+
   // Absent while the window is empty. Very large values are scaled first, so that nothing overflows.
   std::optional<WindowSummary> summary() const {
     if (size_ == 0) return std::nullopt;

@@ -196,6 +196,12 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
     "unfused attention as a further control.")                                                               \
   X(RecordFlag, partial, "",                                                                                 \
     "Backward: the call saw a part of the keys that its log-sum-exp covers, as with context parallelism.")   \
+  X(RecordInteger, rows_partial, "rows",                                                                     \
+    "Of grad_query: rows whose log-sum-exp covers more keys than the call has.")                             \
+  X(RecordFlag, nonfinite_result, "",                                                                        \
+    "true: the tensor has NaN or Inf where the reference has none, at the rows or elsewhere in the head.")   \
+  X(RecordFlag, nonfinite_grad_query, "",                                                                    \
+    "Of grad_key, true: the call's grad_query has NaN or Inf, and should have none.")                        \
   X(RecordText, key_positions_skipped, "",                                                                   \
     "Of grad_query: why the call gave no slice of key positions (dK, dV) too. not_chosen: only a share of "  \
     "the calls gives one; no_gradients, no_log_sum_exp: the call came without them; mask, packed: on a "     \

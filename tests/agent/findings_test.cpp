@@ -91,7 +91,7 @@ TEST(Findings, AmongEqualsTheFirstOnsetComesFirst) {
   for (const auto& [label, first] : {std::pair("000", 72), std::pair("001", 3), std::pair("002", 40)}) {
     LayerStatistics* layer = rank.layer_of(label);
     layer->label = label;
-    layer->pass[0].past["bias"] = {first, 90, 0.4, {}, BiasPool::kSlices};
+    layer->pass[0].past[AlarmKind::kBias] = {first, 90, 0.4, {}, BiasPool::kSlices};
   }
   std::vector<int64_t> onsets;
   for (const Finding& finding : findings({&rank})) onsets.push_back(finding.since_step);
@@ -101,7 +101,7 @@ TEST(Findings, AmongEqualsTheFirstOnsetComesFirst) {
 TEST(Findings, RanksAreNamedIfThereAreSeveral) {
   RankStatistics first = rank_at(100, 0), second = rank_at(100, 1);
   second.layer_of("001")->label = "001";
-  second.layer_of("001")->pass[0].past["nonfinite"] = {7, 9, std::nullopt};
+  second.layer_of("001")->pass[0].past[AlarmKind::kNonfinite] = {7, 9, std::nullopt};
   const std::vector<Finding> found = findings({&first, &second});
   ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(
@@ -147,7 +147,7 @@ TEST(Findings, NanAfterADivergenceIsAConsequenceWhereScoresAreLarge) {
     layer->label = "001";
     layer->pass[0].dtype = DType::kBf16;
     layer->scores.logit.add(score);
-    layer->pass[0].past["nonfinite"] = {nan_since, nan_since + 9, std::nullopt};
+    layer->pass[0].past[AlarmKind::kNonfinite] = {nan_since, nan_since + 9, std::nullopt};
     const std::vector<Finding> found = findings({&rank});
     EXPECT_EQ(found.size(), 2u);
     if (last != nullptr) *last = found.back().text;

@@ -150,7 +150,7 @@ TEST_F(FlaggedTest, NanAtRowsThatWereNotSampledIsAnAlarmOfTheirLayer) {
   pipeline_.poll(*reader_, &rank_);
   const std::vector<LayerAlarm> alarms = alarms_of(rank_.layers.at("003"), 0);
   ASSERT_EQ(alarms.size(), 1u);
-  EXPECT_STREQ(alarms[0].kind, "nonfinite");
+  EXPECT_EQ(alarms[0].kind, AlarmKind::kNonfinite);
 }
 
 TEST_F(FlaggedTest, KeyPositionsAreKeptWithBothGradientsAndAControl) {

@@ -126,7 +126,7 @@ std::string alarm_of_unsampled_keys(double error, uint64_t whole_calls, uint64_t
   if (alarms.empty()) return "";
   EXPECT_EQ(alarms.size(), 1u);
   EXPECT_STREQ(kJudgedTensorNames[alarms[0].tensor], "grad_key");
-  return alarms[0].kind;
+  return name_of(alarms[0].kind);
 }
 
 TEST(Pipeline, ErrorOfKeysThatAreNotSampledIsFoundByConservation) {
@@ -149,7 +149,7 @@ TEST(Pipeline, CallsWithoutALayerAreJudgedAsOne) {
   EXPECT_TRUE(rank.layers.empty());
   ASSERT_EQ(rank.alarms().size(), 1u);
   EXPECT_EQ(rank.alarms()[0].layer->label, "");
-  EXPECT_STREQ(rank.alarms()[0].kind, "nonfinite");
+  EXPECT_EQ(rank.alarms()[0].kind, AlarmKind::kNonfinite);
   EXPECT_EQ(rank.pass[0].nonfinite, 2u);
 }
 
@@ -217,11 +217,11 @@ TEST(Pipeline, AnAlarmThatHasEndedIsKeptWithItsSteps) {
   }
   const std::vector<LayerAlarm> alarms = rank.alarms();
   EXPECT_TRUE(std::none_of(alarms.begin(), alarms.end(),
-                           [](const LayerAlarm& alarm) { return alarm.kind == std::string("nonfinite"); }));
+                           [](const LayerAlarm& alarm) { return alarm.kind == AlarmKind::kNonfinite; }));
   const auto& past = rank.layers["003"].pass[0].past;
-  ASSERT_EQ(past.count("nonfinite"), 1u);
-  EXPECT_EQ(past.at("nonfinite").first_step, 9);
-  EXPECT_EQ(past.at("nonfinite").last_step, 12);
+  ASSERT_EQ(past.count(AlarmKind::kNonfinite), 1u);
+  EXPECT_EQ(past.at(AlarmKind::kNonfinite).first_step, 9);
+  EXPECT_EQ(past.at(AlarmKind::kNonfinite).last_step, 12);
 }
 
 TEST(Pipeline, WrittenOutAttentionIsComparedWithTheWorseFloor) {

@@ -15,9 +15,9 @@ RankStatistics guilty_rank() {
   RankStatistics rank;
   LayerStatistics* layer = rank.layer_of("003");
   layer->label = "003";
-  layer->pass[1].past["log_sum_exp"] = {40, 55, 7.5};
-  statistics_of(2, layer).past["fused_ratio"] = {41, 56, 20.5};
-  rank.unnamed.pass[0].past["nonfinite"] = {9, 9, std::nullopt};
+  layer->pass[1].past[AlarmKind::kLogSumExp] = {40, 55, 7.5};
+  statistics_of(2, layer).past[AlarmKind::kFusedRatio] = {41, 56, 20.5};
+  rank.unnamed.pass[0].past[AlarmKind::kNonfinite] = {9, 9, std::nullopt};
   rank.pass[0].nonfinite = 2;
   rank.note_event("loss_spike", 60, "", 9.5);
   rank.note_event("nonfinite", 9, "003", NAN);

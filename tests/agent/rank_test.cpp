@@ -40,7 +40,7 @@ void expect_alarm(const LayerStatistics& layer, uint32_t pass, const std::string
   ASSERT_EQ(alarms.size(), 1u);
   EXPECT_EQ(alarms[0].layer->label, layer.label);
   EXPECT_EQ(alarms[0].pass, pass);
-  EXPECT_EQ(alarms[0].kind, of);
+  EXPECT_EQ(name_of(alarms[0].kind), of);
   EXPECT_EQ(rank.worst_layer()->label, layer.label);
 }
 
@@ -50,7 +50,7 @@ TEST(Rank, SoundLayersGiveNoAlarm) { EXPECT_TRUE(rank_of(sound_layer("001")).ala
 TEST(Rank, OfLayersThatAreToldOfNothingIsLost) {
   RankStatistics rank = rank_of(sound_layer("001"));
   for (const char* label : {"003", "004", "005", "006"}) rank.layers[label] = sound_layer(label);
-  rank.layers["003"].pass[1].past["bias"] = {1, 2, 0.3};
+  rank.layers["003"].pass[1].past[AlarmKind::kBias] = {1, 2, 0.3};
   rank.layers["004"].nonfinite_steps = 1;
   rank.layers["005"].pass[0].fused_ratio.add(3.9);  // once: the worst, and no alarm
   for (int n = 0; n < 2; ++n) rank.layers["006"].pass[1].fused_ratio.add(3.5);
@@ -119,7 +119,7 @@ TEST(Rank, LimitOfKeyGradientsIsLowerForErrorsOfOneSign) {
     for (slot.step = 0; slot.step < slices; ++slot.step)
       observe_slice(slot, {"001", "", "parameter"}, wrong, &rank);
     const std::vector<LayerAlarm> found = rank.alarms();
-    EXPECT_TRUE(found.empty() || found[0].kind == std::string("fused_ratio"));
+    EXPECT_TRUE(found.empty() || found[0].kind == AlarmKind::kFusedRatio);
     const PassStatistics& keys =
         *statistics_of(rank.layers["001"], static_cast<uint32_t>(JudgedTensor::kGradKey));
     EXPECT_EQ(keys.past.size(), found.size());
@@ -146,7 +146,7 @@ TEST(Rank, BiasOfKeyGradientsHasALimitOfItsOwn) {
     const std::vector<LayerAlarm> alarms = alarms_of(layer, static_cast<uint32_t>(JudgedTensor::kGradKey));
     ASSERT_EQ(alarms.size(), ulp > 0.25 ? 1u : 0u) << ulp;
     if (!alarms.empty()) {
-      EXPECT_STREQ(alarms[0].kind, "bias");
+      EXPECT_EQ(alarms[0].kind, AlarmKind::kBias);
     }
   }
 }

@@ -100,7 +100,7 @@ size_t longest_line(const std::string& text) {
   return longest;
 }
 
-void set_fault(RankStatistics* rank, const std::string& of, double most, bool is_past) {
+void set_fault(RankStatistics* rank, AlarmKind of, double most, bool is_past) {
   LayerStatistics* layer = rank->layer_of("001");
   layer->pass[0].past[of] = {40, is_past ? 60 : 172, most};
   if (is_past) return;
@@ -223,7 +223,7 @@ TEST(Summary, NamesTheGradientThatIsWrong) {
   RankStatistics rank = rank_with_keys(1.25, 1.5);
   PassStatistics& keys = statistics_of(2, rank.layer_of("001"));
   for (int n = 0; n < kSlicesBeyondKeys; ++n) keys.fused_ratio.add(20);
-  keys.past["fused_ratio"] = {40, 172, 20};
+  keys.past[AlarmKind::kFusedRatio] = {40, 172, 20};
   const std::string text = unwrapped(text_of(rank));
   EXPECT_THAT(text, HasSubstr("ATTENTION FAULT"));
   EXPECT_THAT(
@@ -233,7 +233,7 @@ TEST(Summary, NamesTheGradientThatIsWrong) {
 
 TEST(Summary, FaultNamesLayerPassAndFirstStepBeforeAllElse) {
   RankStatistics rank = healthy_rank();
-  set_fault(&rank, "fused_ratio", 18, false);
+  set_fault(&rank, AlarmKind::kFusedRatio, 18, false);
   const std::string text = text_of(rank);
   EXPECT_THAT(text.substr(0, text.find('\n')), testing::EndsWith("ATTENTION FAULT"));
   EXPECT_THAT(text,
@@ -243,9 +243,9 @@ TEST(Summary, FaultNamesLayerPassAndFirstStepBeforeAllElse) {
 
 TEST(Summary, PastFaultIsToldWithItsSteps) {
   RankStatistics rank = healthy_rank();
-  set_fault(&rank, "bias", -0.31, true);
+  set_fault(&rank, AlarmKind::kBias, -0.31, true);
   EXPECT_THAT(text_of(rank), HasSubstr("healthy")) << "a kernel's bias does not end so soon";
-  rank.layer_of("001")->pass[0].past["bias"].slices = BiasPool::kSlices;
+  rank.layer_of("001")->pass[0].past[AlarmKind::kBias].slices = BiasPool::kSlices;
   EXPECT_THAT(unwrapped(text_of(rank)),
               HasSubstr("layer 001: the output is biased by -0.31 ulp in steps 40 to 60, not since. Do: "));
   EXPECT_THAT(text_of(rank), HasSubstr("ATTENTION FAULT"));
@@ -253,8 +253,8 @@ TEST(Summary, PastFaultIsToldWithItsSteps) {
 
 TEST(Summary, NonfiniteOutputComesBeforeALargerError) {
   RankStatistics rank = healthy_rank();
-  set_fault(&rank, "fused_ratio", 18, false);
-  rank.layer_of("000")->pass[1].past["nonfinite"] = {7, 9, std::nullopt};
+  set_fault(&rank, AlarmKind::kFusedRatio, 18, false);
+  rank.layer_of("000")->pass[1].past[AlarmKind::kNonfinite] = {7, 9, std::nullopt};
   const std::string text = text_of(rank);
   EXPECT_THAT(
       unwrapped(text),
@@ -553,7 +553,7 @@ TEST(Summary, LongSummaryIsCutAtThirtyLines) {
   std::vector<const RankStatistics*> ranks;
   for (int n = 0; n < 8; ++n) all.push_back(healthy_rank(n));
   for (RankStatistics& rank : all) {
-    set_fault(&rank, "fused_ratio", 18, false);
+    set_fault(&rank, AlarmKind::kFusedRatio, 18, false);
     for (uint32_t n = 0; n < segment::kSkipReasons; ++n)
       rank.totals.skipped[0][n] = rank.totals.skipped[1][n] = 9;
     rank.steps_lost = 5;
@@ -659,7 +659,7 @@ TEST(Summary, LayersThatWereNotCheckedAreNamedWithWhatToDo) {
 
 TEST(Summary, AFindingComesBeforeLayersThatWereNotChecked) {
   RankStatistics rank = healthy_rank();
-  set_fault(&rank, "fused_ratio", 18, false);
+  set_fault(&rank, AlarmKind::kFusedRatio, 18, false);
   rank.layer_of("000")->keys.clear();
   const std::string text = text_of(rank);
   EXPECT_THAT(text, HasSubstr("ATTENTION FAULT\n"));
