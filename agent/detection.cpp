@@ -62,11 +62,8 @@ EventLine line_of(const Condition& condition, const std::string& run, int64_t ra
   return line;
 }
 
-// Name of the number that the trainer's library reports beside those that the training logs.
-constexpr char kLossFactorName[] = "foreshock loss factor";  // libmonitor/step_numbers.h
-
 StepFacts facts_of(const StepLine& line) {
-  const auto factor = line.logged.find(kLossFactorName);
+  const auto factor = line.logged.find(segment::kLossFactorName);
   return {.step = *line.step,
           .loss = line.loss,
           .gradient_norm = line.gradient_norm,

@@ -549,8 +549,8 @@ void add_attention_notes(const Ranks& ranks, const AttentionInventory& layers, c
   else if (saw_no_call && !is_named_elsewhere && steps_of(*ranks[0]) >= 10)  // fewer steps prove nothing
     notes->emplace_back(
         "not seen",
-        "any attention call: written by hand, a kernel that PyTorch does not dispatch, or the "
-        "math path inside a compiled graph; foreshock.tap reports one");
+        "any attention call: it may be written out inside a compiled graph, or call a kernel that PyTorch "
+        "does not dispatch; foreshock.tap reports one");
   if (passes[1].calls > 0 && steps_of(*ranks[0]) == 0)
     notes->emplace_back("not seen",
                         "any optimizer step, and nothing is sampled before the first: call "

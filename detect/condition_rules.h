@@ -220,9 +220,8 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
      "until a quarter of the maximum",
      "check that the scheduler is stepped once per step and that its total covers the run"},
     {ConditionId::kRateNotRestored, "rate_not_restored", ConditionKind::kLook, "",
-     "a new process continues after step 32, at more than twice the learning rate that the earlier one had "
-     "at "
-     "that step or later",
+     "a new process continues after step 32, at more than twice the learning rate that the earlier one "
+     "had at that step or later",
      "1 step", "load the scheduler's state together with the optimizer's"},
     {ConditionId::kOptimizerBeganAgain, "optimizer_began_again", ConditionKind::kLook, "",
      "a new process has an optimizer that counts from step 1, and its loss continues where the earlier one "
@@ -293,8 +292,8 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
      "much of their size",
      "until half is left", "give the optimizer the gains of the norms in a group without weight decay"},
     {ConditionId::kTiedApart, "tied_apart", ConditionKind::kLook, "",
-     "a new process trains at most two tensors that the earlier one did not, one a matrix shaped like "
-     "another",
+     "after a restart a matrix that was tied to another one is trained as a tensor of its own (at most two "
+     "tensors are new, and one has the shape of another)",
      "two looks at a tensor", "if both were tied, tie them again before the optimizer is made"},
     {ConditionId::kGradientNotSummed, "gradient_not_summed", ConditionKind::kLook, "",
      "most gradients are summed over the ranks, and each rank uses its own gradient for a parameter of which "

@@ -176,9 +176,7 @@ inline constexpr DetectorInfo kDetectorTable[kDetectors] = {
     {DetectorId::kGradientNorm, "gradient_norm", "gradient norm before clipping is far above its usual range",
      Look::kRise, 64, 128, 2, 8, 0.916, 0.75},
     {DetectorId::kGradientGrowth, "gradient_growth",
-     "gradient norm grows steadily from below its own running mean: the cheap sign of preconditioned "
-     "curvature beyond "
-     "its bound",
+     "gradient norm grows steadily from below its own running mean: steps are too long for the curvature",
      Look::kGrowth, 64, 8, 0, 5, 0.5, 0.5},
     {DetectorId::kWeightShift, "weight_shift",
      "a tensor's distribution moves faster between snapshots than it used to", Look::kRise, 8, 32, 2, 5, 0.7,

@@ -204,8 +204,8 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
     "Of grad_key, true: the call's grad_query has NaN or Inf, and should have none.")                        \
   X(RecordText, key_positions_skipped, "",                                                                   \
     "Of grad_query: why the call gave no slice of key positions (dK, dV) too. not_chosen: only a share of "  \
-    "the calls gives one; no_gradients, no_log_sum_exp: the call came without them; mask, packed: on a "     \
-    "device; too_large, ring_full.")                                                                         \
+    "the calls gives one; no_gradients, no_log_sum_exp: the call came without them; mask: it leaves no "     \
+    "key to compare; packed: on a device; too_large, ring_full.")                                            \
   X(RecordNumber, lse_error_abs_max, "nats", "Largest error of the log-sum-exp.")                            \
   X(RecordNumber, lse_error_ratio, "ratio",                                                                  \
     "Largest error of the log-sum-exp, divided by twice the error that one rounding of the scores can "      \

@@ -159,8 +159,8 @@ inline constexpr Option kOptions[kOptionCount] = {
      "at half of it FILE is renamed to FILE.1, replacing an older one, and a new FILE is started; `report`, "
      "`detect`, `export` and `merge` read both"},
     {OptionId::kOnAlert, "--on-alert", "FORESHOCK_ON_ALERT", "", "COMMAND",
-     "shell command to run when a detector warns or the loss goes wrong", OptionGroup::kOutput,
-     kReaderRun | kReaderAgent, 0, UINT64_MAX,
+     "shell command to run when a finding begins, a detector warns, or a gradient norm is not finite",
+     OptionGroup::kOutput, kReaderRun | kReaderAgent, 0, UINT64_MAX,
      "it reads the event from FORESHOCK_ALERT_ variables: [alerts](alerts.md#a-command-of-your-own)"},
     {OptionId::kSaveFlagged, "--save-flagged", "FORESHOCK_SAVE_FLAGGED", "", "DIR",
      "keep unusual samples for `foreshock judge`; they contain activations of your data",

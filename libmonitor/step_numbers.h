@@ -85,9 +85,6 @@ class LossTracker {
   uint64_t factor_steps_ = 0;                         // steps in a row with this factor
 };
 
-// Name of LossTracker::factor() among the numbers that the training logs.
-inline constexpr const char* kLossFactorName = "foreshock loss factor";
-
 // A loss, norm, scale or divisor. While `value` is still on a device, it has no meaning here.
 struct PendingNumber {
   double value;
