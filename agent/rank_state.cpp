@@ -84,10 +84,6 @@ namespace {
 // Limit of PassStatistics::lse_error_ratio, which is already relative to the tolerance.
 constexpr double kLseErrorRatio = 1;
 
-double ratio_limit(const PassStatistics& statistics, uint32_t tensor) {
-  return ratio_limit(tensor, statistics.dtype, statistics.query_rows);
-}
-
 bool is_alarm(const std::optional<Bias>& bias, double limit) {
   return bias && bias->z && std::fabs(*bias->z) > kBiasZ && std::fabs(bias->ulp) > limit;
 }
@@ -112,8 +108,7 @@ double alarm_nearness(const LayerStatistics& layer) {
     const auto compare = [&](const SampleWindow& values, double limit) {
       nearness = std::max(nearness, max_of(values).value_or(0) / limit);
     };
-    compare(statistics->fused_ratio, ratio_limit(*statistics, tensor));
-    compare(statistics->one_sided_ratio, ratio_limit(1, statistics->dtype, 0));
+    compare(statistics->ratio_of_limit, 1);
     compare(statistics->conservation_ratio, kConservationRatio);
     const std::optional<Bias> excess = statistics->excess_bias.bias();
     if (excess && excess->z && std::fabs(*excess->z) > kBiasZ && !layer.is_mixed &&
@@ -146,8 +141,7 @@ bool is_biased(const PassStatistics& pass, uint32_t tensor) {
 
 bool has_large_errors(const PassStatistics& pass, uint32_t tensor) {
   const int several = is_key_gradient(tensor) ? kSlicesBeyondKeys : kSlicesBeyond;
-  return several_beyond(pass.fused_ratio, ratio_limit(pass, tensor), several) ||
-         several_beyond(pass.one_sided_ratio, ratio_limit(1, pass.dtype, 0), several);
+  return several_beyond(pass.ratio_of_limit, 1, several);
 }
 
 bool is_nonfinite(const SliceDeviation& d) {
@@ -189,8 +183,7 @@ constexpr AlarmRule kAlarmRules[kAlarmKinds] = {
      [](const JudgedPart& part) { return has_large_errors(part.statistics, part.tensor); },
      [](const PassStatistics& statistics) { return max_of(statistics.fused_ratio); },
      [](const SliceDeviation& slice, const JudgedPart& part) {
-       return slice.fused_ratio.value_or(0) > ratio_limit(part.tensor, part.statistics.dtype,
-                                                          part.statistics.query_rows, slice.unexplained_bias);
+       return slice.fused_ratio && part.statistics.ratio_of_limit.latest(0) > 1;
      }},
     {AlarmKind::kConservation,
      [](const JudgedPart& part) {
@@ -359,8 +352,9 @@ bool has_no_comparable_column(const SliceDeviation& deviation) {
          deviation.rows_not_comparable > 0;
 }
 
+// `limit`: of the fused_ratio of this slice.
 void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, DType dtype, bool is_written_out,
-              PassStatistics* pass) {
+              double limit, PassStatistics* pass) {
   pass->dtype = dtype;
   pass->judged += !has_no_comparable_column(deviation);
   pass->written_out += is_written_out && !has_no_comparable_column(deviation);
@@ -372,9 +366,7 @@ void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, DType
   add_known(pass->relative_error_mean, deviation.relative_error_mean);
   add_known(pass->relative_error_max, deviation.relative_error_max);
   add_known(pass->deviation_ratio, deviation.deviation_ratio);
-  add_known(pass->fused_ratio, deviation.fused_ratio);
-  if (deviation.fused_ratio && is_key_gradient(static_cast<uint32_t>(deviation.tensor)))
-    pass->one_sided_ratio.add(is_one_sided(deviation.unexplained_bias, dtype) ? *deviation.fused_ratio : 0);
+  if (deviation.fused_ratio) pass->add_fused_ratio(*deviation.fused_ratio, limit);
   add_known(pass->lse_error_ratio, deviation.lse_error_ratio);
   pass->bias.add(cluster, deviation.bias);
   pass->excess_bias.add(cluster, excess_bias(deviation.bias, deviation.floor_bias));
@@ -626,7 +618,10 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   const uint32_t tensor = slot.columns == 1 ? static_cast<uint32_t>(deviation.tensor) : slot.pass;
   const bool is_plain = is_written_out(rank->operation_of(slot));
   const DType dtype = static_cast<DType>(slot.dtype);
-  add_pass(deviation, cluster, dtype, is_plain, &statistics_of(tensor, rank));
+  // In a slice of key positions, slot.keys is the number of query rows, of all heads that share the key.
+  const uint64_t query_rows = slot.columns == 1 ? slot.keys : 0;
+  const double limit = ratio_limit(tensor, dtype, query_rows, deviation.unexplained_bias);
+  add_pass(deviation, cluster, dtype, is_plain, limit, &statistics_of(tensor, rank));
   if (slot.pass == 0) add_scores(deviation, &rank->scores);
   if (!is_key_gradient(tensor)) add_to_history(slot, deviation, rank);  // histories show slices of rows only
   rank->layer_source = better_source(rank->layer_source, layer.source);
@@ -638,9 +633,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   // A layer is counted at its first slice, hence before add_pass(), which makes `judged` positive.
   if (!is_key_gradient(tensor))
     rank->layers_judged[slot.pass] += named_layer != nullptr && named_layer->pass[slot.pass].judged == 0;
-  add_pass(deviation, cluster, dtype, is_plain, &statistics_of(tensor, &statistics));
-  // In a slice of key positions, slot.keys is the number of query rows.
-  if (slot.columns == 1) statistics_of(tensor, &statistics).query_rows = slot.keys;
+  add_pass(deviation, cluster, dtype, is_plain, limit, &statistics_of(tensor, &statistics));
   add_whole_call(deviation, slot, &statistics);
   if (tensor == static_cast<uint32_t>(JudgedTensor::kGradQuery)) {
     ++rank->columns_skipped[slot.columns_skip];
@@ -657,7 +650,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
     statistics.source = layer.source;
     note_shape(slot, &statistics);
   }
-  note_alarms(deviation, slot.step, tensor, &statistics);  // reads the windows and query_rows set above
+  note_alarms(deviation, slot.step, tensor, &statistics);  // reads the windows set above
   if (named_layer == nullptr || is_key_gradient(tensor)) return;
   if (slot.pass == 0) add_scores(deviation, &statistics.scores);
   add_to_history(slot, deviation, &statistics);

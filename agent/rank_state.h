@@ -118,19 +118,22 @@ struct PassStatistics {
   // the error of unfused attention (deviation_ratio), and divided by the error of fused attention
   // (fused_ratio). lse_error_ratio is the error of the log-sum-exp divided by its tolerance.
   SampleWindow relative_error_mean, relative_error_max, deviation_ratio, fused_ratio, lse_error_ratio;
-  SampleWindow one_sided_ratio;  // dK and dV: fused_ratio of a slice that is_one_sided(), else 0
-  BiasPool bias;                 // mean signed error of the trainer's result
-  BiasPool excess_bias;          // that bias minus the bias of fused attention on the same slices
-  BiasPool rounded_bias;         // control: bias of the reference rounded once to the trainer's precision
-  // The next two are for dK and dV only. query_rows: number of query rows that the last slice summed over, of
-  // all heads that share the key-value head. conservation_ratio: how far the sums of dK or dV over all keys
-  // are from the values that every correct kernel gives, relative to the tolerance.
-  uint64_t query_rows = 0;
+  SampleWindow ratio_of_limit;  // fused_ratio divided by the limit of its slice
+  BiasPool bias;                // mean signed error of the trainer's result
+  BiasPool excess_bias;         // that bias minus the bias of fused attention on the same slices
+  BiasPool rounded_bias;        // control: bias of the reference rounded once to the trainer's precision
+  // dK and dV only: how far their sums over all keys are from the values that every correct kernel gives,
+  // relative to the tolerance.
   SampleWindow conservation_ratio;
   // A row is partial if its log_sum_exp covers more keys than the call has (context parallelism).
   uint64_t with_partial_rows = 0;  // slices with at least one partial row
   uint64_t partial = 0;            // slices in which nearly all rows are partial
   int64_t last_step = -1;          // step of the last checked slice
+
+  void add_fused_ratio(double ratio, double limit) {
+    fused_ratio.add(ratio);
+    ratio_of_limit.add(ratio / limit);
+  }
 };
 
 // Statistics of grad_key (dK) and grad_value (dV). Empty until the first slice of key positions.

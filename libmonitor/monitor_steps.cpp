@@ -155,7 +155,7 @@ void Monitor::take_logged_and_norm(bool is_late, segment::StepRecord* record) {
   std::optional<double> logged_norm;
   if (TryLock busy(scalars_busy_); busy) {
     if (const auto factor = is_late ? std::nullopt : loss_.factor())
-      scalars_.observe(kLossFactorName, *factor, -1);
+      scalars_.observe(segment::kLossFactorName, *factor, -1);
     scalars_.take(record);
     logged_norm = std::exchange(logged_norm_, std::nullopt);
   } else {

@@ -219,6 +219,10 @@ struct StepRecord {
   int64_t scalar_step[kMaxScalars];  // the step that the training logged with scalars[n]; -1: none
 };
 
+// The name by which StepRecord::scalars has the factor between the root of the backward pass and the mean
+// cross-entropy (LossTracker::factor()).
+inline constexpr const char* kLossFactorName = "foreshock loss factor";
+
 // The name of a logged scalar. Written once, `ready` last with release order.
 struct ScalarName {
   uint32_t ready;

@@ -42,7 +42,7 @@ void add_slice(int64_t step, double ratio, double relative_error, RankStatistics
   deviation.fused_ratio = ratio;
   layer->pass[1].relative_error_mean.add(relative_error);
   layer->pass[1].deviation_ratio.add(ratio);
-  layer->pass[1].fused_ratio.add(ratio);
+  layer->pass[1].add_fused_ratio(ratio, kDeviationRatioBackward);
   note_alarms(deviation, step, 1, layer);
 }
 

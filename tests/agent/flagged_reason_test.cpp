@@ -48,7 +48,8 @@ class Scene {
 
   // The last 64 slices of the layer were so.
   void fill_window(double ratio) {
-    for (int n = 0; n < 64; ++n) rank.layers["001"].pass[data_.shape.backward].fused_ratio.add(ratio);
+    for (int n = 0; n < 64; ++n)
+      rank.layers["001"].pass[data_.shape.backward].add_fused_ratio(ratio, kDeviationRatioForward);
   }
   void fill_bias(double of_kernel, double of_rounded) {
     PassStatistics& pass = rank.layers["001"].pass[0];
@@ -127,9 +128,9 @@ TEST(FlaggedReason, ALittleBeyondItTakesSeveralOfTheLayer) {
   ASSERT_GT(ratio, kDeviationRatioForward);
   ASSERT_LT(ratio, 4 * kDeviationRatioForward);
   EXPECT_EQ(scene.reason(), "");
-  scene.rank.layers["001"].pass[0].fused_ratio.add(ratio);
+  scene.rank.layers["001"].pass[0].add_fused_ratio(ratio, kDeviationRatioForward);
   EXPECT_EQ(scene.reason(), "");  // itself
-  scene.rank.layers["001"].pass[0].fused_ratio.add(ratio);
+  scene.rank.layers["001"].pass[0].add_fused_ratio(ratio, kDeviationRatioForward);
   EXPECT_EQ(scene.reason(), "deviation_ratio");
   EXPECT_EQ(scene.reason("002"), "");
   EXPECT_EQ(scene.reason(""), "");

@@ -360,8 +360,9 @@ TEST_F(Publish, AnErrorOfAllLayersTogetherCountsAsOneLayer) {
   RankStatistics rank;
   rank.run = "run";
   rank.identity.rank = 0;
-  for (const char* label : {"000", "001"}) rank.layers[label].pass[1].fused_ratio.add(7);  // one slice each
-  for (int slice = 0; slice < 2; ++slice) rank.pass[1].fused_ratio.add(7);
+  for (const char* label : {"000", "001"})
+    rank.layers[label].pass[1].add_fused_ratio(7, kDeviationRatioBackward);  // one slice each
+  for (int slice = 0; slice < 2; ++slice) rank.pass[1].add_fused_ratio(7, kDeviationRatioBackward);
   ASSERT_TRUE(rank.alarms().empty());
   Registry registry;
   publish_rank(rank, 2, &registry);
@@ -377,7 +378,7 @@ TEST_F(Publish, TheRatioThatIsDrawnIsTheOneThatIsJudged) {
   RankStatistics rank;
   rank.run = "run";
   rank.identity.rank = 0;
-  rank.pass[0].fused_ratio.add(1.5);
+  rank.pass[0].add_fused_ratio(1.5, kDeviationRatioForward);
   rank.pass[0].deviation_ratio.add(9);
   Registry registry;
   publish_rank(rank, 2, &registry);

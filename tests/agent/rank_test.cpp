@@ -17,7 +17,7 @@ LayerStatistics sound_layer(const std::string& label) {
   for (int n = 0; n < 64; ++n) {
     for (PassStatistics& pass : layer.pass) {
       ++pass.judged;
-      pass.fused_ratio.add(0.9 + 0.01 * (n % 7));
+      pass.add_fused_ratio(0.9 + 0.01 * (n % 7), kDeviationRatioForward);
       pass.relative_error_max.add(0.002);
       pass.bias.add({0, 0, n, 0}, {n % 2 == 0 ? 0.03 : -0.03, 1});
       pass.excess_bias.add({0, 0, n, 0}, {n % 2 == 0 ? 0.03 : -0.03, 1});
@@ -52,8 +52,8 @@ TEST(Rank, OfLayersThatAreToldOfNothingIsLost) {
   for (const char* label : {"003", "004", "005", "006"}) rank.layers[label] = sound_layer(label);
   rank.layers["003"].pass[1].past[AlarmKind::kBias] = {1, 2, 0.3};
   rank.layers["004"].nonfinite_steps = 1;
-  rank.layers["005"].pass[0].fused_ratio.add(3.9);  // once: the worst, and no alarm
-  for (int n = 0; n < 2; ++n) rank.layers["006"].pass[1].fused_ratio.add(3.5);
+  rank.layers["005"].pass[0].add_fused_ratio(3.9, kDeviationRatioForward);  // once: the worst, and no alarm
+  for (int n = 0; n < 2; ++n) rank.layers["006"].pass[1].add_fused_ratio(3.5, kDeviationRatioBackward);
   for (int64_t step = 1; step < 1000; ++step) rank.history.add(step, kColumnLoss, 2.0);
   const nlohmann::json before = summary_of(rank, 1);
   rank.shrink_to_summary();
@@ -66,9 +66,9 @@ TEST(Rank, OfLayersThatAreToldOfNothingIsLost) {
 
 TEST(Rank, OneBadHeadOfManyIsAnAlarmOneOddSliceIsNot) {
   LayerStatistics layer = sound_layer("001");
-  layer.pass[0].fused_ratio.add(8);
+  layer.pass[0].add_fused_ratio(8, kDeviationRatioForward);
   EXPECT_TRUE(rank_of(layer).alarms().empty());
-  layer.pass[0].fused_ratio.add(7);
+  layer.pass[0].add_fused_ratio(7, kDeviationRatioForward);
   expect_alarm(layer, 0, "fused_ratio");
   EXPECT_EQ(rank_of(layer).alarms()[0].value, 8);
 }
@@ -86,19 +86,38 @@ TEST(Rank, ABiasIsAnAlarmUnlessTheRoundedReferenceHasItToo) {
   EXPECT_TRUE(rank_of(layer).alarms().empty());
 }
 
+// Observes `count` slices of dK that sum over `rows` query rows.
+void observe_keys(uint64_t rows, double ratio, int count, RankStatistics* rank) {
+  segment::Slot slot = {};
+  slot.pass = 1;
+  slot.columns = 1;
+  slot.keys = rows;
+  SliceDeviation deviation;
+  deviation.backward = true;
+  deviation.tensor = JudgedTensor::kGradKey;
+  deviation.rows_compared = 16;
+  deviation.fused_ratio = ratio;
+  for (int n = 0; n < count; ++n) observe_slice(slot, {"001", "", "parameter"}, deviation, rank);
+}
+
 // Each block that it adds up in bf16 is one more rounding: a ratio of 8 is expected at 16384 causal queries.
 TEST(Rank, LimitOfKeyGradientsGrowsWithTheQueries) {
   const auto alarms = [](uint64_t rows, double ratio) {
-    LayerStatistics layer = sound_layer("001");
-    PassStatistics& keys = statistics_of(static_cast<uint32_t>(JudgedTensor::kGradKey), &layer);
-    keys.query_rows = rows;
-    for (int n = 0; n < kSlicesBeyondKeys; ++n) keys.fused_ratio.add(ratio);
-    return alarms_of(layer, static_cast<uint32_t>(JudgedTensor::kGradKey)).size();
+    RankStatistics rank;
+    observe_keys(rows, ratio, kSlicesBeyondKeys, &rank);
+    return rank.alarms().size();
   };
   EXPECT_EQ(alarms(1024, 5.9), 0u);
   EXPECT_EQ(alarms(4096, 6.1), 1u);
   EXPECT_EQ(alarms(16384, 8), 0u);
   EXPECT_EQ(alarms(16384, 12.1), 1u);
+}
+
+TEST(Rank, ASliceOfKeyGradientsHasTheLimitOfItsOwnQueries) {
+  RankStatistics rank;
+  observe_keys(16384, 8, kSlicesBeyondKeys, &rank);
+  observe_keys(32, 1, 1, &rank);
+  EXPECT_TRUE(rank.alarms().empty());
 }
 
 // An error of 5 % of dK in a small training in bf16 may be as little as 4 times the error of fused attention.
@@ -253,19 +272,24 @@ TEST(Rank, TheErrorOfUnfusedAttentionAloneAccusesNoKernel) {
   LayerStatistics layer = sound_layer("001");
   for (int n = 0; n < 64; ++n) layer.pass[n % 2].deviation_ratio.add(4);
   EXPECT_TRUE(rank_of(layer).alarms().empty());
-  for (int n = 0; n < 2; ++n) layer.pass[1].fused_ratio.add(18);
+  for (int n = 0; n < 2; ++n) layer.pass[1].add_fused_ratio(18, kDeviationRatioBackward);
   expect_alarm(layer, 1, "fused_ratio");
 }
 
 TEST(Rank, LimitsOfRatiosAreWiderInFp32) {
-  for (const double ratio : {2.5, 4.5}) {
-    LayerStatistics layer = sound_layer("001");
-    layer.pass[0].dtype = DType::kFp32;
-    for (int n = 0; n < 2; ++n) layer.pass[0].fused_ratio.add(ratio);
-    EXPECT_EQ(alarms_of(layer, 0).size(), ratio > 4 ? 1u : 0u) << ratio;
-    layer.pass[0].dtype = DType::kBf16;
-    EXPECT_EQ(alarms_of(layer, 0).size(), 1u) << ratio;
-  }
+  const auto alarms = [](DType dtype, double ratio) {
+    RankStatistics rank;
+    segment::Slot slot = {};
+    slot.dtype = static_cast<uint32_t>(dtype);
+    SliceDeviation deviation;
+    deviation.rows_compared = 16;
+    deviation.fused_ratio = ratio;
+    for (int n = 0; n < kSlicesBeyond; ++n) observe_slice(slot, {"001", "", "parameter"}, deviation, &rank);
+    return rank.alarms().size();
+  };
+  EXPECT_EQ(alarms(DType::kBf16, 2.5), 1u);
+  EXPECT_EQ(alarms(DType::kFp32, 2.5), 0u);
+  EXPECT_EQ(alarms(DType::kFp32, 4.5), 1u);
 }
 
 // What counts is by how much the output drifts. PyTorch's CPU kernel has a bias of half an ulp of fp32.
@@ -294,12 +318,12 @@ TEST(Rank, AnAlarmNamesTheStepThatLastSupportedIt) {
   LayerStatistics layer = sound_layer("001");
   SliceDeviation wrong;
   wrong.fused_ratio = 8;
-  layer.pass[0].fused_ratio.add(8);
-  layer.pass[0].fused_ratio.add(8);
+  layer.pass[0].add_fused_ratio(8, kDeviationRatioForward);
+  layer.pass[0].add_fused_ratio(8, kDeviationRatioForward);
   note_alarms(wrong, 70, 0, &layer);
   SliceDeviation sound;
   sound.fused_ratio = 1;
-  layer.pass[0].fused_ratio.add(1);
+  layer.pass[0].add_fused_ratio(1, kDeviationRatioForward);
   note_alarms(sound, 90, 0, &layer);
   EXPECT_EQ(rank_of(layer).alarms().at(0).last_step, 70);
 }

@@ -47,7 +47,7 @@ RankStatistics healthy_rank(int number = 0) {
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
     rank.judged[pass] = rank.totals.sampled[pass] = 126;
     rank.pass[pass].judged = 126;
-    rank.pass[pass].fused_ratio.add(pass == 0 ? 0.69 : 0.56);
+    rank.pass[pass].add_fused_ratio(pass == 0 ? 0.69 : 0.56, kDeviationRatioForward);
     rank.pass[pass].relative_error_mean.add(0.002);
     for (const char* label : {"000", "001"}) {
       LayerStatistics* layer = rank.layer_of(label);
@@ -80,7 +80,7 @@ std::string text_of(const RankStatistics& rank) { return summary_text(input_of({
 RankStatistics rank_with_keys(double key_ratio, double value_ratio) {
   RankStatistics rank = healthy_rank();
   for (uint32_t tensor : {2u, 3u}) {
-    statistics_of(tensor, &rank).fused_ratio.add(tensor == 2 ? key_ratio : value_ratio);
+    statistics_of(tensor, &rank).add_fused_ratio(tensor == 2 ? key_ratio : value_ratio, kDeviationRatioKeys);
   }
   return rank;
 }
@@ -104,7 +104,7 @@ void set_fault(RankStatistics* rank, AlarmKind of, double most, bool is_past) {
   LayerStatistics* layer = rank->layer_of("001");
   layer->pass[0].past[of] = {40, is_past ? 60 : 172, most};
   if (is_past) return;
-  for (int n = 0; n < 4; ++n) layer->pass[0].fused_ratio.add(most);
+  for (int n = 0; n < 4; ++n) layer->pass[0].add_fused_ratio(most, kDeviationRatioForward);
 }
 
 TEST(Summary, ANormThatIsNotFiniteIsWrittenWithoutTheSignOfNan) {
@@ -222,7 +222,7 @@ TEST(Summary, GradientsThatWereNotFiniteOnAnyRankAreCounted) {
 TEST(Summary, NamesTheGradientThatIsWrong) {
   RankStatistics rank = rank_with_keys(1.25, 1.5);
   PassStatistics& keys = statistics_of(2, rank.layer_of("001"));
-  for (int n = 0; n < kSlicesBeyondKeys; ++n) keys.fused_ratio.add(20);
+  for (int n = 0; n < kSlicesBeyondKeys; ++n) keys.add_fused_ratio(20, kDeviationRatioKeys);
   keys.past[AlarmKind::kFusedRatio] = {40, 172, 20};
   const std::string text = unwrapped(text_of(rank));
   EXPECT_THAT(text, HasSubstr("ATTENTION FAULT"));
