@@ -4,7 +4,7 @@
 // masks that need gradients, values of another head size, fp64 on a GPU). The path consists of ordinary
 // operations and _safe_softmax, which only this path calls, once per forward pass. So a hook of _safe_softmax
 // counts forward passes without cost for other operations. Backward passes are counted in sampled steps.
-// Compiled graphs are not counted.
+// Graphs of torch.compile are counted with the backend aot_eager only, and not sampled.
 //
 // A sample needs query, key, value and output together, which only torch's RecordFunction sees. Its callbacks
 // cost every operation 0.25 to 0.4 us, so they are active only during sampled steps, and only in a training
@@ -202,10 +202,12 @@ class MathPathSampler {
   }
 
   // SafeSoftmaxHook has counted a call, so this training takes the math path. Returns why the call is not
-  // sampled.
+  // sampled. While the callbacks are enabled, they see each call but those of compiled graphs, which have the
+  // operations of the path without the path itself.
   static uint32_t on_call() {
     is_wanted_.store(true, std::memory_order_relaxed);
-    return arguments_ ? FORESHOCK_SKIP_SET_UP : FORESHOCK_SKIP_OFF;
+    if (!arguments_) return FORESHOCK_SKIP_OFF;
+    return is_enabled_.load(std::memory_order_relaxed) ? FORESHOCK_SKIP_UNKNOWN : FORESHOCK_SKIP_SET_UP;
   }
 
   // Called at the end of a step. Enables the callbacks if the next step is sampled, else disables them.

@@ -125,3 +125,17 @@ def test_a_backward_pass_that_cannot_be_told_is_not_described(trainer) -> None:
     assert seen.pop("frozen_keys") == [["enter", None, False], ["leave", None, False]]
     assert seen.pop("dies") == [["enter", None, False], ["leave", None, True]]
     assert seen == {"one_tensor": [], "no_backward": []}
+
+
+def test_a_call_in_a_compiled_graph_is_not_understood(trainer) -> None:
+    """It is counted, and longer training would not sample it."""
+    rows = trainer("""
+        attend = torch.compile(lambda q, k, v: sdpa(q, k, v, dropout_p=0.5), backend="aot_eager")
+        lin = torch.nn.Linear(8, 8); opt = torch.optim.SGD(lin.parameters(), lr=0.1); q, k, v = qkv(); rows = []
+        _fake.fake_sample(1); events()
+        for _ in range(3):
+            attend(lin(q), k, v).sum().backward(); opt.step(); opt.zero_grad()
+            rows.append([row["reason"] for row in events() if row["event"] == "skip"])
+        print(json.dumps(rows))
+    """)
+    assert rows == [[SET_UP], [UNKNOWN], [UNKNOWN]]
