@@ -512,7 +512,7 @@ class ParameterClock {
       // `p.data = ...` gives the same weight another storage: its values are compared with those before.
       if (leaf_ == leaf && values != 0 && values_ != 0) values_ = values;
     }
-    if (!storage_.expired()) compare();  // directly after follow(), finds no change
+    if (!storage_.expired()) compare();
     busy_.clear(std::memory_order_release);
   }
 

@@ -86,25 +86,37 @@ TEST(Rank, ABiasIsAnAlarmUnlessTheRoundedReferenceHasItToo) {
   EXPECT_TRUE(rank_of(layer).alarms().empty());
 }
 
-// Observes `count` slices of dK that sum over `rows` query rows.
-void observe_keys(uint64_t rows, double ratio, int count, RankStatistics* rank) {
+// A slice of layer 001. query_rows: over which a slice of dK sums.
+struct Sliced {
+  JudgedTensor tensor = JudgedTensor::kGradKey;
+  DType dtype = DType::kNone;
+  uint32_t query_rows = 32;
+  double ratio = 1, unexplained_bias = 0;
+};
+
+// Observes the slice in `count` steps.
+void observe(const Sliced& sliced, int count, RankStatistics* rank) {
+  const auto tensor = static_cast<uint32_t>(sliced.tensor);
   segment::Slot slot = {};
-  slot.pass = 1;
-  slot.columns = 1;
-  slot.keys = rows;
+  slot.pass = pass_of(tensor);
+  slot.columns = is_key_gradient(tensor);
+  slot.dtype = static_cast<uint32_t>(sliced.dtype);
+  slot.keys = sliced.query_rows;
   SliceDeviation deviation;
-  deviation.backward = true;
-  deviation.tensor = JudgedTensor::kGradKey;
+  deviation.backward = slot.pass == 1;
+  deviation.tensor = sliced.tensor;
   deviation.rows_compared = 16;
-  deviation.fused_ratio = ratio;
-  for (int n = 0; n < count; ++n) observe_slice(slot, {"001", "", "parameter"}, deviation, rank);
+  deviation.fused_ratio = sliced.ratio;
+  deviation.unexplained_bias = sliced.unexplained_bias;
+  for (slot.step = 0; slot.step < count; ++slot.step)
+    observe_slice(slot, {"001", "", "parameter"}, deviation, rank);
 }
 
 // Each block that it adds up in bf16 is one more rounding: a ratio of 8 is expected at 16384 causal queries.
 TEST(Rank, LimitOfKeyGradientsGrowsWithTheQueries) {
-  const auto alarms = [](uint64_t rows, double ratio) {
+  const auto alarms = [](uint32_t rows, double ratio) {
     RankStatistics rank;
-    observe_keys(rows, ratio, kSlicesBeyondKeys, &rank);
+    observe({.query_rows = rows, .ratio = ratio}, kSlicesBeyondKeys, &rank);
     return rank.alarms().size();
   };
   EXPECT_EQ(alarms(1024, 5.9), 0u);
@@ -115,8 +127,8 @@ TEST(Rank, LimitOfKeyGradientsGrowsWithTheQueries) {
 
 TEST(Rank, ASliceOfKeyGradientsHasTheLimitOfItsOwnQueries) {
   RankStatistics rank;
-  observe_keys(16384, 8, kSlicesBeyondKeys, &rank);
-  observe_keys(32, 1, 1, &rank);
+  observe({.query_rows = 16384, .ratio = 8}, kSlicesBeyondKeys, &rank);
+  observe({.query_rows = 32, .ratio = 1}, 1, &rank);
   EXPECT_TRUE(rank.alarms().empty());
 }
 
@@ -124,19 +136,7 @@ TEST(Rank, ASliceOfKeyGradientsHasTheLimitOfItsOwnQueries) {
 TEST(Rank, LimitOfKeyGradientsIsLowerForErrorsOfOneSign) {
   const auto alarms = [](DType dtype, double ratio, double bias, int slices) {
     RankStatistics rank;
-    segment::Slot slot = {};
-    slot.pass = 1;
-    slot.columns = 1;
-    slot.dtype = static_cast<uint32_t>(dtype);
-    slot.keys = 32;
-    SliceDeviation wrong;
-    wrong.backward = true;
-    wrong.tensor = JudgedTensor::kGradKey;
-    wrong.rows_compared = 16;
-    wrong.fused_ratio = ratio;
-    wrong.unexplained_bias = bias;
-    for (slot.step = 0; slot.step < slices; ++slot.step)
-      observe_slice(slot, {"001", "", "parameter"}, wrong, &rank);
+    observe({.dtype = dtype, .ratio = ratio, .unexplained_bias = bias}, slices, &rank);
     const std::vector<LayerAlarm> found = rank.alarms();
     EXPECT_TRUE(found.empty() || found[0].kind == AlarmKind::kFusedRatio);
     const PassStatistics& keys =
@@ -279,12 +279,7 @@ TEST(Rank, TheErrorOfUnfusedAttentionAloneAccusesNoKernel) {
 TEST(Rank, LimitsOfRatiosAreWiderInFp32) {
   const auto alarms = [](DType dtype, double ratio) {
     RankStatistics rank;
-    segment::Slot slot = {};
-    slot.dtype = static_cast<uint32_t>(dtype);
-    SliceDeviation deviation;
-    deviation.rows_compared = 16;
-    deviation.fused_ratio = ratio;
-    for (int n = 0; n < kSlicesBeyond; ++n) observe_slice(slot, {"001", "", "parameter"}, deviation, &rank);
+    observe({.tensor = JudgedTensor::kOut, .dtype = dtype, .ratio = ratio}, kSlicesBeyond, &rank);
     return rank.alarms().size();
   };
   EXPECT_EQ(alarms(DType::kBf16, 2.5), 1u);
