@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import pytest
 from monitored import PYTHON, ROOT, Run, run_monitored, run_plain
+from records import record_lines
 from scraping import wait_until
 from tiers import keep
 
@@ -149,8 +150,7 @@ def test_a_detector_that_rises_makes_a_burst_that_ends(base, start_hand):
     trainer = start_hand("burst", "--every", "0")  # the agent chooses, at most one step in 8
 
     def lines(kind: str) -> list[dict]:
-        text = trainer.record.read_text() if trainer.record.exists() else ""
-        return [line for line in map(json.loads, text[: text.rfind("\n") + 1].splitlines()) if line["type"] == kind]
+        return [line for line in record_lines(trainer.record) if line["type"] == kind]
 
     def bursts() -> list[dict]:
         step()

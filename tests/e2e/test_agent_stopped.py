@@ -5,6 +5,7 @@ import os
 import signal
 
 from monitored import assert_conserved
+from records import record_lines
 from scraping import wait_until
 from segment_file import segments
 
@@ -40,7 +41,7 @@ def test_sigterm_of_the_agent_is_no_end_of_the_run(base, start_hand):
     for of in rank["attention"].values():
         assert of["sampled"] == of["judged"] > 0
 
-    lines = [json.loads(text) for text in trainer.record.read_text().splitlines()]
+    lines = record_lines(trainer.record)
     samples = [line["ticket"] for line in lines if line["type"] == "sample" and line["tensor"] in ("out", "grad_query")]
     assert len(samples) == len(set(samples)) == sum(of["judged"] for of in rank["attention"].values())
     assert [line["step"] for line in lines if line["type"] == "step"] == list(range(1, 141))
@@ -55,7 +56,7 @@ def test_agent_that_dies_for_good_is_said_with_the_end_of_the_record(base, start
         return json.loads((base / "me" / "agent.json").read_text())["pid"]
 
     def recorded() -> list[int]:
-        lines = [json.loads(text) for text in trainer.record.read_text().splitlines()]
+        lines = record_lines(trainer.record)
         return [line["step"] for line in lines if line["type"] == "step"]
 
     trainer.do("hand.step(20)")

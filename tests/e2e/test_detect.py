@@ -11,6 +11,7 @@ import subprocess
 import pytest
 from hand_training import BIASED, KEYS, Training
 from monitored import FORESHOCK
+from records import record_lines
 from scraping import get, wait_until
 from tiers import keep
 
@@ -126,7 +127,7 @@ def test_a_trainer_that_dies_and_is_resumed_at_a_lower_step(base, start_hand, fo
     assert training.trainer.finish() != 0
     assert training.recorded() == recorded == detected(foreshock, training.trainer.record)
     assert [(event[2], event[1], event[4]) for event in recorded] == [("resumed", 41, 150.0)]
-    ended = [json.loads(text) for text in training.trainer.record.read_text().splitlines()]
+    ended = training.lines()
     assert [line["state"] for line in ended if line["type"] == "run"] == ["started", "ended"]
 
 
@@ -136,7 +137,7 @@ def test_a_clock_that_jumps_changes_nothing(base, start_hand, foreshock, tmp_pat
     training.plant(BIASED)
     training.run(20)
     assert training.trainer.finish() == 0
-    lines = [json.loads(text) for text in training.trainer.record.read_text().splitlines()]
+    lines = training.lines()
     for number, line in enumerate(lines):
         line["time"] = -1e9 if number % 7 == 3 else 1e18
         line.pop("duration_seconds", None)
@@ -158,7 +159,7 @@ def test_a_second_run_on_the_same_record_begins_anew(base, start_hand, foreshock
     second.plant(BIASED)
     second.run(60)
     assert second.trainer.finish() == 0
-    lines = [json.loads(text) for text in first.trainer.record.read_text().splitlines()]
+    lines = record_lines(first.trainer.record)
     assert [line["event"] for line in lines if line["type"] == "event"][0] == "detectors_begin_anew"
     recorded = second.recorded()
     assert set(names(recorded)) == {"bias", "deviation_forward", "deviation_backward"}

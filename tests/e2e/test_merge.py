@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from monitored import EVERYTHING, PYTHON, Run, run_monitored
+from records import record_lines
 from weight_checks import check_lines, check_models
 
 TRAINING = str(Path(__file__).with_name("weights_training.py"))
@@ -48,17 +49,13 @@ def sharded(tmp_path_factory):
 def merged(foreshock, out: Path, *records: Path) -> Run:
     done = foreshock("merge", *map(str, records), "-o", str(out))
     assert done.returncode == 0, done.stderr
-    return Run(0, done.stdout, done.stderr, None, [json.loads(line) for line in out.read_text().splitlines()])
-
-
-def lines_of(record: Path) -> list[dict]:
-    return [json.loads(line) for line in record.read_text().splitlines()]
+    return Run(0, done.stdout, done.stderr, None, record_lines(out))
 
 
 def test_shards_of_two_nodes_are_the_whole(foreshock, sharded, tmp_path):
     folder, records = sharded
     for record in records:
-        assert {(line["scope"], line["parts"]) for line in lines_of(record) if line["type"] == "tensor"} == {
+        assert {(line["scope"], line["parts"]) for line in record_lines(record) if line["type"] == "tensor"} == {
             ("node", 2)
         }
     run = merged(foreshock, tmp_path / "job.jsonl", *records)
@@ -97,7 +94,7 @@ def refused(foreshock, *arguments: object) -> str:
 
 def changed(record: Path, path: Path, change) -> Path:
     """A copy of the record with change(line) in the place of each line; None: no line."""
-    lines = [change(line) for line in lines_of(record)]
+    lines = [change(line) for line in record_lines(record)]
     path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines if line is not None))
     return path
 
@@ -143,7 +140,7 @@ def test_what_cannot_be_merged_is_refused_in_one_line(foreshock, sharded, tmp_pa
 
 def test_a_snapshot_that_one_node_lacks_is_left_out_and_said(foreshock, sharded, tmp_path):
     _, (one, two) = sharded
-    name = next(line["tensor"] for line in lines_of(two) if line["type"] == "tensor")
+    name = next(line["tensor"] for line in record_lines(two) if line["type"] == "tensor")
 
     def without(line: dict) -> dict | None:
         return None if (line["type"], line.get("tensor"), line.get("step")) == ("tensor", name, 4) else line

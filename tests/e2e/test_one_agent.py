@@ -9,6 +9,7 @@ from pathlib import Path
 import live
 import pytest
 from monitored import EVERYTHING, FORESHOCK, PYTHON, assert_conserved, clean_environment
+from records import record_lines
 from scraping import free_port, get, wait_until
 
 RANK_TRAINING = str(Path(__file__).with_name("rank_training.py"))
@@ -53,7 +54,7 @@ def test_four_runs_of_one_id_share_one_agent_and_lose_nothing(base, tmp_path):
             assert sum(of["lost"].values()) == 0
         judged[rank] = sum(of["judged"] for of in own["attention"].values())
 
-    lines = [json.loads(text) for text in (tmp_path / "record.jsonl").read_text().splitlines()]
+    lines = record_lines(tmp_path / "record.jsonl")
     slices = [line for line in lines if line["type"] == "sample" and line["tensor"] in ("out", "grad_query")]
     samples = [(line["rank"], line["ticket"]) for line in slices]
     assert len(samples) == len(set(samples))
@@ -104,7 +105,7 @@ def test_a_run_without_record_keeps_one_in_its_folder(base, hand_library, tmp_pa
         train(SLURM_JOB_ID="41")
     (record,) = tmp_path.glob("*.jsonl")
     assert record.name == f"foreshock-41-{socket.gethostname()}.jsonl"
-    verdicts = [line for line in map(json.loads, record.read_text().splitlines()) if line["type"] == "verdict"]
+    verdicts = [line for line in record_lines(record) if line["type"] == "verdict"]
     assert [line["run"] for line in verdicts] == ["41", "41"]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from monitored import BUILD, PYTHON, clean_environment
+from records import record_lines
 
 HELPER = str(BUILD / "share" / "foreshock" / "python")
 SUPPORT = str(Path(__file__).resolve().parents[1] / "support")
@@ -87,7 +88,7 @@ def test_same_bits_and_a_verdict(base) -> None:
     # As before: one variable, which names the place of runs. What stop() has ended leaves nothing there.
     assert alone["variables"] == reported["variables"] == ["FORESHOCK_CACHE", "FORESHOCK_DIR", "FORESHOCK_RECORD"]
     assert {path.name for path in base.iterdir()} == {"lock", "record.jsonl"}
-    steps = [json.loads(line) for line in (base / "record.jsonl").read_text().splitlines()]
+    steps = record_lines(base / "record.jsonl")
     assert [line["step"] for line in steps if line["type"] == "step"] == list(range(1, 31))
 
 

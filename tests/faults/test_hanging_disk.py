@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 from fault_scene import Scene, assert_conserved
+from records import record_lines
 from scraping import wait_until
 
 STEPS = 40  # of a trainer, 7 one after the other
@@ -49,7 +50,7 @@ def test_disk_hangs_for_a_while_and_the_agent_is_killed(scene, told, tmp_path, h
     told("disk of the record hangs, agent killed", scene, plain, watched, says)
     assert watched.summary["record_complete"] is True
     assert_conserved(watched.summary)
-    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    lines = record_lines(record)
     taken = Counter((line["time"], line["step"]) for line in lines if line["type"] == "step")
     assert len(taken) == STEPS * 7
     assert set(taken.values()) == {1}

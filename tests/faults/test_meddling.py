@@ -1,7 +1,6 @@
 """What somebody does, while a trainer trains, to the trainer, its agent, its launcher and their files."""
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -10,6 +9,7 @@ import time
 
 import pytest
 from fault_scene import RUN_ID, assert_conserved, assert_same_result
+from records import record_lines
 from scraping import wait_until
 
 
@@ -115,7 +115,7 @@ def test_agent_upgraded(scene, told, tmp_path):
     told("agent upgraded", scene, plain, watched)
     assert_conserved(watched.summary)
     assert steps(watched) == [40] * 7
-    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    lines = record_lines(record)
     judged = sum(of["judged"] for rank in watched.summary["ranks"] for of in rank["attention"].values())
     samples = [line for line in lines if line["type"] == "sample" and line["tensor"] in ("out", "grad_query")]
     assert len(samples) == judged > 0
@@ -168,7 +168,7 @@ def test_record_removed(scene, told, tmp_path):
     told("record removed", scene, plain, watched, (line, "the record is incomplete: "))
     assert_conserved(watched.summary)
     assert watched.summary["record_complete"] is False
-    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    lines = record_lines(record)
     assert len([line for line in lines if line["type"] == "step"]) >= 20 + 40 * 6
 
 

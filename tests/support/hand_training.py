@@ -6,6 +6,7 @@ import pathlib
 import signal
 
 from live import Live
+from records import record_lines
 from scraping import wait_until
 from segment_file import segments
 
@@ -46,13 +47,10 @@ class Training:
 
     def settle(self) -> None:
         """Until the record has every step: an agent that is killed takes the lines of its last second along."""
-        last = f'"step":{self.step},'
-        wait_until(
-            lambda: any(
-                last in text for text in self.trainer.record.read_text().splitlines() if '"type":"step"' in text
-            )
-        )
+        wait_until(lambda: any(line["step"] == self.step for line in self.lines() if line["type"] == "step"))
+
+    def lines(self) -> list[dict]:
+        return record_lines(self.trainer.record)
 
     def recorded(self) -> list[tuple]:
-        lines = [json.loads(text) for text in self.trainer.record.read_text().splitlines()]
-        return [tuple(line[key] for key in KEYS) for line in lines if line.get("event") in FOUND_BY_DETECTORS]
+        return [tuple(line[key] for key in KEYS) for line in self.lines() if line.get("event") in FOUND_BY_DETECTORS]
