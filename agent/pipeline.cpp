@@ -131,6 +131,9 @@ AttentionSlice slice_of(const segment::SlotView& view) {
   slice.dtype = static_cast<DType>(slot.dtype);
   slice.rows = static_cast<int>(slot.rows);
   slice.keys = static_cast<int>(slot.keys);
+  // On devices kernels skip the tiles of keys that no row of a tile sees, so NaN spreads within a tile only.
+  // There NaN stays a fault, since no other count finds it. The host has nonfinite_out and the sums of dQ.
+  slice.lacks_keys = slot.checksum != 0 && slot.keys < slot.key_length;
   slice.head_dim = static_cast<int>(slot.head_dim);
   slice.value_dim = static_cast<int>(slot.value_dim);
   slice.scale = slot.scale;

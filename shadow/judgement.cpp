@@ -68,7 +68,7 @@ struct Row {
   const double* given;
   const double* plain;
   const double* fused;
-  bool scores_are_noise;     // kScoresAreNoise
+  bool may_be_nonfinite;     // a sound kernel may give NaN or Inf: kScoresAreNoise, or may_spread_nan()
   double mean_square_error;  // least square of fused's error; 0: unknown
   const double* key_mean;  // only for dQ, else null: the mean of the keys, weighted by the attention weights
   int columns;
@@ -210,7 +210,7 @@ void add_biases(const Row& row, SliceDeviation* d) {
 // where the exact value is in range, for example because scores overflow in a training that diverges.
 bool exceeds_format(const Row& row) {
   if (row.is_finite()) return false;
-  if (row.scores_are_noise) return true;
+  if (row.may_be_nonfinite) return true;
   for (int c = 0; c < row.columns; ++c)
     if (!std::isfinite(row.plain[c] + row.fused[c]) && std::isfinite(round_to(row.dtype, row.reference[c])))
       return true;
@@ -306,11 +306,19 @@ bool may_overflow(const AttentionSlice& slice, double logit_abs_max) {
          logit_abs_max >= std::min(kScoresAreNoise, overflow_of(slice.dtype) * std::fabs(slice.scale));
 }
 
+// Whether a sound kernel may give NaN or Inf in a row whose own inputs are finite. Kernels multiply keys and
+// values that a row does not see by a weight of 0, and 0 times NaN or Inf is NaN.
+bool may_spread_nan(const AttentionSlice& slice, const SliceDeviation& d) {
+  return slice.lacks_keys || d.nonfinite_inputs > 0;
+}
+
 // Compares the out that a backward call was given in a row, the trainer's, with exact attention. A partial
 // row's out also covers keys outside of the slice, so it is not compared.
-void compare_given_out(const AttentionSlice& slice, const DeviationWorkspace& w, int r, Errors* errors) {
+void compare_given_out(const AttentionSlice& slice, const DeviationWorkspace& w, int r, bool may_be_nonfinite,
+                       Errors* errors) {
   if (w.reference.partial[r] != 0) return;
   Row row = {};
+  row.may_be_nonfinite = may_be_nonfinite;
   row.trainer = slice.out;
   row.dtype = slice.dtype;
   row.columns = slice.value_dim;
@@ -326,7 +334,7 @@ void compare_given_out(const AttentionSlice& slice, const DeviationWorkspace& w,
 }
 
 void compare(const AttentionSlice& slice, const DeviationWorkspace& w, SliceDeviation* d) {
-  const bool backward = slice.backward();
+  const bool backward = slice.backward(), spreads_nan = may_spread_nan(slice, *d);
   Row row = {};
   row.trainer = backward ? slice.grad_query : slice.out;
   row.dtype = slice.dtype;
@@ -341,9 +349,9 @@ void compare(const AttentionSlice& slice, const DeviationWorkspace& w, SliceDevi
         backward && w.reference.partial[r] == 0 ? w.reference.grad_query.data() + row.first : row.given;
     row.plain = (backward ? w.floors.plain.grad_query : w.floors.plain.out).data() + row.first;
     row.fused = (backward ? w.floors.fused.grad_query : w.floors.fused.out).data() + row.first;
-    row.scores_are_noise = may_overflow(slice, w.reference.logit_abs_max[r]);
+    row.may_be_nonfinite = spreads_nan || may_overflow(slice, w.reference.logit_abs_max[r]);
     compare_row(row, &errors, d);
-    if (backward) compare_given_out(slice, w, r, &errors);
+    if (backward) compare_given_out(slice, w, r, row.may_be_nonfinite, &errors);
   }
   summarise(errors, d);
 }
@@ -355,7 +363,8 @@ void raise(double value, std::optional<double>* max) {
 }
 
 // Compares the trainer's log_sum_exp of a row, or counts the row as partial.
-void compare_lse(const AttentionSlice& slice, const Reference& ref, int row, SliceDeviation* d) {
+void compare_lse(const AttentionSlice& slice, const Reference& ref, int row, bool spreads_nan,
+                 SliceDeviation* d) {
   if (slice.backward() && ref.partial[row] != 0) {
     ++d->partial_rows;
     return;
@@ -363,7 +372,7 @@ void compare_lse(const AttentionSlice& slice, const Reference& ref, int row, Sli
   const double given = load_as_double(slice.log_sum_exp, slice.log_sum_exp_dtype, row);
   const double rounded = round_to(slice.log_sum_exp_dtype, ref.log_sum_exp[row]);
   if (!std::isfinite(rounded) && given == rounded) return;
-  if (!std::isfinite(given) && may_overflow(slice, ref.logit_abs_max[row])) return;
+  if (!std::isfinite(given) && (spreads_nan || may_overflow(slice, ref.logit_abs_max[row]))) return;
   const double error = std::fabs(given - ref.log_sum_exp[row]);
   raise(error, &d->lse_error_abs_max);
   raise(error / lse_tolerance(slice.dtype, ref.logit_abs_max[row]), &d->lse_error_ratio);
@@ -377,6 +386,7 @@ constexpr double kPartialShare = 0.75;
 void describe_scores(const AttentionSlice& slice, const Reference& ref, SliceDeviation* d) {
   double entropy_sum = 0;
   int entropy_rows = 0;
+  const bool spreads_nan = may_spread_nan(slice, *d);
   const std::vector<double>& size = slice.mask != nullptr ? ref.product_abs_max : ref.logit_abs_max;
   for (int r = 0; r < slice.rows; ++r) {
     if (ref.log_sum_exp[r] == -kInfinity) continue;
@@ -384,7 +394,7 @@ void describe_scores(const AttentionSlice& slice, const Reference& ref, SliceDev
     d->near_tie_rows += ref.near_tie[r];
     raise(std::isnan(ref.log_sum_exp[r]) ? kInfinity : size[r], &d->logit_abs_max);
     if (!std::isfinite(ref.log_sum_exp[r])) continue;
-    if (slice.log_sum_exp != nullptr) compare_lse(slice, ref, r, d);
+    if (slice.log_sum_exp != nullptr) compare_lse(slice, ref, r, spreads_nan, d);
     ++entropy_rows;
     entropy_sum += ref.entropy_nats[r];
     d->entropy_min = d->entropy_min ? std::min(*d->entropy_min, ref.entropy_nats[r]) : ref.entropy_nats[r];
@@ -473,10 +483,11 @@ uint64_t nonfinite_results_of(const KeyColumns& c, uint64_t* without_keys) {
   return count;
 }
 
-// Whether a sound kernel may give NaN in dK and dV because a row sees no key: its weights are 0 / 0.
-bool may_be_nan(const KeyColumns& c) {
+// Whether a sound kernel may give NaN in dK and dV of keys whose exact gradient is finite: because a row sees
+// no key (its weights are 0 / 0), or has NaN or Inf, which a weight of 0 makes NaN for keys it does not see.
+bool may_spread_nan(const KeyColumns& c) {
   uint64_t without_keys = 0;
-  return may_have_rows_without_keys(c) && nonfinite_results_of(c, &without_keys) + without_keys > 0;
+  return nonfinite_inputs_of(c) + nonfinite_results_of(c, &without_keys) + without_keys > 0;
 }
 
 // Whether scores that have a weight are so large that weights are noise. They are near the log-sum-exp.
@@ -516,16 +527,11 @@ SliceDeviation compare_columns(const KeyColumns& c, JudgedTensor judged, const C
   row.trainer = trainer;
   row.dtype = c.dtype;
   row.columns = width;
-  row.scores_are_noise = has_noisy_scores(c);
-  const bool skips_nan = may_be_nan(c);
+  row.may_be_nonfinite = may_spread_nan(c) || has_noisy_scores(c);
   Errors errors;
   if (has_noisy_weights(c)) d.rows_not_comparable = c.columns;
   for (int n = d.rows_not_comparable; n < c.columns; ++n) {
     row.first = static_cast<size_t>(n) * width;
-    if (skips_nan && !row.is_finite()) {
-      ++d.rows_not_comparable;
-      continue;
-    }
     row.reference = row.given = (reference.exact.*tensor).data() + row.first;
     row.plain = (reference.plain.*tensor).data() + row.first;
     row.fused = (reference.fused.*tensor).data() + row.first;

@@ -34,6 +34,7 @@ struct AttentionSlice {
   DType dtype = DType::kNone;  // of every floating array but log_sum_exp, mask and kept
   int rows = 0;                // 1..kMaxSliceRows
   int keys = 0;
+  bool lacks_keys = false;  // the call has further keys, which no row sees, and they may have NaN
   int head_dim = 0;
   int value_dim = 0;
   double scale = 0;                     // factor of the products query . key

@@ -571,6 +571,43 @@ TEST(Deviation, NonFiniteInputsMakeRowsIncomparable) {
   EXPECT_EQ(*d.logit_abs_max, kInfinity);
 }
 
+// A kernel multiplies the key and value that a row does not see by a weight of 0, and 0 times NaN is NaN.
+TEST(Deviation, NaNOfAKeyThatARowDoesNotSeeIsNotTheKernels) {
+  for (const bool backward : {false, true}) {
+    SliceData data({DType::kBf16, 16, 100, 64, 64, backward});
+    for (int row = 0; row < 16; ++row) data.key_limit[row] = 6 * row + 5;
+    if (backward) {
+      fill_given_gradient(&data, unchanged);
+    } else {
+      fill_results(&data, unchanged);
+      data.log_sum_exp.set(3, kNaN);
+    }
+    (backward ? data.grad_query : data.out).set(3 * 64, kNaN);
+    EXPECT_EQ(judged(data).relative_error_max, kInfinity) << "all inputs are finite";
+    data.key.set(99 * 64, kNaN);  // no row sees it
+    const SliceDeviation d = judged(data);
+    EXPECT_GE(d.rows_not_comparable, 1);
+    EXPECT_TRUE(std::isfinite(d.relative_error_max.value_or(0)));
+    EXPECT_TRUE(std::isfinite(d.lse_error_abs_max.value_or(0)));
+    if (backward) continue;  // the exact dQ has the factor key, so that NaN reaches all rows
+    EXPECT_EQ(d.rows_compared, 15) << "rows that are finite are compared";
+    EXPECT_LT(*d.fused_ratio, 2);
+  }
+}
+
+TEST(Deviation, NaNIsNotTheKernelsIfTheSliceLacksKeys) {
+  SliceData data({DType::kBf16, 16, 100, 64, 64, false});
+  fill_results(&data, unchanged);
+  data.out.set(3 * 64, kNaN);
+  AttentionSlice slice = data.view();
+  slice.lacks_keys = true;
+  DeviationWorkspace workspace;
+  const SliceDeviation d = judge(slice, &workspace);
+  EXPECT_EQ(d.rows_not_comparable, 1);
+  EXPECT_EQ(d.rows_compared, 15);
+  EXPECT_TRUE(std::isfinite(*d.relative_error_max));
+}
+
 TEST(Deviation, CountsRowsWithoutKeys) {
   SliceData data({DType::kBf16, 4, 100, 32, 32, false});
   data.key_limit[2] = 0;

@@ -526,6 +526,31 @@ TEST(KeyColumns, NonFiniteGradientIsInfinitelyWrong) {
   EXPECT_LT(d.grad_value.relative_error_max.value(), 0.01);
 }
 
+// PyTorch's CPU kernels give NaN in dK and dV of all keys if one row of the output's gradient has NaN, also
+// of keys that the row does not see.
+TEST(KeyColumns, NaNOfARowThatDoesNotSeeTheKeyIsNotTheKernels) {
+  for (const auto member : {&ColumnData::grad_out, &ColumnData::out, &ColumnData::query}) {
+    ColumnData data({});
+    data.first_query.assign(data.first_query.size(), 10);
+    ColumnReference workspace;
+    compute_floors(data.view(), &workspace);
+    store(workspace, 0, 0, &data);
+    data.grad_key.set(5, kNaN);
+    data.grad_value.set(5, kNaN);
+    EXPECT_TRUE(std::isinf(judge(data.view(), &workspace).grad_key.relative_error_max.value()));
+    (data.*member).set(3 * 64 + 1, kNaN);  // row 3 sees no sampled key
+    const ColumnDeviation d = judge(data.view(), &workspace);
+    for (const SliceDeviation* judged : {&d.grad_key, &d.grad_value}) {
+      EXPECT_GE(judged->rows_not_comparable, 1);
+      EXPECT_TRUE(std::isfinite(judged->relative_error_max.value_or(0)));
+    }
+    // The exact dK has the factor query and the exact dV the factor grad_out, so that NaN reaches all
+    // columns.
+    EXPECT_EQ(d.grad_key.rows_compared, member == &ColumnData::query ? 0 : 15);
+    EXPECT_EQ(d.grad_value.rows_compared, member == &ColumnData::grad_out ? 0 : 15);
+  }
+}
+
 TEST(KeyColumns, IncompleteColumnsAreInvalid) {
   const ColumnData data({});
   EXPECT_TRUE(is_valid(data.view()));
