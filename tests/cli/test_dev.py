@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 
@@ -82,6 +83,26 @@ def test_nothing_is_run_when_all_is_there(dev, monkeypatch):
     dev.ensure_venv()
 
 
+def test_packages_are_installed_beside_the_build(dev, monkeypatch):
+    both = threading.Barrier(2, timeout=30)
+    for name in ("ensure_system", "create_venv"):
+        monkeypatch.setattr(dev, name, lambda: None)
+    for name in ("ensure_venv", "build"):
+        monkeypatch.setattr(dev, name, both.wait)
+    dev.ensure_all()
+
+
+def test_an_error_of_an_installation_ends_the_command(dev, monkeypatch):
+    def fail():
+        raise dev.CommandError("no network")
+
+    for name in ("ensure_system", "create_venv", "build"):
+        monkeypatch.setattr(dev, name, lambda: None)
+    monkeypatch.setattr(dev, "ensure_venv", fail)
+    with pytest.raises(dev.CommandError, match="no network"):
+        dev.ensure_all()
+
+
 @pytest.fixture
 def no_ptxas(dev, monkeypatch, tmp_path):
     """A machine with nvcc and without the assemblers. Returns the commands that are run."""
@@ -149,7 +170,7 @@ JUNIT = """<testsuites><testsuite><testcase classname="tests.e2e.test_a" name="t
 @pytest.fixture
 def reports(dev, monkeypatch, tmp_path):
     """Where the stages leave their results while nothing is really run."""
-    monkeypatch.setattr(dev, "ensure_all", lambda: None)
+    monkeypatch.setattr(dev, "ensure_all", lambda *_: None)
     monkeypatch.setattr(dev, "build", lambda *_, **__: None)
     monkeypatch.setattr(dev, "report_of", lambda stage: tmp_path / f"{stage}.xml")
     monkeypatch.setattr(dev.sys, "argv", ["dev", "test", "--quick"])
@@ -419,7 +440,7 @@ def test_libraries_of_a_kit_are_those_that_not_every_machine_has(dev, monkeypatc
 
 def test_a_short_bench_is_one_that_can_be(dev, monkeypatch, capsys):
     ran = []
-    monkeypatch.setattr(dev, "ensure_all", lambda: None)
+    monkeypatch.setattr(dev, "ensure_all", lambda *_: None)
     monkeypatch.setattr(dev, "run", lambda *command, **_more: ran.append([str(word) for word in command[1:]]))
     monkeypatch.setattr(dev.sys, "argv", ["dev", "bench", "--short"])
     assert dev.main() == 0
