@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import report_page
 import stored_tensors as stored
-from scipy.stats import wasserstein_distance
 from scraping import wait_until
 
 pytestmark = pytest.mark.quick
@@ -45,6 +44,8 @@ def by_name(pair):
 
 
 def assert_figures(entry, a, b, exact):
+    from scipy.stats import wasserstein_distance  # takes seconds
+
     a, b = a.ravel(), b.ravel()
     finite = np.isfinite(a) & np.isfinite(b)
     truth = wasserstein_distance(a[finite], b[finite])

@@ -122,13 +122,20 @@ def folder_of(path: pathlib.Path) -> str:
     return path.parts[0] if len(path.parts) > 1 else "root"
 
 
-def count() -> dict[str, Counter[str]]:
-    counts: dict[str, Counter[str]] = {}
+def folders() -> dict[str, list[pathlib.Path]]:
+    """The files whose text is read, by folder."""
+    found: dict[str, list[pathlib.Path]] = {}
     for path in files():
         if (ROOT / path).is_file() and (path.suffix in C_LIKE | WHOLE | HASH_COMMENTS | {".py"} or path.name == "dev"):
-            found = counts.setdefault(folder_of(path), Counter(prose=0, comments=0))
-            found.update(kind for kind, *_ in places_in(path, (ROOT / path).read_text()))
-    return counts
+            found.setdefault(folder_of(path), []).append(path)
+    return found
+
+
+def count(paths: list[pathlib.Path]) -> Counter[str]:
+    found = Counter(prose=0, comments=0)
+    for path in paths:
+        found.update(kind for kind, *_ in places_in(path, (ROOT / path).read_text()))
+    return found
 
 
 def limits() -> dict[str, dict[str, int]]:
@@ -146,7 +153,7 @@ def write(counts: dict[str, Counter[str]]) -> None:
 
 def main() -> None:
     if sys.argv[1:] == ["--write"]:
-        write(count())
+        write({folder: count(paths) for folder, paths in folders().items()})
         return
     for path in files():
         if (ROOT / path).is_file():
