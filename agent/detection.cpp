@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <numeric>
 
 #include "agent/limits.h"
 #include "detect/detector.h"
@@ -14,7 +16,7 @@
 namespace foreshock {
 namespace {
 
-constexpr char kMagic[] = "foreshock detectors 7\n";  // begins a saved state; 7: version of the format
+constexpr char kMagic[] = "foreshock detectors 8\n";  // begins a saved state; 8: version of the format
 constexpr uint64_t kMostRanks = 4096;                 // ranks with detectors, over all runs
 constexpr uint64_t kMostRuns = 1024;                  // runs with conditions
 
@@ -141,7 +143,13 @@ GradientFacts facts_of(const GradientLine& line) {
   facts.tensor = line.tensor;
   facts.shape = text_of(line.shape);
   facts.part = text_of(line.part);
-  facts.is_placed = line.placed.value_or(false);
+  facts.copies = line.placed.value_or(false) ? 1 : 0;
+  // `part` has offset and shape, of as many dimensions each.
+  const auto sizes = line.part.empty()
+                         ? line.shape.begin()
+                         : line.part.begin() + static_cast<std::ptrdiff_t>(line.part.size() / 2);
+  facts.elements = std::accumulate(sizes, line.part.empty() ? line.shape.end() : line.part.end(), 1.0,
+                                   std::multiplies<>());
   facts.coordinates = text_of(line.coordinates);
   facts.step = *line.step;
   facts.rank = *line.rank;

@@ -36,7 +36,8 @@ MECHANISMS = (
         "tensor_router", 2, "tensor",
         "DTensor, tensor parallel: the router's outputs leave by to_local() without grad_placements, so that its "
         "gradient is not summed over the ranks",
-        "torchtitan#4054, torchtitan#2387", "copies_differ", "router.weight (2): the tensor-parallel ranks hold",
+        "torchtitan#4054, torchtitan#2387", "copies_differ",
+        "router.weight (2): the tensor-parallel ranks 0 and 1 hold",
     ),
     Mechanism(
         "tensor_norm", 2, "tensor", "the same of norms that see a part of the sequence: their copies drift apart",

@@ -141,6 +141,9 @@ std::string sentence_of(const Condition& condition) {
     case ConditionId::kGradientLastOnly:
       return condition.place + ": the gradient used is that of the last backward pass only," +
              when_text(condition);
+    case ConditionId::kGradientLacksLast:
+      return condition.place + ": the gradient used lacks that of the last backward pass," +
+             when_text(condition);
     case ConditionId::kGradientDropped:
       return condition.place + ": the gradient used is 0, although backward passes contributed to it," +
              when_text(condition);
@@ -157,6 +160,9 @@ std::string sentence_of(const Condition& condition) {
     case ConditionId::kCopiesDiffer:
       return condition.place + " hold copies and use different gradients, by up to " + value +
              " of their norm," + when_text(condition);
+    case ConditionId::kCopiesApart:
+      return condition.place + " held equal values, which have moved apart by " + value +
+             " of the way that they have moved," + when_text(condition);
     case ConditionId::kCount:
       break;
   }

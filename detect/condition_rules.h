@@ -47,11 +47,13 @@ enum class ConditionId : int {
   kTiedApart,
   kGradientNotSummed,
   kGradientLastOnly,
+  kGradientLacksLast,
   kGradientDropped,
   kGradientMultiplied,
   kGradientPiledUp,
   kGradientRounded,
   kCopiesDiffer,
+  kCopiesApart,
   kCount
 };
 inline constexpr size_t kConditions = static_cast<size_t>(ConditionId::kCount);
@@ -304,6 +306,10 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
     {ConditionId::kGradientLastOnly, "gradient_last_only", ConditionKind::kLook, "",
      "several backward passes contribute to a gradient, and the optimizer uses the last contribution only",
      "two looks at the parameter", "look for a gradient that is cleared or assigned between the passes"},
+    {ConditionId::kGradientLacksLast, "gradient_lacks_last", ConditionKind::kLook, "",
+     "several backward passes contribute to a gradient, and the optimizer uses all but the last contribution",
+     "two looks at the parameter",
+     "look for a gradient that is reduced or copied before the last backward pass ends"},
     {ConditionId::kGradientDropped, "gradient_dropped", ConditionKind::kLook, "",
      "backward passes contribute to a gradient, and the optimizer uses 0", "two looks at the parameter",
      "look for a gradient that is cleared after the backward pass"},
@@ -323,6 +329,12 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
      "ranks hold copies of a distributed tensor and use gradients that differ by more than a quarter",
      "two looks at the parameter",
      "look for a to_local() without grad_placements, or for an all-reduce that leaves the parameter out"},
+    {ConditionId::kCopiesApart, "copies_apart", ConditionKind::kLook, "",
+     "ranks had equal values of a parameter, and now differ by more than a quarter of the way that these "
+     "have "
+     "moved since",
+     "two looks at the parameter",
+     "look for a gradient that is not summed over these ranks, or for a change of the values on one of them"},
 };
 
 constexpr const ConditionInfo& info_of(ConditionId id) { return kConditionTable[static_cast<size_t>(id)]; }

@@ -40,6 +40,7 @@ class RunConditions {
   // Looks at a gradient. It is judged when all ranks have looked at the same parameters in the same step.
   void observe_gradient(const GradientFacts& facts, std::vector<Condition>* begun);
   const GradientCounts& gradient_counts() const { return gradients_.counts(); }
+  const std::set<std::string>& gradients_not_whole() const { return gradients_.not_whole(); }
   // A process of the rank was found. Another process than before means that the training was started again.
   void observe_process(int64_t rank, int64_t pid);
 

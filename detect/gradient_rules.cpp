@@ -29,8 +29,14 @@ constexpr double kApart = 3;
 // Parts of a tensor, which differ by all of it, need no sum over the ranks.
 constexpr double kCopies = 0.25;
 // Copies use different gradients if these differ by more than this share of their norm. A sum of 1000 terms
-// in bf16, in another order on each rank, differs by sqrt(1000) 2^-8 = 0.12 at most.
+// in bf16, in another order on each rank, differs by sqrt(1000) 2^-8 = 0.12 at most. Copies that were equal
+// have moved apart if they differ by more than this share of the way that they have moved since then.
 constexpr double kDifferent = 0.25;
+// Ranks whose framework does not say so hold copies if they were equal at so many looks, each with other
+// values than the look before. Constants, such as the gains of norms, are equal without being copies.
+constexpr uint64_t kEqualLooks = 3;
+// Parameters with fewer elements may be equal by chance, under optimizers whose steps have one size.
+constexpr double kFewElements = 16;
 // The unit roundoff of bf16, and that of fp32.
 constexpr double kCoarse = 0x1p-8, kFine = 0x1p-24;
 // A gradient was rounded to bf16 if it differs by at least this share of the tolerance in bf16. Of n
@@ -65,6 +71,12 @@ bool is_known(const Sketch& sketch) {
   double sum = sketch.norm;
   for (const double each : sketch.products) sum += each;
   return std::isfinite(sum);
+}
+
+double distance(const std::array<double, kSketchNumbers>& a, const std::array<double, kSketchNumbers>& b) {
+  double squares = 0;
+  for (size_t k = 0; k < kSketchNumbers; ++k) squares += (a[k] - b[k]) * (a[k] - b[k]);
+  return std::sqrt(squares / kSketchNumbers);
 }
 
 double median_of(std::vector<double> values) {
@@ -108,17 +120,27 @@ struct Parameter {
 // What the gradients of a step may consist of.
 enum class Source { kSum, kOwn };
 
+// Of which backward passes.
+enum class Passes { kAll, kLast, kAllButLast };
+
 // A hypothesis about all parameters of a step: used = factor * (contributions + piled * gradient before).
 struct Law {
   Source source = Source::kSum;
-  bool is_last = false;         // only the contributions of the last pass
-  bool is_piled = false;        // the gradient of earlier steps too
-  std::vector<double> factors;  // by rank
+  Passes passes = Passes::kAll;
+  bool is_piled = false;             // the gradient of earlier steps too
+  std::vector<double> factors = {};  // by rank
 };
 
-const Sketch& contribution(const Parameter& p, const Law& law, size_t rank) {
-  if (law.source == Source::kSum || p.parts > 0) return law.is_last ? p.last_total : p.total;
-  return law.is_last ? p.ranks[rank]->last : p.ranks[rank]->local;
+Sketch contribution(const Parameter& p, const Law& law, size_t rank) {
+  const bool is_sum = law.source == Source::kSum || p.parts > 0;
+  const Sketch& last = is_sum ? p.last_total : p.ranks[rank]->last;
+  if (law.passes == Passes::kLast) return last;
+  Sketch all = is_sum ? p.total : p.ranks[rank]->local;
+  if (law.passes == Passes::kAllButLast) {
+    for (size_t k = 0; k < kSketchNumbers; ++k) all.products[k] -= last.products[k];
+    all.norm -= last.norm;
+  }
+  return all;
 }
 
 // The gradient of earlier steps is the same on all ranks that sum their gradients. The mean over the ranks
@@ -135,21 +157,25 @@ double weight_of_before(const Parameter& p, const Law& law) {
 double tolerance(const Parameter& p, const Law& law, size_t rank, double factor) {
   const GradientFacts& own = *p.ranks[rank];
   const double before = law.is_piled ? weight_of_before(p, law) * own.before.norm : 0;
-  const double most = contribution(p, {law.source, false, false, {}}, rank).norm + before;
+  const double most = contribution(p, {.source = law.source}, rank).norm + before;
   const double used = own.used.norm / std::max(std::fabs(factor), 1e-300);
   const double partial = std::max(most / std::sqrt(p.roundings), std::min(used, most));
   return kMargin * std::sqrt(p.roundings) *
          ((p.is_coarse ? kCoarse : own.unit) * std::fabs(factor) * partial + own.tiny * kSketchedRoot);
 }
 
-// Whether the used gradients of all ranks are `multiple` times those of the law, within `margin` tolerances.
+// Whether the used gradient of a rank is `multiple` times that of the law, within `margin` tolerances.
+bool follows_on(const Parameter& p, const Law& law, size_t rank, double multiple = 1, double margin = 1) {
+  const double factor = multiple * law.factors[rank];
+  const double before = law.is_piled ? factor * weight_of_before(p, law) : 0;
+  const double d =
+      distance(p.ranks[rank]->used, factor, contribution(p, law, rank), before, p.ranks[rank]->before);
+  return d <= margin * tolerance(p, law, rank, factor);
+}
+
 bool follows(const Parameter& p, const Law& law, double multiple = 1, double margin = 1) {
-  for (size_t r = 0; r < p.ranks.size(); ++r) {
-    const double factor = multiple * law.factors[r];
-    const double before = law.is_piled ? factor * weight_of_before(p, law) : 0;
-    const double d = distance(p.ranks[r]->used, factor, contribution(p, law, r), before, p.ranks[r]->before);
-    if (!(d <= margin * tolerance(p, law, r, factor))) return false;
-  }
+  for (size_t r = 0; r < p.ranks.size(); ++r)
+    if (!follows_on(p, law, r, multiple, margin)) return false;
   return true;
 }
 
@@ -193,17 +219,24 @@ std::pair<GradientFate, double> fate_of(const Parameter& p, const Law& law) {
   const double ranks = p.sharers;
   if (follows(p, law)) {
     if (law.is_piled && is_piled_on_something(p, law)) return {GradientFate::kPiledUp, 1};
-    if (law.is_last && has_several_passes(p)) return {GradientFate::kLastPass, 1};
+    if (law.passes != Passes::kAll && has_several_passes(p))
+      return {law.passes == Passes::kLast ? GradientFate::kLastPass : GradientFate::kLacksLast, 1};
     return {GradientFate::kSound, 1};
   }
-  if (law.is_piled || law.is_last || follows(p, law, 1, kApart)) return {GradientFate::kOther, 1};
-  bool is_dropped = true;
+  if (law.is_piled || law.passes != Passes::kAll || follows(p, law, 1, kApart))
+    return {GradientFate::kOther, 1};
+  bool is_dropped =
+      true;  // on some ranks; if each rank steps some parameters (ZeRO), one rank uses a gradient
   for (size_t r = 0; r < p.ranks.size(); ++r)
-    is_dropped = is_dropped && p.ranks[r]->used.norm <= tolerance(p, law, r, law.factors[r]);
+    is_dropped = is_dropped &&
+                 (p.ranks[r]->used.norm <= tolerance(p, law, r, law.factors[r]) || follows_on(p, law, r));
   if (is_dropped) return {GradientFate::kDropped, 0};
-  Law last = law;
-  last.is_last = true;
-  if (has_several_passes(p) && follows(p, last)) return {GradientFate::kLastPass, 1};
+  for (const auto& [passes, fate] :
+       {std::pair(Passes::kLast, GradientFate::kLastPass), {Passes::kAllButLast, GradientFate::kLacksLast}}) {
+    Law some = law;
+    some.passes = passes;
+    if (has_several_passes(p) && follows(p, some)) return {fate, 1};
+  }
   Law own = law;
   own.source = Source::kOwn;
   if (law.source == Source::kSum && p.ranks.size() > 1 && p.is_copied() &&
@@ -220,12 +253,14 @@ std::pair<GradientFate, double> fate_of(const Parameter& p, const Law& law) {
 // The first law that the parameters follow. Not every job sums over its ranks: they may hold parts of the
 // model.
 std::optional<Law> law_of(const std::vector<Parameter>& parameters, size_t ranks) {
-  for (const Law& candidate : {Law{Source::kSum, false, false, {}}, Law{Source::kOwn, false, false, {}},
-                               Law{Source::kSum, false, true, {}}, Law{Source::kOwn, false, true, {}},
-                               Law{Source::kSum, true, false, {}}, Law{Source::kOwn, true, false, {}}}) {
-    Law law = candidate;
-    if (fit(parameters, ranks, &law)) return law;
-  }
+  for (const auto& [passes, is_piled] : {std::pair(Passes::kAll, false),
+                                         {Passes::kAll, true},
+                                         {Passes::kLast, false},
+                                         {Passes::kAllButLast, false}})
+    for (const Source source : {Source::kSum, Source::kOwn}) {
+      Law law{.source = source, .passes = passes, .is_piled = is_piled};
+      if (fit(parameters, ranks, &law)) return law;
+    }
   return std::nullopt;
 }
 
@@ -247,9 +282,19 @@ GradientFacts joined(const Parameter& p) {
   return all;
 }
 
+// Two ranks, with the kind of parallelism along which they differ: "the tensor-parallel ranks 0 and 1".
+std::string text_of(const GradientFacts& a, const GradientFacts& b) {
+  const auto [own, others] = std::ranges::mismatch(a.coordinates, b.coordinates);
+  const bool is_equal = own == a.coordinates.end() && others == b.coordinates.end();
+  const auto kind = std::count(a.coordinates.begin(), own, ' ');
+  const char* axis = is_equal ? "data-" : kind == 0 ? "tensor-" : kind == 1 ? "pipeline-" : "expert-";
+  if (a.coordinates.empty() || b.coordinates.empty()) axis = nullptr;
+  return std::string("the ") + (axis != nullptr ? std::string(axis) + "parallel " : "") + "ranks " +
+         std::to_string(a.rank) + " and " + std::to_string(b.rank);
+}
+
 // By how much the gradients of two copies differ, as a share of their norm, at most over all pairs of the
-// first rank that holds a part with another one; and the kind of parallelism along which those two ranks
-// differ.
+// first rank that holds a part with another one; and those two ranks.
 std::pair<double, std::string> difference_of_copies(const Parameter& p) {
   std::map<std::string, const GradientFacts*> first;  // by part
   std::pair<double, std::string> most{0, ""};
@@ -258,10 +303,7 @@ std::pair<double, std::string> difference_of_copies(const Parameter& p) {
     const double norm = std::max(each->used.norm, other->used.norm);
     const double d = distance(each->used, 1, other->used);
     if (!(norm > 0) || !(d > most.first * norm)) continue;  // unknown ones are NaN
-    const auto [own, others] = std::ranges::mismatch(each->coordinates, other->coordinates);
-    const bool is_equal = own == each->coordinates.end() && others == other->coordinates.end();
-    const auto kind = std::count(each->coordinates.begin(), own, ' ');
-    most = {d / norm, is_equal ? "data" : kind == 0 ? "tensor" : kind == 1 ? "pipeline" : "expert"};
+    most = {d / norm, text_of(*other, *each)};
   }
   return most;
 }
@@ -293,12 +335,15 @@ void GradientRule::observe(const GradientFacts& facts, ConditionBoard* board) {
 void GradientRule::begin_process(int64_t rank, int64_t pid) {
   if (pids_.size() >= static_cast<size_t>(kMostRanks) && !pids_.contains(rank)) return;
   const auto [known, is_first] = pids_.emplace(rank, pid);
-  if (!is_first && known->second != pid) open_.clear();
+  if (!is_first && known->second != pid) {
+    open_.clear();
+    copies_.clear();
+  }
   known->second = pid;
 }
 
 void GradientRule::keep(const std::string& key, GradientFate fate, int64_t step, double factor,
-                        const std::string& axis) {
+                        const std::string& ranks) {
   if (fate == GradientFate::kSound || fate == GradientFate::kOther) {
     fates_.erase(key);
     return;
@@ -309,23 +354,67 @@ void GradientRule::keep(const std::string& key, GradientFate fate, int64_t step,
     known = {static_cast<int>(fate), step, 0, 1, ""};
   ++known.looks;
   known.factor = factor;
-  known.axis = axis;
+  known.ranks = ranks;
+}
+
+// Judges whether ranks that hold the same part of a parameter have equal values, whatever their coordinates.
+void GradientRule::judge_values(const std::string& name, const std::map<int64_t, GradientFacts>& by_rank,
+                                int64_t step) {
+  std::map<std::string, std::vector<const GradientFacts*>> parts;
+  for (const auto& [rank, facts] : by_rank)
+    parts[(facts.copies > 0 ? std::to_string(facts.copies) : "") + '|' + facts.shape + facts.part].push_back(
+        &facts);
+  for (const auto& [part, ranks] : parts) {
+    const GradientFacts& first = *ranks[0];
+    const bool are_known =
+        std::ranges::all_of(ranks, [](const GradientFacts* each) { return is_known(each->value); });
+    if (ranks.size() < 2 || !are_known || (first.copies == 0 && first.elements < kFewElements)) continue;
+    const std::string key = key_of("values " + part, name);
+    if (copies_.size() >= kMostParameters && !copies_.contains(key)) continue;
+    Copies& known = copies_[key];
+    double most = 0;
+    std::string apart;
+    for (const GradientFacts* each : ranks)
+      if (const double d = distance(each->value, 1, first.value); d > most) {
+        most = d;
+        apart = text_of(first, *each);
+      }
+    const bool are_copies = known.equal >= (first.copies > 0 ? 1 : kEqualLooks);
+    GradientFate fate = GradientFate::kSound;
+    if (most == 0) {
+      if (known.equal == 0) known.first = first.value.products;
+      if (known.equal == 0 || known.last != first.value.products) ++known.equal;
+      known.last = first.value.products;
+    } else if (are_copies && !known.are_unlike) {
+      double way = 0;
+      for (const GradientFacts* each : ranks)
+        way = std::max(way, distance(each->value.products, known.first));
+      most /= way;
+      if (most > kDifferent) fate = GradientFate::kCopiesApart;
+    } else {
+      known.are_unlike = true;
+    }
+    keep(key, fate, step, most, apart);
+  }
 }
 
 void GradientRule::judge(int64_t step, const Look& look, ConditionBoard* board) {
   // Parameters that may follow one law. Ranks with other coordinates have other parameters of the same name,
-  // unless these are placed.
+  // unless these are copies.
   std::map<std::string, std::vector<Parameter>> groups;
   std::list<GradientFacts> sums;
+  const auto place_of = [](const GradientFacts& facts) {
+    return facts.copies > 0 ? "copies " + std::to_string(facts.copies) : facts.coordinates;
+  };
+  std::map<std::string, std::set<int64_t>> ranks_of;  // by place: ranks that have any parameter there
+  for (const auto& [name, by_rank] : look.parameters)
+    for (const auto& [rank, facts] : by_rank) ranks_of[place_of(facts)].insert(rank);
   for (const auto& [name, by_rank] : look.parameters) {
-    if (by_rank.size() != look.of_rank.size()) {  // some ranks do not have it
-      ++counts_.without_ranks;
-      continue;
-    }
+    judge_values(name, by_rank, step);
     std::map<std::string, Parameter> by_place;
     std::map<std::string, std::set<std::string>> parts;
     for (const auto& [rank, facts] : by_rank) {
-      const std::string place = facts.is_placed ? "placed" : facts.coordinates;
+      const std::string place = place_of(facts);
       Parameter& p = by_place[place];
       p.name = name;
       p.ranks.push_back(&facts);
@@ -336,11 +425,15 @@ void GradientRule::judge(int64_t step, const Look& look, ConditionBoard* board) 
       parts[place].insert(facts.part);
     }
     for (auto& [place, p] : by_place) {
-      if (p.ranks[0]->is_placed) {
-        const auto [difference, axis] = difference_of_copies(p);
-        keep(key_of("copies", name),
+      if (p.ranks.size() != ranks_of[place].size()) {  // some ranks do not have it
+        ++counts_.without_ranks;
+        continue;
+      }
+      if (p.ranks[0]->copies > 0) {
+        const auto [difference, apart] = difference_of_copies(p);
+        keep(key_of("gradients of " + place, name),
              difference > kDifferent ? GradientFate::kCopiesDiffer : GradientFate::kSound, step, difference,
-             axis);
+             apart);
       }
       const bool is_in_parts = parts[place].size() > 1;
       if (is_in_parts) {
@@ -350,8 +443,10 @@ void GradientRule::judge(int64_t step, const Look& look, ConditionBoard* board) 
       }
       if (p.is_judged())
         groups[place + (is_in_parts ? " in parts" : "")].push_back(std::move(p));
-      else
+      else {
         ++counts_.not_whole;
+        if (not_whole_.size() < kMostNamed) not_whole_.insert(name);
+      }
     }
   }
   for (auto& [place, parameters] : groups) {
@@ -362,7 +457,7 @@ void GradientRule::judge(int64_t step, const Look& look, ConditionBoard* board) 
     if (!law && parameters[0].ranks[0]->unit == kFine && parameters[0].sharers > 1) {
       for (Parameter& p : parameters) p.is_coarse = true;
       law = law_of(parameters, ranks);
-      is_coarse = law && law->source == Source::kSum && !law->is_last && !law->is_piled;
+      is_coarse = law && law->source == Source::kSum && law->passes == Passes::kAll && !law->is_piled;
     }
     (law ? counts_.judged : counts_.without_law) += parameters.size();
     if (!law) continue;
@@ -375,31 +470,33 @@ void GradientRule::judge(int64_t step, const Look& look, ConditionBoard* board) 
   }
   report(ConditionId::kGradientNotSummed, GradientFate::kOwnRank, step, board);
   report(ConditionId::kGradientLastOnly, GradientFate::kLastPass, step, board);
+  report(ConditionId::kGradientLacksLast, GradientFate::kLacksLast, step, board);
   report(ConditionId::kGradientDropped, GradientFate::kDropped, step, board);
   report(ConditionId::kGradientMultiplied, GradientFate::kMultiplied, step, board);
   report(ConditionId::kGradientPiledUp, GradientFate::kPiledUp, step, board);
   report(ConditionId::kGradientRounded, GradientFate::kRounded, step, board);
   report(ConditionId::kCopiesDiffer, GradientFate::kCopiesDiffer, step, board);
+  report(ConditionId::kCopiesApart, GradientFate::kCopiesApart, step, board);
 }
 
 void GradientRule::report(ConditionId id, GradientFate fate, int64_t step, ConditionBoard* board) const {
   std::set<std::string> distinct;  // ranks with other coordinates may have a parameter of the same name
   int64_t since = step;
   double factor = 1;
-  std::string axis;
+  std::string ranks;
   for (const auto& [key, each] : fates_) {
     if (each.fate != static_cast<int>(fate) || each.looks < kGradientLooks) continue;
     distinct.insert(key.substr(key.find(kAfterCoordinates) + 1));
     since = std::min(since, each.since);
     factor = each.factor;
-    axis = each.axis;
+    ranks = each.ranks;
   }
   if (distinct.empty()) return board->end(id, -1);
   const std::vector<std::string> names(distinct.begin(), distinct.end());
   if (Condition* found = board->note(id, -1, since, step)) {
     found->count = names.size();
     found->value = factor;
-    found->place = patterns_text(names) + (axis.empty() ? "" : ": the " + axis + "-parallel ranks");
+    found->place = patterns_text(names) + (ranks.empty() ? "" : ": " + ranks);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,8 @@ struct GradientFacts {
   std::string tensor;
   std::string shape;        // as text, only compared
   std::string part;         // that the rank holds, as text, only compared; the same text: the whole tensor
-  bool is_placed = false;   // ranks that hold the same part hold copies of it, whatever their coordinates
+  uint64_t copies = 0;      // ranks with the same number, other than 0, hold copies of the same parts
+  double elements = 0;      // of the part; 0: unknown
   std::string coordinates;  // of the rank in tensor, pipeline and expert parallelism: "0 0 0 "; "": unknown
   int64_t step = 0, rank = 0, world_size = 1;
   uint64_t parameters = 0;     // of the look
@@ -48,11 +50,13 @@ enum class GradientFate : int {
   kOther,
   kOwnRank,
   kLastPass,
+  kLacksLast,
   kDropped,
   kMultiplied,
   kPiledUp,
   kRounded,
   kCopiesDiffer,
+  kCopiesApart,
   kCount
 };
 
@@ -78,15 +82,19 @@ class GradientRule {
   void begin_process(int64_t rank, int64_t pid);
 
   const GradientCounts& counts() const { return counts_; }
+  // Parameters of which contributions were not seen, at most kMostNamed.
+  const std::set<std::string>& not_whole() const { return not_whole_; }
 
   template <class State>
   void fields(State& state) {
     map_fields(state, fates_, kMostParameters);
+    map_fields(state, copies_, kMostParameters);
     counts_.fields(state);
   }
 
  private:
   static constexpr size_t kMostParameters = 1 << 16;
+  static constexpr size_t kMostNamed = 1024;
   static constexpr size_t kMostOpen = 8;       // looks that wait for ranks; older ones are dropped
   static constexpr int64_t kMostRanks = 1024;  // jobs with more ranks are not judged
 
@@ -99,8 +107,8 @@ class GradientRule {
     int fate = 0;
     int64_t since = 0;
     uint64_t looks = 0;  // in a row with this fate
-    double factor = 1;   // of kMultiplied; of kCopiesDiffer: the difference, by the norm
-    std::string axis;    // of kCopiesDiffer
+    double factor = 1;   // of kMultiplied; of copies: by how much they differ, as a share
+    std::string ranks;   // of copies: "the tensor-parallel ranks 0 and 1"
 
     template <class State>
     void fields(State& state) {
@@ -108,18 +116,36 @@ class GradientRule {
       state(since);
       state(looks);
       state(factor);
-      state(axis);
+      state(ranks);
+    }
+  };
+
+  // The values of one part of a parameter, on the ranks that hold it.
+  struct Copies {
+    std::array<double, kSketchNumbers> first = {}, last = {};  // products of the values when they were equal
+    uint64_t equal = 0;  // looks at which all ranks had equal values, other than at the equal look before
+    bool are_unlike = false;  // the ranks have differed before they counted as copies
+
+    template <class State>
+    void fields(State& state) {
+      for (double& number : first) state(number);
+      for (double& number : last) state(number);
+      state(equal);
+      state(are_unlike);
     }
   };
 
   void judge(int64_t step, const Look& look, ConditionBoard* board);
-  void keep(const std::string& key, GradientFate fate, int64_t step, double factor, const std::string& axis);
+  void judge_values(const std::string& name, const std::map<int64_t, GradientFacts>& by_rank, int64_t step);
+  void keep(const std::string& key, GradientFate fate, int64_t step, double factor, const std::string& ranks);
   void report(ConditionId id, GradientFate fate, int64_t step, ConditionBoard* board) const;
 
-  std::map<int64_t, Look> open_;       // by step; not saved
-  std::map<int64_t, int64_t> pids_;    // by rank; not saved
-  std::map<std::string, Fate> fates_;  // by key_of(): parameters whose last look was not sound
+  std::map<int64_t, Look> open_;          // by step; not saved
+  std::map<int64_t, int64_t> pids_;       // by rank; not saved
+  std::map<std::string, Fate> fates_;     // by key_of(): parameters whose last look was not sound
+  std::map<std::string, Copies> copies_;  // by key_of(), with the part: parameters that several ranks have
   GradientCounts counts_;
+  std::set<std::string> not_whole_;  // not saved
 };
 
 }  // namespace foreshock
