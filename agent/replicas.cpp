@@ -17,6 +17,7 @@ namespace {
 // The numbers of parts are limited, since a trainer may use new names without end.
 constexpr size_t kMostParts = 1 << 18;
 constexpr size_t kMostSeen = 1 << 16;  // parts of one rank in an interval
+constexpr size_t kMostOwn = 256;       // names of tensors of which each rank has its own values
 // Checksums are exported as doubles, which hold whole numbers of 52 bits exactly. This mask keeps 52 bits.
 constexpr uint64_t kExportedBits = (uint64_t{1} << 52) - 1;
 
@@ -78,6 +79,7 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   const auto [found, is_new] = parts_.try_emplace(part);
   ComparedPart& compared = found->second;
   if (is_new) compared.is_replica = !stripped;
+  if (is_new && stripped && own_.size() < kMostOwn) own_.insert(name);
   if (!stripped) tensors_.try_emplace(name);  // close() adds the others, once they are replicas
   if (compared.holders.insert(identity.rank).second) compared.has_all_holders = false;
   std::vector<int32_t> outliers;
@@ -203,6 +205,8 @@ Replicas::Coverage Replicas::coverage() const {
     coverage.by_hand += tensor.is_compared && tensor.is_by_hand;
     if (!tensor.is_compared) coverage.never.push_back(name);
   }
+  for (const std::string& name : own_)
+    if (!tensors_.contains(name)) coverage.own.push_back(name);
   std::map<int32_t, size_t> on_rank;  // by rank: parts that are not treated as replicas
   for (const auto& [part, compared] : parts_) {
     if (compared.is_replica) continue;

@@ -49,6 +49,7 @@ class Replicas {
   struct Coverage {
     std::vector<std::string> never;  // tensors that were reported but never compared
     size_t by_hand = 0;              // compared tensors that the training script keeps equal
+    std::vector<std::string> own;    // tensors of which each rank has its own values, or may have
     // Numbers of parts that have their rank in their name and are not treated as replicas. most_on_a_rank:
     // the largest number on one rank. maybe_replicas: parts on several ranks that have never differed.
     size_t most_on_a_rank = 0, maybe_replicas = 0;
@@ -104,6 +105,7 @@ class Replicas {
   std::map<uint64_t, ComparedPart> parts_;  // by hash_of_part()
   std::map<int32_t, Rank> ranks_;
   std::map<std::string, Tensor> tensors_;  // tensors that may have replicas
+  std::set<std::string> own_;              // tensors that had their rank in their name; some of these
   std::map<int32_t, int64_t> reached_;     // by rank: step of its latest record
   size_t open_ = 0;                        // checksums in all ComparedPart::open
   uint64_t comparisons_ = 0;

@@ -18,6 +18,7 @@
 #include "agent/text.h"
 #include "agent/totals.h"
 #include "detect/detector.h"
+#include "detect/tensor_conditions.h"
 #include "segment/layout.h"
 #include "shadow/written_out.h"
 
@@ -336,11 +337,14 @@ std::string gradient_looks_text(const Ranks& ranks) {
       std::ranges::find_if(ranks, [](const auto* rank) { return rank->conditions != nullptr; });
   if (known == ranks.end()) return "";
   const GradientCounts& counts = (*known)->conditions->gradient_counts();
-  std::string causes;
+  std::string causes, unseen = "contributions not seen";
+  if (const auto& names = (*known)->conditions->gradients_not_whole(); !names.empty())
+    unseen += " (" + printable(patterns_text({names.begin(), names.end()})) + ")";
   uint64_t all = counts.judged;
-  for (const auto& [number, cause] : {std::pair(counts.without_ranks, "not seen on all ranks"),
-                                      {counts.not_whole, "contributions not seen"},
-                                      {counts.without_law, "no known rule holds"}}) {
+  for (const auto& [number, cause] :
+       {std::pair<uint64_t, std::string>(counts.without_ranks, "not seen on all ranks"),
+        {counts.not_whole, unseen},
+        {counts.without_law, "no known rule holds"}}) {
     all += number;
     if (number > 0) causes += (causes.empty() ? "" : ", ") + grouped(number) + " " + cause;
   }
@@ -425,13 +429,19 @@ std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& co
                      counted(replicas.comparisons(), "comparison", "comparisons") + ")";
   if (coverage.by_hand > 0)
     text += "; " + grouped(coverage.by_hand) + " of them kept equal by the training itself";
+  const auto names_text = [](const std::vector<std::string>& names, size_t all) {
+    const size_t named = std::min(names.size(), kMostNamed);
+    std::string named_text;
+    for (size_t n = 0; n < named; ++n) named_text += (n > 0 ? ", " : "") + printable(names[n]);
+    return all > named ? named_text + " and " + grouped(all - named) + " more" : named_text;
+  };
+  if (unreplicated > 0 && !coverage.own.empty())
+    text += "; not compared, since nothing keeps them equal: " + names_text(coverage.own, unreplicated);
   if (compared == tensors) return text;
   const size_t missing = tensors - compared;
-  const size_t named = std::min(coverage.never.size(), kMostNamed);
   text += "; never compared: ";
-  for (size_t n = 0; n < named; ++n) text += (n > 0 ? ", " : "") + printable(coverage.never[n]);
-  if (named == 0) return text + counted(missing, "tensor", "tensors") + " that no rank has shown";
-  return missing > named ? text + " and " + grouped(missing - named) + " more" : text;
+  if (coverage.never.empty()) return text + counted(missing, "tensor", "tensors") + " that no rank has shown";
+  return text + names_text(coverage.never, missing);
 }
 
 std::string replicas_entry(const SummaryInput& input) {

@@ -178,6 +178,7 @@ TEST(Replicas, ThoseKeptEqualByHandAreRecognisedAndThenCompared) {
     for (int rank = 0; rank < 2; ++rank)
       EXPECT_EQ(show_own(replicas, rank, step, static_cast<uint64_t>(step)), Odd());
   EXPECT_EQ(replicas.tensors_compared(), 1u);
+  EXPECT_TRUE(replicas.coverage().own.empty());
   EXPECT_EQ(replicas.coverage().by_hand, 1u);
   EXPECT_EQ(replicas.coverage().most_on_a_rank, 0u);
   show_own(replicas, 0, 5, 5);
@@ -200,6 +201,7 @@ TEST(Replicas, TensorsOfARankThatOnceDifferedAreItsOwn) {
     for (int rank = 0; rank < 2; ++rank)
       EXPECT_EQ(show_own(replicas, rank, step, static_cast<uint64_t>(step == 2 ? rank : step)), Odd());
   EXPECT_EQ(replicas.comparisons(), 0u);
+  EXPECT_EQ(replicas.coverage().own, std::vector<std::string>{"w"});
   EXPECT_EQ(replicas.coverage().most_on_a_rank, 1u);
 }
 
