@@ -1,4 +1,4 @@
-// The parts of Monitor that charge a step to the budget, and decide which steps and attention calls are
+// The parts of Monitor that charge a step to the ledger, and decide which steps and attention calls are
 // sampled. A slice, the copied part of a call, has a few query rows with all keys, or a few key positions
 // (columns) with all query rows. `g_process` (process.h) holds the segment (the memory shared with the agent
 // process), the settings, and the hot word: flags (kHot...) that every attention call reads first. `control`
@@ -11,27 +11,13 @@
 
 #include "libmonitor/base.h"
 #include "libmonitor/call.h"
+#include "libmonitor/ledger.h"
 #include "libmonitor/sampling.h"
 
 namespace foreshock {
 
 constinit Monitor g_monitor;
 constinit thread_local OpenCall t_open;
-
-namespace {
-
-// The budget may save up this many times the expected cost of the smallest sample. With a factor of 1, a
-// slightly low estimate could keep the balance too small for a sample for ever.
-constexpr double kSavingsMargin = 1.5;
-
-// The adapter's time for describing weight tensors is not measured separately. It is estimated in steps that
-// measured weights but were not sampled: what such a step costs beyond a bare step (no sample, no weights) is
-// charged to the weights. This charge is at most kMaxWeightsCharge times the measured time for weights, and
-// kMaxDescribingSeconds more, since a stall may have another cause. The adapter took 0.3 ms for small
-// tensors, whose measurement took 0.03 ms.
-constexpr double kMaxWeightsCharge = 4, kMaxDescribingSeconds = 5e-4;
-
-}  // namespace
 
 // -- which steps and calls are sampled --
 
@@ -60,34 +46,10 @@ uint64_t Monitor::interval_at(int64_t step) {
   return burst != 0 ? std::min(burst, base_interval_) : base_interval_;
 }
 
-// Returns how many slices the budget allows in the step that begins. In the first look (the first sampled
-// steps of a run) a fixed grant pays instead of the budget, and the agent's work is not charged. Also stores
-// whether key positions are affordable: a quarter of the payable time must suffice for a slice of rows of
-// every call. is_cold(): the next slot has never been written, so copying into it costs more. gradient_cost_:
-// the expected time of kernels that sum gradients on a device, which also run in sampled steps.
-uint32_t Monitor::plan_slices() {
-  if (samples_without_limit()) {
-    columns_are_affordable_.store(true, std::memory_order_relaxed);
-    return segment::kMaxSlots;
-  }
-  TryLock lock(cost_busy_);
-  if (!lock) return affordable_slices_.load(std::memory_order_relaxed);  // the last result
-  const double grant_left = first_look_.seconds_left();
-  if (grant_left <= 0 && !budget_.allows()) return 0;
-  const double saved = budget_.balance_seconds() - gradient_cost_.expected_seconds();
-  const uint64_t calls =
-      std::min<uint64_t>(calls_last_step_.load(std::memory_order_relaxed), segment::kMaxSlots);
-  const double payable_seconds = std::max(grant_left, saved);
-  const double agent_seconds = grant_left > 0 ? 0 : agent_forecast_.slice_seconds();  // for one slice
-  columns_are_affordable_.store(
-      calls > 0 && cost_.slices_within(payable_seconds / 4, is_cold(), agent_seconds) >= calls,
-      std::memory_order_relaxed);
-  return cost_.slices_within(payable_seconds, is_cold(), agent_seconds);
-}
-
-// No sample is refused for its cost with --max-slowdown 100%, or with --every and without --max-slowdown.
-bool Monitor::samples_without_limit() const {
-  return budget_.is_unlimited() || g_process.settings().every_ignores_cost;
+// Gives the ledger the expected cost of the next slice. is_cold(): the next slot has never been written, so
+// copying into it costs more. If another thread changes the estimate, the ledger keeps the last one.
+void Monitor::expect_slice() {
+  if (TryLock busy(cost_busy_); busy) ledger_.expect_slice(slice_cost_.seconds(is_cold()));
 }
 
 // Returns the time that the agent has spent on this rank since the last call, from totals that the agent
@@ -112,72 +74,46 @@ AgentForecast::Report Monitor::take_agent_report() {
 void Monitor::settle_brief_steps() {
   const uint32_t brief_steps = std::exchange(brief_steps_, 0);
   for (uint32_t n = 0; n < brief_steps; ++n) {
-    StepCosts costs;
-    costs.is_brief = true;
-    costs.step_seconds = seconds(brief_[n].duration_ns);
-    costs.cost_seconds = costs.rest_seconds = seconds(brief_[n].cost_ns);
-    charge_step(costs, {});
+    const double cost = seconds(brief_[n].cost_ns);
+    charge_step({.seconds = seconds(brief_[n].duration_ns), .cost_seconds = cost, .rest_seconds = cost},
+                /*is_brief=*/true, {});
   }
 }
 
-// Charges the step's cost to the budget, the first look and the weights. The caller must hold clock_busy_.
+// Charges the step's cost. The caller must hold clock_busy_.
 void Monitor::settle_step(const EndedStep& ended) {
   settle_brief_steps();
   settled_source_ = ended.record.step_source;
-  // The time of setting up devices is part of the record. For the budget it is neither cost nor step time.
+  // The time of setting up devices is part of the record. For the ledger it is neither cost nor step time.
   const double set_up = seconds(std::exchange(set_up_ns_, 0));
   const double cost = seconds(ended.record.cost_ns) - set_up;
-  // Slices and device gradients have cost estimates of their own, and launches for weights are charged when
-  // their results arrive, so CostModel::observe_step() gets the rest.
-  const uint64_t own_estimate_ns = slices_ns_.exchange(0, std::memory_order_relaxed) +
+  // Slices and device gradients have forecasts of their own, and launches for weights are charged when their
+  // results arrive, so the forecasts of steps get the rest.
+  const uint64_t own_forecast_ns = slices_ns_.exchange(0, std::memory_order_relaxed) +
                                    std::exchange(gradients_ns_, 0) +
                                    launches_ns_.exchange(0, std::memory_order_relaxed);
-  charge_step({.step_seconds = seconds(ended.record.duration_ns) - set_up,
+  charge_step({.seconds = seconds(ended.record.duration_ns) - set_up,
                .cost_seconds = cost,
-               .rest_seconds = std::max(cost - seconds(own_estimate_ns), 0.0),
+               .rest_seconds = std::max(cost - seconds(own_forecast_ns), 0.0),
                .weights_seconds = seconds(weights_ns_.exchange(0, std::memory_order_relaxed)),
                .has_described = has_observed_weights_.exchange(false, std::memory_order_relaxed),
                .was_sampled = step_was_sampled_,
                .calls = ended.record.calls,
                .slices = ended.totals.sampled - last_totals_.sampled},
-              take_agent_report());
+              /*is_brief=*/false, take_agent_report());
 }
 
-// Updates the cost estimates with a step, then charges the step to the budget, the first look and the
-// weights. `report`: what the agent has reported since the last call. Setting no_weights_before_ (no weight
-// is due before this step) to 0 makes weights_due() compute it again.
-void Monitor::charge_step(StepCosts costs, const AgentForecast::Report& report) {
-  double smallest_sample_seconds = 0;  // expected cost of a step with one slice, in trainer and agent
-  const bool is_first_look = first_look_.is_open();
-  double agent_seconds = report.seconds, unavoidable_seconds = 0;
-  if (TryLock busy(cost_busy_); busy) {
-    // cost_ observes steps without weights. Until it has observed a bare step, it also observes sampled steps
-    // with weights.
-    const double bare = cost_.bare_seconds();  // 0: unknown
-    const double measured = costs.weights_seconds;
-    const double most = kMaxWeightsCharge * measured + (costs.has_described ? kMaxDescribingSeconds : 0);
-    if (measured == 0 || (costs.was_sampled && bare == 0))
-      cost_.observe_step(costs.was_sampled, std::max(costs.rest_seconds - measured, 0.0));
-    else if (!costs.was_sampled)
-      costs.weights_seconds = std::clamp(costs.rest_seconds - bare, measured, most);
-    agent_seconds = agent_forecast_.end_step(costs.slices, is_first_look, report);
-    unavoidable_seconds = cost_.bare_seconds() + agent_forecast_.rest_seconds();
-    smallest_sample_seconds = cost_.sampled_step_extra_seconds() + cost_.slice_seconds(is_cold()) +
-                              agent_forecast_.slice_seconds() + gradient_cost_.expected_seconds();
-  }
-  // The time that the grant of the first look pays for is removed from the step and from its cost.
-  const double grant_paid =
-      first_look_.end_step(costs.was_sampled, costs.calls, costs.slices, costs.cost_seconds);
+// Ends a step in the ledger. `is_brief`: nothing was measured in the step; what was measured since its end
+// belongs to a later step. `report`: what the agent has reported since the last call. Setting
+// no_weights_before_ (no weight is due before this step) to 0 makes weights_due() compute it again.
+void Monitor::charge_step(const Ledger::Step& step, bool is_brief, const AgentForecast::Report& report) {
+  expect_slice();
+  TryLock weights(weights_busy_);
   // base_interval_, since the limits of savings and debt must stay the same in a burst of denser sampling.
-  budget_.end_step(costs.step_seconds - grant_paid, costs.cost_seconds - grant_paid + agent_seconds,
-                   base_interval_, kSavingsMargin * smallest_sample_seconds);
-  if (TryLock busy(weights_busy_); busy) {
-    weights_.set_step_source(settled_source_);
-    const uint64_t interval = weights_.interval();
-    weights_.end_step(costs.step_seconds, costs.weights_seconds + report.tensors_seconds, unavoidable_seconds,
-                      budget_.is_overdrawn(), costs.is_brief);
-    if (weights_.interval() != interval) no_weights_before_.store(0, std::memory_order_relaxed);
-  }
+  ledger_.end_step(step, base_interval_, report, weights ? weights_.end_step(is_brief) : MeasuredWeights{});
+  if (!weights) return;
+  weights_.set_step_source(settled_source_);
+  if (weights_.allow(ledger_.weights())) no_weights_before_.store(0, std::memory_order_relaxed);
 }
 
 // Stores the numbers that the next step starts from. stride_ estimates by how much the step number grows from
@@ -212,20 +148,22 @@ void Monitor::begin_step() {
   g_process.clear_bits(kHotTickPending | kHotSampledStep | kHotNoBudget);
   step_.store(step, std::memory_order_relaxed);
   interval_.store(interval_at(step), std::memory_order_relaxed);  // is_due() reads it
-  if (is_due(step)) settle_brief_steps();                         // the decisions below read the budgets
-  budget_.set_limit(g_process.settings().max_slowdown, burst_at(step) != 0 ? segment::kBurstSlowdown : 1);
+  if (is_due(step)) settle_brief_steps();                         // the decisions below read the ledger
+  ledger_.set_rate(burst_at(step) != 0 ? segment::kBurstSlowdown : 1);
   call_in_step_.store(0, std::memory_order_relaxed);
   read_switches();
   if ((g_process.hot() & kHotPaused) != 0 || !is_due(step)) return;
-  const uint32_t affordable = plan_slices();
-  if (affordable == 0) return g_process.set_bits(kHotNoBudget);
-  affordable_slices_.store(affordable, std::memory_order_relaxed);
+  expect_slice();
+  const uint64_t last_calls = calls_last_step_.load(std::memory_order_relaxed);
+  const Ledger::Slices affordable = ledger_.plan_slices(std::min<uint64_t>(last_calls, segment::kMaxSlots));
+  if (affordable.rows == 0) return g_process.set_bits(kHotNoBudget);
+  affordable_slices_.store(affordable.rows, std::memory_order_relaxed);
+  columns_are_affordable_.store(affordable.columns, std::memory_order_relaxed);
   if (TryLock layers(layer_busy_); layers) ordinal_.begin_step();
   const uint32_t free_slots = g_process.writer().free_slots();
   free_slots_.store(free_slots, std::memory_order_relaxed);
   // Slices of key positions may use the slots that the expected slices of rows leave free.
-  const uint64_t row_slices =
-      std::min<uint64_t>(free_slices(), calls_last_step_.load(std::memory_order_relaxed));
+  const uint64_t row_slices = std::min<uint64_t>(free_slices(), last_calls);
   column_slots_.store(int64_t{free_slots} - static_cast<int64_t>(row_slices * slots_per_slice_.load()),
                       std::memory_order_relaxed);
   step_was_sampled_ = true;
@@ -244,7 +182,7 @@ uint32_t Monitor::free_slices() const {
 
 // Whether `step`, or a later step reported together with it, is to be sampled, regardless of the budget.
 bool Monitor::is_due(int64_t step) const {
-  if (first_look_.is_open()) return step >= 0;
+  if (ledger_.is_first_look()) return step >= 0;
   const uint64_t interval = interval_.load(std::memory_order_relaxed);
   const int64_t steps = period_steps_.load(std::memory_order_relaxed);
   const Settings& settings = g_process.settings();
@@ -361,16 +299,14 @@ void Monitor::reset() {
   brief_steps_ = settled_source_ = 0;
   last_totals_ = {};
   last_agent_cost_ = {};
-  agent_forecast_ = {};
-  gradient_cost_ = {};
   gradients_ns_ = 0;
   stride_ = {};
   period_steps_.store(1);
-  budget_ = {};
-  cost_ = {};
-  first_look_ = FirstLook(settings.every == 0 && settings.max_slowdown > 0);
+  ledger_ = Ledger(settings.max_slowdown, settings.weights_every,
+                   /*has_first_look=*/settings.every == 0 && settings.max_slowdown > 0,
+                   settings.every_ignores_cost);
+  slice_cost_ = {};
   slices_ns_.store(0);
-  budget_.set_limit(settings.max_slowdown);
   ordinal_ = {};
   layers_.attach(writer.layers());
   layers_.store_inventory(writer.coverage());
@@ -384,8 +320,8 @@ void Monitor::reset() {
   unseen_.attach(writer.unseen_names());
   graphs_.store(writer.coverage());
   kernels_.start(settings.count_kernels, find_cupti_);
-  weights_.attach(writer.tensors(), writer.tensor_bytes(), writer.control(), settings.max_slowdown,
-                  settings.weights_every, settings.memory, !settings.weights, &devices_, &writer);
+  weights_.attach(writer.tensors(), writer.tensor_bytes(), writer.control(), ledger_.weights(),
+                  settings.memory, !settings.weights, &devices_, &writer);
   weights_ns_.store(0);
   launches_ns_.store(0);
   has_observed_weights_.store(false);

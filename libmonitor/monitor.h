@@ -17,6 +17,7 @@
 #include "libmonitor/device_sampler.h"
 #include "libmonitor/device_scalars.h"
 #include "libmonitor/layers.h"
+#include "libmonitor/ledger.h"
 #include "libmonitor/process.h"
 #include "libmonitor/sampling.h"
 #include "libmonitor/step_numbers.h"
@@ -129,8 +130,7 @@ class Monitor {
   bool complete_open();
   int64_t ending_step() const;
   bool is_due(int64_t step) const;
-  bool samples_without_limit() const;
-  uint32_t plan_slices();
+  void expect_slice();
   uint32_t free_slices() const;
   AgentForecast::Report take_agent_report();
   // A step that has ended and whose record is written.
@@ -140,21 +140,11 @@ class Monitor {
     uint64_t end_ns;    // monotonic time
     uint64_t own_ns;    // time of end_step(), and of the calls that were only counted
   };
-  // The costs of an ended step, from which the budgets are charged. Times are in seconds of the trainer,
-  // without the set-up of devices.
-  struct StepCosts {
-    double step_seconds = 0, cost_seconds = 0;  // length of the step; the monitor's time in it
-    double rest_seconds = 0;     // of cost_seconds: all but slices, device gradients and launches
-    double weights_seconds = 0;  // of rest_seconds: measured time for weights
-    bool has_described = false;  // the trainer has described weights; the time for this is not measured
-    bool was_sampled = false, is_brief = false;
-    uint64_t calls = 0, slices = 0;
-  };
   [[gnu::hot]] bool is_brief(const foreshock_step& step, uint64_t duration_ns);
   void take_logged_and_norm(bool is_late, segment::StepRecord* record);
   void settle_step(const EndedStep& ended);
   void settle_brief_steps();
-  void charge_step(StepCosts costs, const AgentForecast::Report& report);
+  void charge_step(const Ledger::Step& step, bool is_brief, const AgentForecast::Report& report);
   [[gnu::hot]] void advance(const EndedStep& ended);
   // A brief step has only counted calls and losses on the host; its end does little work. A function that
   // stores other data must call note_event() under the lock of the data: the step is then not brief.
@@ -174,7 +164,7 @@ class Monitor {
   std::atomic_flag layer_busy_;              // ordinal_ and the names in layers_
   std::atomic_flag loss_busy_;               // loss_ and pending_steps_, except the open step's gradients
   std::atomic_flag scalars_busy_;            // scalars_ and logged_norm_
-  std::atomic_flag cost_busy_;               // cost_ and agent_forecast_
+  std::atomic_flag cost_busy_;               // slice_cost_
   std::atomic_flag weights_busy_;            // weights_
   std::atomic<uint64_t> ticket_{0};  // the last ticket given out; every use of a slot has its own ticket
   std::atomic<uint64_t> control_read_ns_{0};    // when the control file was last read
@@ -199,10 +189,9 @@ class Monitor {
   std::atomic<uint64_t> calls_last_step_{0};
   std::atomic<uint64_t> skipped_steps_{0};   // *
   std::atomic<uint64_t> skipped_in_row_{0};  // *; since the last step, those known at once
-  FirstLook first_look_;
-  uint32_t brief_steps_ = 0;               // number of brief steps in brief_
-  std::atomic<bool> skips_unseen_{false};  // *
-  LossTracker loss_;                       // under loss_busy_
+  uint32_t brief_steps_ = 0;                 // number of brief steps in brief_
+  std::atomic<bool> skips_unseen_{false};    // *
+  LossTracker loss_;                         // under loss_busy_
   // The brief steps whose costs are not charged yet.
   static constexpr uint32_t kMostBriefSteps = 7;  // the step after so many is not brief, and charges them
   static constexpr uint64_t kLongestBriefNs = 100'000'000;  // a longer step is not brief
@@ -221,12 +210,10 @@ class Monitor {
   std::atomic<int64_t> column_slots_{0};             // * slots left for key positions in this step
   std::atomic<uint64_t> slices_ns_{0};               // * time spent on slices since the last settle_step()
   bool had_segment_ = false;                         // this process or a parent has had a segment
-  Budget budget_;
-  CostModel cost_;
+  Ledger ledger_;
+  SliceCost slice_cost_;
   segment::AgentCost last_agent_cost_ = {};  // the agent's totals at the last step
-  AgentForecast agent_forecast_;
-  GradientCost gradient_cost_;  // gradients on devices
-  uint64_t gradients_ns_ = 0;   // time charged for gradients on devices since settle_step()
+  uint64_t gradients_ns_ = 0;                // time charged for gradients on devices since settle_step()
   // The open step, and ended steps whose numbers are still on a device. clock_busy_ protects the gradients of
   // the open step; loss_busy_ protects everything else. Ending a step needs both locks.
   PendingSteps pending_steps_;

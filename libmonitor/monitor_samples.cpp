@@ -322,7 +322,7 @@ void Monitor::leave(const foreshock_attention_call& call) {
     ValidatedCall checked;
     const bool usable = validate_call(call, pass, &checked) < 0;
     const uint64_t slot_bytes = usable ? slot_bytes_for(checked) : 0;  // 0: unknown
-    if (ensure_segment(slot_bytes)) cost_.expect_slice(slot_bytes);
+    if (ensure_segment(slot_bytes)) slice_cost_.expect(slot_bytes);
     return;
   }
   const uint64_t begin = monotonic_ns();
@@ -336,7 +336,7 @@ void Monitor::leave(const foreshock_attention_call& call) {
   if (reason >= 0) g_process.writer().publish_block(counting.block);  // put_slice() has done so for a sample
   slices_ns_.fetch_add(own_ns, std::memory_order_relaxed);
   if (copied.bytes == 0) return;  // nothing was copied
-  if (TryLock lock(cost_busy_); lock) cost_.observe_slice(copied.bytes, copied.is_cold, seconds(own_ns));
+  if (TryLock lock(cost_busy_); lock) slice_cost_.observe(copied.bytes, copied.is_cold, seconds(own_ns));
 }
 
 // Copies a slice of rows of the call, and perhaps a slice of key positions, and counts the call as sampled.

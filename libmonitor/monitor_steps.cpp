@@ -37,11 +37,9 @@ bool Monitor::step_is_sampled() {
   if ((hot & kHotArmed) == 0 || (hot & kHotPaused) != 0) return false;
   if ((hot & kHotTickPending) == 0) return (hot & kHotSampledStep) != 0;
   // No forward call has come since the last step, for example because no hook sees the attention. So
-  // begin_step() has not decided, and the budget is checked here. The first look (the first sampled steps of
-  // the process) has a grant of its own.
+  // begin_step() has not decided, and the ledger is asked here.
   TryLock lock(clock_busy_);
-  return lock && is_due(ending_step()) &&
-         (samples_without_limit() || first_look_.is_open() || budget_.allows());
+  return lock && is_due(ending_step()) && ledger_.pays_for_sample();
 }
 
 // Whether the step that ends is brief: nothing happened in it but calls that were only counted, and losses on
@@ -56,7 +54,7 @@ bool Monitor::is_brief(const foreshock_step& step, uint64_t duration_ns) {
          (step.given & ~uint32_t{FORESHOCK_GIVEN_LEARNING_RATE}) == 0;
 }
 
-// Writes the step's record, charges the step's cost to the budgets (later if the step is brief), and prepares
+// Writes the step's record, charges the step's cost (later if the step is brief), and prepares
 // the next step. The order matters: pending steps (earlier ones that wait for numbers from a device) are
 // completed before this step's loss is taken, and devices' time is added to the counters before their totals
 // are read.
@@ -118,7 +116,7 @@ void Monitor::end_step(const foreshock_step& step) {
   counting.add(counting.block->step_ns, own_ns);
   record.cost_ns = totals.cost_ns - last_totals_.cost_ns + own_ns;
   if (is_late) record.given |= segment::kNumbersPending;
-  if (first_look_.is_open()) record.given |= segment::kFirstLook;
+  if (!is_brief_step && ledger_.is_first_look()) record.given |= segment::kFirstLook;
   if (skipped_in_row_.load(std::memory_order_relaxed) != 0) {
     skipped_in_row_.store(0, std::memory_order_relaxed);
     store_skipped_in_row(0);
@@ -138,7 +136,7 @@ void Monitor::end_step(const foreshock_step& step) {
     read_switches();  // here too, since begin_step() never runs in a trainer without attention calls
     // With a device, results may arrive in any later step. The first look, captures of graphs, and counting
     // kernels need the whole end_step() of every step.
-    may_be_brief_ = !first_look_.is_open() && !devices_.is_any_used() && !pending_steps_.has_waiting() &&
+    may_be_brief_ = !ledger_.is_first_look() && !devices_.is_any_used() && !pending_steps_.has_waiting() &&
                     !graphs_.is_capturing() && g_process.settings().count_kernels == 0;
   }
   advance(ended);
@@ -195,16 +193,16 @@ uint64_t Monitor::collect_weights(const Counting& counting) {
 // Charges the device time of copying slices and of summing gradients, which delays the trainer's stream, to
 // the step in which the measured times arrive on the host.
 void Monitor::charge_devices(const Counting& counting) {
-  gradient_cost_.collect_times([this](uint64_t number, double* value) { return find_number(number, value); });
-  const uint64_t owed_ns = gradient_cost_.take_owed();
+  ledger_.gradients().collect_times(
+      [this](uint64_t number, double* value) { return find_number(number, value); });
+  const uint64_t owed_ns = ledger_.gradients().take_owed();
   gradients_ns_ += owed_ns;
   counting.add(counting.block->step_ns, owed_ns);
   const CopyTiming::Spent spent = devices_.take_spent();
   if (spent.slices == 0) return;
   counting.add(counting.block->hook_ns, spent.ns);
   slices_ns_.fetch_add(spent.ns, std::memory_order_relaxed);
-  if (TryLock busy(cost_busy_); busy)
-    cost_.observe_device(spent.slices, static_cast<double>(spent.ns) * 1e-9);
+  ledger_.observe_device(spent.slices, seconds(spent.ns));
 }
 
 // Called after the step's record was written, so the next record contains the time of this set-up.
@@ -684,9 +682,8 @@ void Monitor::add_gradient(const foreshock_gradient& gradient) {
 uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t count) {
   DeviceGradients wanted;
   for (size_t n = 0; n < count; ++n) wanted.add(gradients[n]);
-  const double needed =
-      static_cast<double>(gradient_cost_.expect_work(wanted.bytes, wanted.further_launches())) * 1e-9;
-  if (!budget_.is_unlimited() && budget_.balance_seconds() < needed) return 0;
+  const uint64_t needed = ledger_.gradients().expect_work(wanted.bytes, wanted.further_launches());
+  if (!ledger_.pays_for(seconds(needed))) return 0;
   segment::SegmentWriter& writer = g_process.writer();
   writer.count(&segment::Coverage::numbers_fetched, wanted.tensors);
   const size_t numbers = wanted.tensors + GradientReadback::kTimes;
@@ -714,7 +711,7 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
     }
     pending_steps_.open_with_room().add(PendingGradient{layers_.find(one.identity), true, squares});
   }
-  const uint64_t charged = gradient_cost_.record_launch(sent.begin, sent.end);
+  const uint64_t charged = ledger_.gradients().record_launch(sent.begin, sent.end);
   gradients_ns_ += charged;
   return charged;
 }

@@ -1,5 +1,5 @@
 // Measures weight tensors and writes their records to the ring, a part of the segment. Each tensor has its
-// turn (is due) in one step of each interval; turns_ chooses this step, cadence_ the length of an interval.
+// turn (is due) in one step of each interval; turns_ chooses this step, the ledger the length of an interval.
 // Host tensors are measured at once; copies_ has their values from before the optimizer step, for comparison.
 // For device tensors, send() launches kernels, and collect() gets the results some steps later. The record
 // with the measurement is a snapshot. Replicas are the same tensor on other ranks.
@@ -90,13 +90,13 @@ WeightResults read_results(const char* results) {
 }  // namespace
 
 void WeightSampler::attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
-                           double max_slowdown, uint64_t fixed_interval, uint64_t most_copy_bytes,
-                           bool is_off, DeviceSampler* devices, const segment::SegmentWriter* segment) {
+                           const WeightAllowance& allowed, uint64_t most_copy_bytes, bool is_off,
+                           DeviceSampler* devices, const segment::SegmentWriter* segment) {
   if (segment != nullptr)
     writer_.attach(ring, ring_bytes, segment);
   else
     writer_.attach(ring, ring_bytes, control);
-  cadence_.start(max_slowdown, fixed_interval);
+  allowed_ = allowed;
   most_copy_bytes_ = most_copy_bytes;
   is_off_ = is_off;
   count_ = 0;
@@ -149,7 +149,7 @@ int WeightSampler::follow(const foreshock_weight* weights, size_t count) {
   copies_.forget();
   copy_share_ = copies_.room();  // limit for the copy of one tensor until find_due() divides the memory
   copy_step_ = -1;
-  writer_.set_interval(cadence_.interval());
+  writer_.set_interval(allowed_.interval);
   return static_cast<int>(count_);
 }
 
@@ -185,10 +185,10 @@ void WeightSampler::count_turns(const WeightSchedule::DueCount& turns) {
 size_t WeightSampler::find_due(int64_t step, int64_t steps, uint32_t* numbers, size_t room) {
   if (count_ == 0 || step < 0) return 0;  // step -1: unknown
   WeightSchedule::DueCount turns;
-  const size_t found = turns_.find_due(step, steps, cadence_.interval(), numbers, room, &turns);
+  const size_t found = turns_.find_due(step, steps, allowed_.interval, numbers, room, &turns);
   count_turns(turns);
   // The budget pays neither for snapshots nor for checksums, which only replicas need.
-  if (!cadence_.allows() && !(has_replicas_ && cadence_.allows_checksum())) {
+  if (!allowed_.measurements && !(has_replicas_ && allowed_.checksums)) {
     for (size_t n = 0; n < found; ++n) turns_.mark_done(numbers[n], step);
     if (found > 0) writer_.count_skipped(segment::kTensorBudget, found);
     return 0;
@@ -202,7 +202,7 @@ size_t WeightSampler::find_due(int64_t step, int64_t steps, uint32_t* numbers, s
 }
 
 void WeightSampler::count_missed(int64_t step, int64_t steps) {
-  if (count_ > 0 && step >= 0) count_turns(turns_.count_missed(step, steps, cadence_.interval()));
+  if (count_ > 0 && step >= 0) count_turns(turns_.count_missed(step, steps, allowed_.interval));
 }
 
 // Sets the limit for the copy of one tensor so that the copies of this step's tensors fit into the memory.
@@ -239,7 +239,7 @@ void WeightSampler::before_step(const foreshock_weight_state* states, size_t cou
     const foreshock_weight_state& state = states[n];
     segment::TensorSkip why;
     // Tensors on a device are not copied, because the copies would take the training's device memory.
-    if (state.number >= count_ || is_on_device(state) || !can_measure(state, &why) || !cadence_.allows())
+    if (state.number >= count_ || is_on_device(state) || !can_measure(state, &why) || !allowed_.measurements)
       continue;
     Weight& tensor = *weight(state.number);
     const auto type = static_cast<DType>(state.parameter.dtype);
@@ -264,7 +264,7 @@ void WeightSampler::after_step(const foreshock_weight_state* states, size_t coun
     if (turns_.mark_done(state.number, step) > 0) writer_.count_due(1);
     if (!is_on_device(state)) measure(state, step);
   }
-  const uint64_t first = static_cast<uint64_t>(step) / cadence_.interval();
+  const uint64_t first = static_cast<uint64_t>(step) / allowed_.interval;
   for (size_t n = 0; n < count; ++n) {
     const foreshock_weight_state& state = states[(first + n) % count];
     if (state.number < count_ && is_on_device(state)) measure(state, step);
@@ -276,7 +276,7 @@ void WeightSampler::after_step(const foreshock_weight_state* states, size_t coun
 void WeightSampler::measure(const foreshock_weight_state& state, int64_t step) {
   segment::TensorSkip why = segment::kTensorBudget;
   if (!can_measure(state, &why)) return writer_.count_skipped(why);
-  const bool is_affordable = cadence_.allows();
+  const bool is_affordable = allowed_.measurements;
   if (!is_affordable || use_up_skip(weight(state.number))) {
     writer_.count_skipped(is_affordable ? segment::kTensorTooLarge : segment::kTensorBudget);
     return write_checksum(state, step);
@@ -291,7 +291,7 @@ void WeightSampler::describe(const Weight& tensor, uint32_t number, DType type, 
   record->kind = segment::TensorKind::kSnapshot;
   record->step = step;
   record->time_ns = realtime_ns();
-  record->interval = cadence_.interval();
+  record->interval = allowed_.interval;
   record->snapshot = tensor.snapshots + 1;
   record->number = number;
   record->tensors = rank_tensors_;
@@ -360,7 +360,7 @@ uint64_t WeightSampler::checksum_room() const {
 // Writes a record of a host tensor with a checksum and without a histogram, if other ranks may have replicas.
 // Their comparison by checksums goes on even if a histogram does not fit or the budget does not pay for it.
 void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t step) {
-  if (!has_replicas_ || is_on_device(state) || !cadence_.allows_checksum()) return;
+  if (!has_replicas_ || is_on_device(state) || !allowed_.checksums) return;
   const Weight& tensor = *weight(state.number);
   const auto type = static_cast<DType>(state.parameter.dtype);
   uint64_t room = 0;
@@ -466,15 +466,17 @@ void WeightSampler::measure_on_host(const foreshock_weight_state& state, int64_t
   host_step_ = step;
 }
 
-void WeightSampler::end_step(double step_seconds, double cost_seconds, double unavoidable_seconds,
-                             bool is_overdrawn, bool is_brief) {
-  const uint64_t bytes = is_brief ? 0 : std::exchange(bytes_measured_, 0);
-  cadence_.end_step(step_seconds, cost_seconds, static_cast<double>(bytes), unavoidable_seconds);
-  cadence_.set_budget_overdrawn(is_overdrawn);
+MeasuredWeights WeightSampler::end_step(bool is_brief) {
   ++ended_steps_;
-  if (count_ == 0) return;
-  cadence_.choose_interval(static_cast<double>(rank_bytes_));
-  writer_.set_interval(cadence_.interval());
+  return {.bytes = is_brief ? 0 : std::exchange(bytes_measured_, 0),
+          .all_bytes = count_ > 0 ? rank_bytes_ : 0,
+          .keeps_interval = has_replicas_};
+}
+
+bool WeightSampler::allow(const WeightAllowance& allowed) {
+  const bool has_changed = std::exchange(allowed_, allowed).interval != allowed.interval;
+  if (count_ > 0) writer_.set_interval(allowed.interval);
+  return has_changed;
 }
 
 // Sends the measurement of a tensor to its device. Its record is written when the results have arrived. It
@@ -498,7 +500,7 @@ void WeightSampler::send(const foreshock_weight_state& state, int64_t step) {
   pending->number = state.number;
   pending->step = step;
   pending->time_ns = realtime_ns();
-  pending->interval = cadence_.interval();
+  pending->interval = allowed_.interval;
   pending->ended_steps = ended_steps_;
   pending->host_records = host_records_;
   pending->is_forgotten = false;

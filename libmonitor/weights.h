@@ -1,5 +1,5 @@
 // Measures the model's weight tensors, on the host or on a device, after optimizer steps. Each tensor is due
-// in one step of every interval (its turn), and is measured if the budget pays for it (sampling.h). The
+// in one step of every interval (its turn), and is measured if the ledger pays for it (ledger.h). The
 // result, a snapshot, is a record in a ring of the segment. It has a histogram, a checksum and sums.
 #ifndef FORESHOCK_LIBMONITOR_WEIGHTS_H_
 #define FORESHOCK_LIBMONITOR_WEIGHTS_H_
@@ -13,6 +13,7 @@
 #include "libmonitor/base.h"
 #include "libmonitor/call.h"
 #include "libmonitor/cuda_driver.h"
+#include "libmonitor/ledger.h"
 #include "libmonitor/sampling.h"
 #include "libmonitor/weight_measure.h"
 #include "segment/layout.h"
@@ -78,15 +79,12 @@ class WeightSampler {
   // `most_copy_bytes`: limit for copies of tensors. `devices` null: device tensors are not measured.
   // `segment`: that of the ring; null: the ring is in no segment, and `control` has the cursor of its reader.
   void attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
-              double max_slowdown, uint64_t fixed_interval, uint64_t most_copy_bytes, bool is_off = false,
+              const WeightAllowance& allowed, uint64_t most_copy_bytes, bool is_off = false,
               DeviceSampler* devices = nullptr, const segment::SegmentWriter* segment = nullptr);
 
   // Must be called if other ranks may measure the same tensors (replicas) or parts of them. Fixes the
   // interval, which must be equal on all ranks, since the agent compares and joins their records of one step.
-  void share_interval() {
-    cadence_.keep_interval();
-    has_replicas_ = true;
-  }
+  void share_interval() { has_replicas_ = true; }
 
   // Implements foreshock_name_weights. Set-up: may map memory.
   int name_tensors(const foreshock_weight* weights, size_t count);
@@ -98,7 +96,6 @@ class WeightSampler {
   // Returns the next step in which a tensor may be due, if the interval stays the same. Must be called right
   // after find_due().
   int64_t next_due() const { return turns_.next_due(); }
-  uint64_t interval() const { return cadence_.interval(); }  // in steps
   // Counts as skipped all tensors due in the `steps` steps from `step` on, in which find_due() could not be
   // called. Does nothing if find_due() has counted `step`.
   void count_missed(int64_t step, int64_t steps);
@@ -125,12 +122,11 @@ class WeightSampler {
   // not be charged yet: collect() returns it again as before_ns, with the rest of the measurements' cost.
   uint64_t take_deferred() { return std::exchange(deferred_ns_, 0); }
 
-  // Ends a step in which weights cost `cost_seconds`. `unavoidable_seconds`: what trainer and agent are
-  // expected to spend on a step without samples and weights. `is_overdrawn`: the debt of the whole monitor is
-  // so large that weights must wait (sampling.h). `is_brief`: nothing was measured in the step; what was
+  // Ends a step and returns what was measured in it. `is_brief`: nothing was measured in the step; what was
   // measured since its end belongs to a later step.
-  void end_step(double step_seconds, double cost_seconds, double unavoidable_seconds, bool is_overdrawn,
-                bool is_brief);
+  MeasuredWeights end_step(bool is_brief);
+  // Sets what is allowed until the end of the next step. Returns whether the interval has changed.
+  bool allow(const WeightAllowance& allowed);
 
  private:
   struct Weight {
@@ -201,7 +197,7 @@ class WeightSampler {
   void skip_next_turns(Weight* weight, uint64_t room);
 
   segment::TensorWriter writer_;
-  WeightCadence cadence_;
+  WeightAllowance allowed_;
   WeightSchedule turns_;
   CopiesBeforeStep copies_;
   HistogramPacker packer_;

@@ -31,8 +31,8 @@ def assert_paid(steps: list[dict], limit: float) -> None:
 
 
 def forgiven_ns(steps: list[dict], limit: float) -> float:
-    """Debt beyond the earnings of 64 steps is not paid, so that no stall stops the sampling for long (Budget in
-    libmonitor/sampling.h). On a busy machine the time that others had while we copied is such a debt."""
+    """Debt beyond the earnings of 64 steps is not paid, so that no stall stops the sampling for long (Ledger in
+    libmonitor/ledger.h). On a busy machine the time that others had while we copied is such a debt."""
     forgiven = balance = mean = 0.0
     for step in steps:
         trainer = step["duration_ns"] - step["cost_ns"]

@@ -348,8 +348,8 @@ TEST_F(DeviceWeightsFaults, TimeOnTheTrainersStreamCounts) {
     EXPECT_GT(ring().snapshots_taken, 0u);
     clear();
   }
-  EXPECT_EQ(interval[false], WeightCadence::kFirstInterval);
-  EXPECT_GT(interval[true], WeightCadence::kFirstInterval);
+  EXPECT_EQ(interval[false], Ledger::kFirstWeightsInterval);
+  EXPECT_GT(interval[true], Ledger::kFirstWeightsInterval);
 }
 
 }  // namespace

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "libmonitor/ledger.h"
 #include "libmonitor/options.h"
-#include "libmonitor/sampling.h"
 #include "tests/libmonitor/monitor_fixture.h"
 
 namespace foreshock {

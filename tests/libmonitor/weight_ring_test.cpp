@@ -21,8 +21,8 @@ TEST(WeightRing, TurnsFollowFromTheWholeTensorsAlone) {
   segment::Control control = {};
   const auto turns = [&](int64_t part, uint64_t interval) {
     WeightSampler follower;
-    follower.attach(reinterpret_cast<segment::TensorRing*>(memory.data()), memory.size(), &control, 1,
-                    interval, 1 << 20);
+    follower.attach(reinterpret_cast<segment::TensorRing*>(memory.data()), memory.size(), &control,
+                    {interval, true, true}, 1 << 20);
     std::vector<foreshock_weight> weights(40, named("w", 100, 7));
     for (auto& weight : weights) weight.part[0] = part;
     EXPECT_EQ(follower.name_tensors(weights.data(), weights.size()), 40);
@@ -49,7 +49,7 @@ TEST(WeightRing, ATensorThatDoesNotFitBeforeTheEndBeginsAtTheFront) {
     auto* ring = reinterpret_cast<segment::TensorRing*>(memory);
     segment::Control control = {};
     WeightSampler follower;
-    follower.attach(ring, sizeof(segment::TensorRing) + bytes, &control, 1, 1, 1 << 20);
+    follower.attach(ring, sizeof(segment::TensorRing) + bytes, &control, {1, true, true}, 1 << 20);
     EXPECT_EQ(follower.name_tensors(&weight, 1), 1);
     const foreshock_weight_state state = state_of(0, values.data(), 64, 64);
     for (int64_t step = 1; step <= steps; ++step) {
@@ -70,7 +70,7 @@ TEST(WeightRing, OfATensorLargerThanTheRoomForCopiesAPartIsCompared) {
   auto* ring = reinterpret_cast<segment::TensorRing*>(memory);
   segment::Control control = {};
   WeightSampler follower;
-  follower.attach(ring, sizeof memory, &control, 1, 1, 4 * CopiesBeforeStep::kPiece);
+  follower.attach(ring, sizeof memory, &control, {1, true, true}, 4 * CopiesBeforeStep::kPiece);
   const foreshock_weight weights[] = {named("large", 400, 100), named("small", 10, 10)};
   ASSERT_EQ(follower.name_tensors(weights, 2), 2);
   std::vector<float> large(40000, 1), small(100, 1);
@@ -108,7 +108,7 @@ TEST(WeightRing, ARecordThatIsTooLargeIsNotTriedAtEveryTurn) {
   auto* ring = reinterpret_cast<segment::TensorRing*>(memory);
   segment::Control control = {};
   WeightSampler follower;
-  follower.attach(ring, sizeof memory, &control, 1, 1, 1 << 20);
+  follower.attach(ring, sizeof memory, &control, {1, true, true}, 1 << 20);
   const foreshock_weight weight = named("w", 200, 200);
   ASSERT_EQ(follower.name_tensors(&weight, 1), 1);
   std::vector<float> values(40000);
@@ -137,7 +137,7 @@ TEST(WeightRing, WhatIsNotFollowedIsCountedWithItsReason) {
     auto* ring = reinterpret_cast<segment::TensorRing*>(memory);
     segment::Control control = {};
     WeightSampler follower;
-    follower.attach(ring, bytes, &control, 1, 1, 1 << 20, is_off);
+    follower.attach(ring, bytes, &control, {1, true, true}, 1 << 20, is_off);
     const int followed = follower.name_tensors(weights.data(), weights.size());
     EXPECT_EQ(ring->tensors, bytes == sizeof memory ? 1 : 0u);
     EXPECT_EQ(followed > 0, bytes == sizeof memory);
@@ -158,7 +158,7 @@ TEST(WeightRing, TensorsBeyondTheTableAreCounted) {
   auto* ring = reinterpret_cast<segment::TensorRing*>(memory);
   segment::Control control = {};
   WeightSampler follower;
-  follower.attach(ring, sizeof memory, &control, 1, 1, 1 << 20);
+  follower.attach(ring, sizeof memory, &control, {1, true, true}, 1 << 20);
   const std::vector<foreshock_weight> weights((1 << 16) + 3, named("w", 1, 1));
   EXPECT_EQ(follower.name_tensors(weights.data(), weights.size()), 1 << 16);
   EXPECT_EQ(ring->unfollowed[segment::kUnfollowedTooMany], 3u);

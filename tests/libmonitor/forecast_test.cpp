@@ -1,12 +1,84 @@
+// Forecasts of the cost of slices, of the agent's work and of sums of gradients, and their settlement.
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <map>
 
+#include "libmonitor/ledger.h"
 #include "libmonitor/sampling.h"
 
 namespace foreshock {
 namespace {
+
+TEST(SliceCost, LearnsWhatASliceCostsPerCallAndPerByte) {
+  SliceCost cost;
+  for (uint64_t n = 0; n < 200; ++n) {
+    const uint64_t bytes = 100'000 * (1 + n % 7);
+    cost.observe(bytes, false, 20e-6 + 0.1e-9 * static_cast<double>(bytes));
+  }
+  for (uint64_t bytes : {100'000u, 400'000u, 2'000'000u}) {
+    cost.expect(bytes);
+    // Noiseless: what remains is the weight of the two first observations, 2 x 0.95^200 = 7e-5.
+    EXPECT_NEAR(cost.seconds(false) / (20e-6 + 0.1e-9 * static_cast<double>(bytes)), 1, 1e-2) << bytes;
+  }
+}
+
+TEST(SliceCost, OneSizeIsEnoughAndAFirstUseCostsMore) {
+  SliceCost cost;
+  for (int n = 0; n < 200; ++n) cost.observe(1 << 20, false, 100e-6);
+  EXPECT_NEAR(cost.seconds(false), 100e-6, 2e-6);
+  for (int n = 0; n < 60; ++n) cost.observe(1 << 20, true, 400e-6);
+  EXPECT_NEAR(cost.seconds(false), 100e-6, 10e-6);
+  EXPECT_NEAR(cost.seconds(true), 400e-6, 10e-6);
+  cost.observe(1 << 20, false, 10);
+  EXPECT_LT(cost.seconds(false), 125e-6);  // one in twenty, counted as four times the expected
+}
+
+TEST(AgentForecast, ChargesASliceWhenItIsCopied) {
+  AgentForecast forecast;
+  EXPECT_EQ(forecast.end_step(2, false, {}), 0) << "nothing is known yet";
+  EXPECT_NEAR(forecast.end_step(0, false, {0.004, 0.002, 2}), 0.004, 1e-12);
+  EXPECT_NEAR(forecast.slice_seconds(), 0.001, 1e-12) << "other work of the agent is not that of slices";
+  EXPECT_NEAR(forecast.end_step(3, false, {}), 0.003, 1e-12);
+  EXPECT_NEAR(forecast.end_step(0, false, {0.0015, 0.0015, 1}), 0.0005, 1e-12);
+  EXPECT_NEAR(forecast.end_step(0, false, {0.001, 0.001, 2}), -0.001, 1e-12);
+}
+
+TEST(AgentForecast, SlicesOfTheFirstLookCostNothingAndTeach) {
+  AgentForecast forecast;
+  EXPECT_EQ(forecast.end_step(4, true, {}), 0);
+  EXPECT_EQ(forecast.end_step(4, true, {0, 0.008, 4}), 0);
+  EXPECT_EQ(forecast.end_step(0, true, {0, 0.008, 4}), 0);
+  EXPECT_NEAR(forecast.end_step(1, false, {}), 0.002, 1e-12);
+}
+
+// 0.03 ms a step for everything but slices and tensors, reported in every fourth step.
+TEST(AgentForecast, KnowsWhatTheAgentSpendsOnAStepWithoutSlices) {
+  AgentForecast forecast;
+  for (int step = 1; step <= 400; ++step) {
+    const bool reports = step % 4 == 0;
+    forecast.end_step(1, false,
+                      reports ? AgentForecast::Report{0.00712, 0.004, 4, 0.003} : AgentForecast::Report{});
+  }
+  EXPECT_NEAR(forecast.rest_seconds(), 30e-6, 1e-6);
+}
+
+// However the reports are delayed, what is charged in the end is what the agent has spent.
+TEST(AgentForecast, ChargesInAllWhatTheAgentReports) {
+  AgentForecast forecast;
+  double charged = 0, reported = 0;
+  uint64_t waiting = 0;
+  for (uint64_t step = 1; step <= 2000; ++step) {
+    const uint64_t random = mix(11, step, 0, 0);
+    const uint64_t slices = step <= 1900 ? random % 5 : 0, judged = std::min(waiting, random / 8 % 6);
+    const double seconds = 1e-3 * static_cast<double>(judged) * (0.5 + static_cast<double>(random / 64 % 8));
+    charged += forecast.end_step(slices, false, {seconds + 1e-5, seconds, judged});
+    reported += seconds + 1e-5;
+    waiting += slices - judged;
+  }
+  ASSERT_EQ(waiting, 0u);
+  EXPECT_NEAR(charged, reported, 1e-9 * reported);
+}
 
 constexpr uint64_t kBytes = 1'000'000, kKernels = 5, kKernelsNs = 4000 * kKernels;
 constexpr uint64_t kFirstNs = kBytes / 200 + kKernelsNs;
