@@ -18,7 +18,9 @@ namespace {
 
 constexpr char kMagic[] = "foreshock detectors 8\n";  // begins a saved state; 8: version of the format
 constexpr uint64_t kMostRanks = 4096;                 // ranks with detectors, over all runs
-constexpr uint64_t kMostRuns = 1024;                  // runs with conditions
+// Begins the names by which a step has the losses of other optimizers (foreshock_loss_is_of).
+constexpr char kOtherLoss[] = "loss of optimizer ";
+constexpr uint64_t kMostRuns = 1024;  // runs with conditions
 
 // Returns a hash of the table of detectors. A state saved with another table cannot be restored.
 uint64_t fingerprint() {
@@ -62,6 +64,15 @@ EventLine line_of(const Condition& condition, const std::string& run, int64_t ra
   line.detail = sentence_of(condition);
   line.value = condition.value;
   return line;
+}
+
+// The losses of other optimizers that take turns with the one that ends steps.
+RecordNumbers other_losses_of(const StepLine& line) {
+  RecordNumbers losses;
+  for (auto each = line.logged.lower_bound(kOtherLoss);
+       each != line.logged.end() && each->first.starts_with(kOtherLoss); ++each)
+    losses.insert(*each);
+  return losses;
 }
 
 StepFacts facts_of(const StepLine& line) {
@@ -243,7 +254,7 @@ const std::vector<EventLine>& Watches::observe(const StepLine& line) {
   RankWatch* watch = line.rank && line.step ? watch_for(line.run, *line.rank) : nullptr;
   if (watch == nullptr) return lines_found_;
   watch->observe_step(*line.step, line.loss, line.gradient_norm, &found_, line.learning_rate,
-                      line.skipped_steps);
+                      line.skipped_steps, other_losses_of(line));
   if (RunConditions* conditions = conditions_for(line.run))
     conditions->observe_step(*line.rank, facts_of(line), &begun_);
   return end(line.run, *line.rank);

@@ -231,7 +231,8 @@ void add_loss_events(const RankStatistics& rank, int64_t nonfinite_since, std::v
     const std::string when = " at step " + std::to_string(event.onset_step) + cause_text(event);
     if (event.onset_step == nonfinite_since) continue;
     if (event.kind == WatchEventKind::kDivergence)
-      findings->push_back({FindingKind::kLossDiverged, Severity::kDiverged, "loss diverged" + when});
+      findings->push_back(
+          {FindingKind::kLossDiverged, Severity::kDiverged, printable(event.loss) + " diverged" + when});
     else if (event.kind == WatchEventKind::kLossRise)
       findings->push_back({FindingKind::kLossRise, Severity::kRise, "loss began to rise slowly" + when});
     else if (!diverged.contains(event.onset_step))

@@ -228,6 +228,7 @@ std::string attention_entries(const Ranks& ranks, const AttentionInventory& laye
 std::string loss_events_text(const RankStatistics& rank) {
   const std::optional<LossCount> spikes = rank.loss_event_count(WatchEventKind::kLossSpike),
                                  divergences = rank.loss_event_count(WatchEventKind::kDivergence);
+  const bool takes_turns = rank.watch != nullptr && rank.watch->takes_turns();
   // Unknown if an earlier agent may have seen some, or if a later process of the rank counts them (!current).
   if (!spikes || !divergences) return rank.current ? ", spikes unknown" : "";
   // A spike that became a divergence has the same onset. Both are shown as one event, the divergence.
@@ -240,6 +241,7 @@ std::string loss_events_text(const RankStatistics& rank) {
             std::to_string(spikes->first_step);
   if (divergences->count > 0) text += ", diverged at step " + std::to_string(divergences->first_step);
   if (is_same_event && spikes->count > 1) text += ", " + spikes_text(spikes->count - 1) + " later";
+  if (takes_turns) return text + ", not judged: optimizers take turns";
   return text.empty() ? ", no spike" : text;
 }
 

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "detect/state.h"
 #include "detect/window.h"
 
 namespace foreshock {
@@ -631,26 +632,6 @@ class RestartRule {
   uint64_t firsts_ = 0, news_ = 0;
   bool is_new_process_ = false, is_checking_ = false;
 };
-
-// Saves or restores a map of objects that have fields(). Refuses maps with more than `most` elements.
-template <class State, class Map>
-void map_fields(State& state, Map& map, uint64_t most) {
-  if constexpr (State::kReads) {
-    map.clear();
-    const uint64_t count = state.count(most);
-    for (uint64_t n = 0; n < count && state.good(); ++n) {
-      typename Map::key_type key{};
-      state(key);
-      map[key].fields(state);
-    }
-  } else {
-    state(static_cast<uint64_t>(map.size()));
-    for (auto& [key, value] : map) {
-      state(key);
-      value.fields(state);
-    }
-  }
-}
 
 }  // namespace foreshock
 

@@ -51,9 +51,10 @@ std::optional<double> robust_z(const double* values, size_t count, double x) {
 // A loss is high if it is not finite, or if the window is full and the loss is more than kLossSigmas spreads
 // above the window's mean; else it is quiet. The counts of losses in a row stop at kMostInRow, so they cannot
 // overflow.
-LossVerdict LossEventRule::observe(int64_t step, double loss) {
+LossVerdict LossEventRule::observe(int64_t step, double loss, bool takes_turns) {
   LossVerdict verdict;
   const bool finite = std::isfinite(loss);
+  if (takes_turns) window_.clear();
   verdict.high = !finite;
   if (window_.full() && finite) {
     const WindowSummary before = *window_.summary();
@@ -73,7 +74,8 @@ LossVerdict LossEventRule::observe(int64_t step, double loss) {
     quiet_in_row_ = std::min(quiet_in_row_ + 1, kMostInRow);
     if (quiet_in_row_ >= kLossPersistence) in_spike_ = diverged_ = false;
   }
-  if (!verdict.high) window_.add(loss);  // a spike in the window would hide its own later part
+  // A spike in the window would hide its own later part.
+  if (!verdict.high && !takes_turns) window_.add(loss);
   verdict.in_event = in_spike_ || diverged_;
   return verdict;
 }

@@ -34,6 +34,10 @@ double robust_spread(const double* values, size_t count);
 //
 // A divergence is 3 losses in a row that are not finite, even if the window is not full, or 128 high losses
 // in a row, the last one finite. After these 128 the window is emptied, so it is filled at the new level.
+//
+// If optimizers take turns, each on a loss of its own (a GAN, an actor and its critic), a loss has no level
+// that it should keep: the step of one optimizer changes the loss of the other, and the losses of a game rise
+// and fall while all is well. Then only losses that are not finite are high.
 
 inline constexpr size_t kLossWindow = 128;
 inline constexpr double kLossSigmas = 6;
@@ -63,8 +67,9 @@ struct LossVerdict {
 // Finds spikes and divergences. Trivially copyable; not shared between threads.
 class LossEventRule {
  public:
-  // Takes the next loss. `step` is only a label; losses count in the order of the calls.
-  LossVerdict observe(int64_t step, double loss);
+  // Takes the next loss. `step` is only a label; losses count in the order of the calls. `takes_turns`: the
+  // optimizer of this loss is one of several, each with a loss of its own.
+  LossVerdict observe(int64_t step, double loss, bool takes_turns = false);
 
   // The last losses that were not high.
   const Window<kLossWindow>& window() const { return window_; }

@@ -65,12 +65,14 @@ const char* name_of(WatchEventKind kind) {
 void RankWatch::observe_step(int64_t step, const std::optional<double>& loss,
                              const std::optional<double>& gradient_norm, std::vector<WatchEvent>* out,
                              const std::optional<double>& learning_rate,
-                             const std::optional<uint64_t>& skipped_steps) {
+                             const std::optional<uint64_t>& skipped_steps,
+                             const std::map<std::string, double>& other_losses) {
   if (has_step_ && step < last_step_) resume(step, out);
   trail_.add(step, {gradient_norm, learning_rate, skipped_steps});
   has_step_ = true;
   last_step_ = step;
   loss_verdict_ = {};
+  for (const auto& [name, other] : other_losses) observe_other_loss(step, name, other, out);
   if (loss) observe_loss(step, *loss, out);
   if (!gradient_norm) return;
   const bool finite = std::isfinite(*gradient_norm);
@@ -100,29 +102,39 @@ void RankWatch::resume(int64_t step, std::vector<WatchEvent>* out) {
   precursors_.clear();
   loss_rule_.restart();
   rise_rule_.restart();
+  other_losses_.clear();
   gradient_is_nonfinite_ = false;
 }
 
 void RankWatch::observe_loss(int64_t step, double loss, std::vector<WatchEvent>* out) {
   if (!std::isfinite(loss))
     loss = NAN;  // a record does not distinguish NaN and Inf, and a replay must give the same events
-  loss_verdict_ = loss_rule_.observe(step, loss);
+  loss_verdict_ = loss_rule_.observe(step, loss, takes_turns());
   if (loss_verdict_.event) {
     const bool spike = loss_verdict_.event->kind == LossEventKind::kSpike;
-    note_loss_event(spike ? WatchEventKind::kLossSpike : WatchEventKind::kDivergence,
+    note_loss_event(spike ? WatchEventKind::kLossSpike : WatchEventKind::kDivergence, "loss",
                     loss_verdict_.event->onset_step, step, loss, out);
   }
+  if (takes_turns()) return;
   const std::optional<int64_t> onset =
       rise_rule_.observe(step, loss, loss_verdict_.high, loss_verdict_.in_event);
-  if (onset) note_loss_event(WatchEventKind::kLossRise, *onset, step, loss, out);
+  if (onset) note_loss_event(WatchEventKind::kLossRise, "loss", *onset, step, loss, out);
 }
 
-void RankWatch::note_loss_event(WatchEventKind kind, int64_t onset, int64_t declared, double loss,
-                                std::vector<WatchEvent>* out) {
+void RankWatch::observe_other_loss(int64_t step, const std::string& name, double loss,
+                                   std::vector<WatchEvent>* out) {
+  if (!other_losses_.contains(name) && other_losses_.size() >= kMostOtherLosses) return;
+  const LossVerdict verdict = other_losses_[name].observe(step, loss, /*takes_turns=*/true);
+  if (verdict.event)
+    note_loss_event(WatchEventKind::kDivergence, name, verdict.event->onset_step, step, NAN, out);
+}
+
+void RankWatch::note_loss_event(WatchEventKind kind, const std::string& name, int64_t onset, int64_t declared,
+                                double loss, std::vector<WatchEvent>* out) {
   LossCount& count = losses_[static_cast<size_t>(kind)];
   if (count.count++ == 0) count.first_step = onset;
   count.last_step = onset;
-  loss_events_.push_back({kind, onset, declared, precursors_.before(onset), trail_.before(onset)});
+  loss_events_.push_back({kind, name, onset, declared, precursors_.before(onset), trail_.before(onset)});
   if (loss_events_.size() > kMostLossEvents) loss_events_.pop_front();
   out->push_back({.kind = kind, .step = onset, .value = loss, .place = {}, .layer = {}});
 }

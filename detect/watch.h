@@ -23,6 +23,7 @@
 #include "detect/circumstances.h"
 #include "detect/detector.h"
 #include "detect/loss_rules.h"
+#include "detect/state.h"
 
 namespace foreshock {
 
@@ -131,6 +132,7 @@ struct WatchReading {
 
 struct LossEventSeen {
   WatchEventKind kind = WatchEventKind::kLossSpike;
+  std::string loss;  // "loss", or the name of the loss of another optimizer
   int64_t onset_step = 0, declared_step = 0;
   std::vector<Episode> preceded_by;
   std::vector<Circumstance> circumstances;  // the earliest first
@@ -173,14 +175,18 @@ class RankWatch {
   static constexpr size_t kMostTensors = 8192;          // series of a detector of tensors
   static constexpr size_t kMostDroppedNames = 1 << 17;  // a detector counts at most this many refused series
   static constexpr size_t kMostLossEvents = 64;
+  static constexpr size_t kMostOtherLosses = 16;  // a segment has as many names of numbers
 
   // Takes the numbers of an ended optimizer step; unknown numbers are absent. Appends events to `*out`. A
   // step below the last one means that the training has gone back: all detectors and rules then start again.
-  // `learning_rate` and `skipped_steps` are only used for the circumstances of loss events.
+  // `learning_rate` and `skipped_steps` are only used for the circumstances of loss events. `other_losses`:
+  // losses of other optimizers with backward passes of their own, by name. From the first one on, until the
+  // training goes back, losses are only checked for NaN and Inf (loss_rules.h).
   void observe_step(int64_t step, const std::optional<double>& loss,
                     const std::optional<double>& gradient_norm, std::vector<WatchEvent>* out,
                     const std::optional<double>& learning_rate = {},
-                    const std::optional<uint64_t>& skipped_steps = {});
+                    const std::optional<uint64_t>& skipped_steps = {},
+                    const std::map<std::string, double>& other_losses = {});
 
   // Takes a value of a series of one detector. `place` names the series: a layer's label or a tensor's name.
   // `layer`: the label of the layer, "" if unknown. `control`: the same quantity, computed from the exact
@@ -194,6 +200,8 @@ class RankWatch {
 
   // The verdict on the last step's loss; empty if that step had none.
   const LossVerdict& loss_verdict() const { return loss_verdict_; }
+  // Whether optimizers take turns, each on a loss of its own.
+  bool takes_turns() const { return !other_losses_.empty(); }
   // The last kMostLossEvents loss events.
   const std::deque<LossEventSeen>& loss_events() const { return loss_events_; }
   // Counts of a kind of loss event, one of the first kLossEventKinds; restarts do not reset them.
@@ -222,8 +230,10 @@ class RankWatch {
   using SeriesMap = std::map<Key, Series>;
 
   void observe_loss(int64_t step, double loss, std::vector<WatchEvent>* out);
-  void note_loss_event(WatchEventKind kind, int64_t onset, int64_t declared, double loss,
-                       std::vector<WatchEvent>* out);
+  void observe_other_loss(int64_t step, const std::string& name, double loss, std::vector<WatchEvent>* out);
+  // `name`: see LossEventSeen::loss.
+  void note_loss_event(WatchEventKind kind, const std::string& name, int64_t onset, int64_t declared,
+                       double loss, std::vector<WatchEvent>* out);
   void resume(int64_t step, std::vector<WatchEvent>* out);
   SeriesMap::iterator series_of(DetectorId detector, const std::string& place, const std::string& layer,
                                 int64_t step, std::vector<WatchEvent>* out);
@@ -248,6 +258,7 @@ class RankWatch {
   std::unordered_set<uint64_t> refused_[kDetectors];  // hashes of the names of refused series
   LossEventRule loss_rule_;
   LossRiseRule rise_rule_;
+  std::map<std::string, LossEventRule> other_losses_;  // of the other optimizers that take turns
   LossVerdict loss_verdict_;
   Precursors precursors_;
   std::deque<LossEventSeen> loss_events_;
@@ -299,12 +310,14 @@ void RankWatch::fields(State& state) {
   series_fields(state);
   loss_rule_.fields(state);
   rise_rule_.fields(state);
+  map_fields(state, other_losses_, kMostOtherLosses);
   precursors_.fields(state);
   list_fields(state, loss_events_, kMostLossEvents, [](State& to, LossEventSeen& seen) {
     int kind = static_cast<int>(seen.kind);
     to(kind);  // one of the first kLossEventKinds kinds, but any kind is harmless here
     to.require(kind >= 0 && kind < kWatchEventKinds);
     seen.kind = static_cast<WatchEventKind>(kind >= 0 && kind < kWatchEventKinds ? kind : 0);
+    to(seen.loss);
     to(seen.onset_step);
     to(seen.declared_step);
     list_fields(to, seen.preceded_by, Precursors::kMostNamed, episode_fields<State>);

@@ -309,6 +309,18 @@ TEST(Summary, SpikeIsAVerdictWithItsStep) {
   EXPECT_THAT(text, HasSubstr(", 1 spike at step 301\n"));
 }
 
+TEST(Summary, LossesOfOptimizersThatTakeTurnsAreNotJudged) {
+  RankWatch watch;
+  std::vector<WatchEvent> events;
+  for (int64_t step = 1; step <= 700; ++step)
+    watch.observe_step(step, step > 300 ? 9.0 : 2.0, 0.5, &events, {}, {}, {{"loss of optimizer 2", 1.0}});
+  RankStatistics rank = healthy_rank();
+  rank.watch = &watch;
+  const std::string text = unwrapped(text_of(rank));
+  EXPECT_THAT(text, HasSubstr("(nll), not judged: optimizers take turns"));
+  EXPECT_THAT(text, Not(HasSubstr("no spike")));
+}
+
 TEST(Summary, DivergenceAndItsSpikeAreOneEvent) {
   RankWatch watch;
   std::vector<WatchEvent> events;

@@ -98,13 +98,15 @@ class Training {
   RankWatch watch;
   std::vector<WatchEvent> events;
   double loss_factor = 1, gradient = 1, bias = 0;
+  std::map<std::string, double> other_losses;
 
   void run(int steps) {
     for (int n = 0; n < steps; ++n) one_step();
   }
   void one_step() {
     ++step;
-    watch.observe_step(step, (2 + noise() / 10) * loss_factor, std::exp(noise() / 5) * gradient, &events);
+    watch.observe_step(step, (2 + noise() / 10) * loss_factor, std::exp(noise() / 5) * gradient, &events, {},
+                       {}, other_losses);
     if (step % 4 == 0) watch.observe(DetectorId::kBias, "003", "003", step, bias + noise() / 30, 0, &events);
     if (step % 4 == 0) watch.observe(DetectorId::kMaxLogit, "003", "003", step, 8 + noise(), 0, &events);
   }
@@ -171,6 +173,41 @@ TEST(Watch, ANaNLossIsADivergenceOnly) {
   training.run(100);
   EXPECT_EQ(training.told(), "divergence ");
   EXPECT_EQ(training.events[0].step, 501);
+}
+
+// The losses of a game rise, fall and jump while all is well.
+TEST(Watch, LossesOfOptimizersThatTakeTurnsAreOnlyCheckedForNaN) {
+  for (const bool takes_turns : {false, true}) {
+    Training training;
+    if (takes_turns) training.other_losses["loss of optimizer 2"] = 1;
+    training.run(500);
+    training.loss_factor = 5;
+    training.run(10);
+    training.loss_factor = 1;
+    training.run(500);
+    training.loss_factor = 1.5;
+    training.run(500);
+    EXPECT_EQ(training.told().empty(), takes_turns) << training.told();
+    training.events.clear();
+    training.restart_agent();
+    EXPECT_EQ(training.watch.takes_turns(), takes_turns);
+    training.loss_factor = NAN;
+    training.run(5);
+    EXPECT_EQ(training.told(), "divergence ");
+  }
+}
+
+TEST(Watch, ANaNInOneOfTwoLossesIsADivergenceOfThatLoss) {
+  Training training;
+  for (int n = 0; n < 300; ++n) {  // the second optimizer steps less often
+    training.other_losses.clear();
+    if (n % 5 == 0) training.other_losses["loss of optimizer 2"] = n < 200 ? -n : NAN;
+    training.run(1);
+  }
+  EXPECT_EQ(training.told(), "divergence ");
+  const LossEventSeen& seen = training.watch.loss_events().back();
+  EXPECT_EQ(seen.loss, "loss of optimizer 2");
+  EXPECT_EQ(seen.onset_step, 201);
 }
 
 TEST(Watch, ReportsConsecutiveInfiniteGradientsOnce) {
