@@ -116,8 +116,8 @@ std::string sentence_of(const Condition& condition) {
       return "the gradient is that of " + value + " times the mean cross-entropy of the step" +
              when_text(condition) + on_rank;
     case ConditionId::kRankApart:
-      return "the loss of rank " + condition.place + " is apart from that of the lowest rank" +
-             when_text(condition) + ": " + value + " and " + usual;
+      return "the loss of rank " + condition.place + " is apart from those of the other ranks" +
+             when_text(condition) + ": " + value + ", the median of the ranks is " + usual;
     case ConditionId::kGradientRise:
       return "the gradient norm is high" + when_text(condition) + on_rank + ": " + value +
              ", in the first half of the run it was at most " + usual;

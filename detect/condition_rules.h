@@ -141,12 +141,19 @@ inline constexpr double kRestartSpread = 6;
 inline constexpr uint64_t kSameLosses = 64;
 inline constexpr uint64_t kSameLossChanges = 32;
 
-// A rank's loss is apart if in kApartSteps steps in a row it is kApartFactor times that of the lowest rank,
-// or less than 1 / kApartFactor of it, and the losses of the ranks do not change sides. If ranks draw their
-// batches alike, either one is larger with the probability 1/2, so kApartSteps steps give 2^-63 by chance.
-// Ranks with batches of their own kind may differ in all steps; the factor leaves out slightly unlike data.
+// A rank's loss is apart if in kApartSteps steps in a row it is far from the median of the ranks, always on
+// the same side of it (of an even number of ranks, the lower of the two middle losses). Far is
+//   - kApartFactor times the median, or less than 1 / kApartFactor of it;
+//   - or above it, and the rank's loss has not fallen with the others: since the step at which its mean was
+//     nearest to that of the median, the median has fallen by kLagLeast of its size or more, and the rank by
+//     less than 1 - kLagShare of that. Both are means with a weight of 1 / kApartMean for the last loss.
+// If ranks draw their batches alike, each one is above the median with a probability of 1/2 at most, whatever
+// the losses, so kApartSteps steps give 2^-63 by chance. Ranks with batches of their own kind may stay on one
+// side; the two limits leave out slightly unlike data. The first kApartFirst steps have no mean yet.
 inline constexpr uint64_t kApartSteps = 64;
 inline constexpr double kApartFactor = 2;
+inline constexpr uint64_t kApartMean = 16, kApartFirst = 8;
+inline constexpr double kLagLeast = 0.1, kLagShare = 0.75;
 
 // Sampled backward calls without a mask in which the last sampled query sees the keys up to its own position,
 // though there are more keys than queries. Only a causal mask that begins at the first key does that: without
@@ -254,8 +261,10 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
      "check that each rank gets its own part of the data; equal losses are right if each rank computes the "
      "loss of all ranks' batches"},
     {ConditionId::kRankApart, "rank_apart", ConditionKind::kLook, "",
-     "the loss of a rank is twice that of the lowest rank or more, or half of it or less, for 64 steps",
-     "64 steps",
+     "for 64 steps, the loss of a rank is twice the median of the ranks or more, or half of it or less, or "
+     "it "
+     "stays up while the median falls",
+     "64 steps, and until the median has fallen by a tenth",
      "compare the batches and labels of the ranks; unlike losses are right if their data are unlike"},
     {ConditionId::kUnseenKeys, "unseen_keys", ConditionKind::kLook, "",
      "in 3 sampled backward calls with more keys than queries, a causal mask that begins at the first key "

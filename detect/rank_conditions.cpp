@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <vector>
 
 namespace foreshock {
 
@@ -22,10 +23,17 @@ void RankLossRule::observe(const StepFacts& facts, int64_t rank, ConditionBoard*
   if (!facts.is_local_loss || !facts.loss || !std::isfinite(*facts.loss) || facts.step < 0) return;
   if (!ranks_.contains(rank) && ranks_.size() >= kMostRanks) return;
   Rank& own = ranks_[rank];
-  if (facts.step <= own.last_step) own = {};  // the training has gone back to an earlier step
+  if (facts.step <= own.last_step) {  // the training has gone back to an earlier step
+    own = {};
+    known_ = {};
+  }
+  if (own.last_step < 0) compared_ = 0;  // all means begin again
   own.last_step = facts.step;
   const size_t place = static_cast<size_t>(facts.step) % kKept;
   own.kept[place] = {facts.step, *facts.loss};
+  Known& known = known_[place];
+  if (known.step != facts.step) known = {facts.step, 0};
+  if (++known.ranks == ranks_.size() && known.ranks > 1) compare_sizes(facts.step, board);
   const auto lowest = ranks_.begin();
   if (rank != lowest->first) {
     const Loss& other = lowest->second.kept[place];
@@ -38,32 +46,54 @@ void RankLossRule::observe(const StepFacts& facts, int64_t rank, ConditionBoard*
   }
 }
 
-// Losses of either sign are not compared: a loss near 0 has no size.
-void RankLossRule::compare_size(int64_t step, double loss, double other, Rank* rank, ConditionBoard* board) {
-  const bool is_above = loss > other;
-  const bool is_far = std::min(loss, other) >= 0 && loss != other &&
-                      std::max(loss, other) >= kApartFactor * std::min(loss, other);
-  if (!is_far || (rank->apart > 0 && is_above != rank->is_above)) rank->apart = 0;
-  if (is_far && rank->apart++ == 0) rank->apart_since = step;
-  rank->is_above = is_above;
-  const auto is_apart = [](const auto& each) { return each.second.apart >= kApartSteps; };
-  if (rank->apart < kApartSteps) {
-    if (std::none_of(ranks_.begin(), ranks_.end(), is_apart)) board->end(ConditionId::kRankApart, -1);
-    return;
+void RankLossRule::compare_sizes(int64_t step, ConditionBoard* board) {
+  const size_t place = static_cast<size_t>(step) % kKept;
+  std::vector<double> losses;
+  for (const auto& [number, rank] : ranks_) losses.push_back(rank.kept[place].loss);
+  const auto middle = losses.begin() + static_cast<std::ptrdiff_t>((losses.size() - 1) / 2);
+  std::nth_element(losses.begin(), middle, losses.end());
+  const double median = *middle;
+  const double weight = 1 / static_cast<double>(std::min(++compared_, kApartMean));
+  median_ += weight * (median - median_);
+  uint64_t apart = 0;
+  std::string first;
+  const Rank* worst = nullptr;  // the first rank that is apart
+  for (auto& [number, rank] : ranks_) {
+    const double loss = rank.kept[place].loss;
+    rank.mean += weight * (loss - rank.mean);
+    compare_size(step, loss, median, &rank);
+    if (rank.apart < kApartSteps || apart++ > 0) continue;
+    worst = &rank;
+    first = std::to_string(number);
   }
-  const auto first = std::find_if(ranks_.begin(), ranks_.end(), is_apart);
-  const auto apart = static_cast<size_t>(std::count_if(first, ranks_.end(), is_apart));
-  if (Condition* found = board->note(ConditionId::kRankApart, -1, rank->apart_since, step)) {
+  if (worst == nullptr) return board->end(ConditionId::kRankApart, -1);
+  if (Condition* found = board->note(ConditionId::kRankApart, -1, worst->apart_since, step)) {
     found->count = apart;
-    found->place = std::to_string(first->first);
-    if (apart > 1) found->place += " and " + std::to_string(apart - 1) + " more";
-    found->value = loss;
-    found->usual = other;
+    found->place = first + (apart > 1 ? " and " + std::to_string(apart - 1) + " more" : "");
+    found->value = worst->mean;
+    found->usual = median_;
   }
 }
 
+// Losses of either sign are not compared: a loss near 0 has no size.
+void RankLossRule::compare_size(int64_t step, double loss, double median, Rank* rank) const {
+  const double above = rank->mean - median_;
+  // The noise of the means: while the rank falls with the others, the distance stays within it.
+  constexpr double kNear = 0.02;  // share of the median
+  if (compared_ <= kApartFirst || above < rank->least_above) rank->least_above = above;
+  if (above <= rank->least_above + kNear * median_) rank->median_then = median_;
+  const double low = std::min(loss, median), high = std::max(loss, median);
+  const double fall = rank->median_then - median_;
+  const bool is_above = loss > median;
+  const bool lags =
+      is_above && fall > kLagLeast * rank->median_then && above - rank->least_above > kLagShare * fall;
+  const bool is_far = low >= 0 && low != high && (high >= kApartFactor * low || lags);
+  if (!is_far || is_above != rank->is_above) rank->apart = 0;
+  if (is_far && rank->apart++ == 0) rank->apart_since = step;
+  rank->is_above = is_above;
+}
+
 void RankLossRule::compare(int64_t step, double loss, double other, Rank* rank, ConditionBoard* board) {
-  compare_size(step, loss, other, rank, board);
   if (loss != other) {
     rank->equal = rank->changes = 0;
     const bool any =

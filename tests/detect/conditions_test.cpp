@@ -437,6 +437,46 @@ TEST(Conditions, ARankWhoseLossIsApartIsNamed) {
   EXPECT_EQ(name_of_losses([](int64_t) { return -5; }, [](int64_t) { return 0.1; }), "");
 }
 
+// Losses of `ranks` ranks that fall from 4 to 2 with a little noise; of the last rank as `of_last` says.
+// Returns the sentence of the condition, "" for none.
+std::string sentence_of_losses(int64_t ranks, const std::function<double(int64_t, double)>& of_last,
+                               int64_t steps = 300) {
+  std::mt19937_64 engine(5);
+  std::normal_distribution<double> noise(0, 0.05);
+  Training training;
+  for (int64_t n = 1; n <= steps; ++n)
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const double usual = 2 + 2 * std::exp(-static_cast<double>(n) / 60);
+      const double loss = (rank + 1 < ranks ? usual : of_last(n, usual)) + noise(engine);
+      training.step({.step = n, .loss = loss, .is_local_loss = true}, rank);
+    }
+  return training.name().empty() ? "" : sentence_of(training.only());
+}
+
+TEST(Conditions, ARankWhoseLossDoesNotFallWithTheOthersIsNamed) {
+  const auto shuffled = [](int64_t n, double) { return 4 + 0.001 * static_cast<double>(n); };
+  for (const int64_t ranks : {2, 3, 4, 8}) {
+    const std::string sentence = sentence_of_losses(ranks, shuffled);
+    const std::string begin = "the loss of rank " + std::to_string(ranks - 1) +
+                              " is apart from those of the other ranks since step ";
+    EXPECT_EQ(sentence.substr(0, begin.size()), begin) << sentence;
+    EXPECT_NE(sentence.find(": 4."), std::string::npos) << sentence;
+    EXPECT_NE(sentence.find(", the median of the ranks is 2.0"), std::string::npos) << sentence;
+  }
+  // What can be learned from wrong labels alone has been learned at 3.
+  EXPECT_NE(sentence_of_losses(4, [](int64_t, double usual) { return std::max(usual, 3.0); }), "");
+}
+
+TEST(Conditions, RanksWithDataOfTheirOwnThatLearnAreSound) {
+  const auto name = [](const std::function<double(int64_t, double)>& of_last) {
+    return sentence_of_losses(4, of_last, 2000);
+  };
+  EXPECT_EQ(name([](int64_t, double usual) { return usual; }), "");
+  EXPECT_EQ(name([](int64_t, double usual) { return 1.5 * usual; }), "");          // harder data
+  EXPECT_EQ(name([](int64_t, double usual) { return 0.6 * usual; }), "");          // easier data
+  EXPECT_EQ(name([](int64_t, double usual) { return 3 + (usual - 2) / 2; }), "");  // learned half as much
+}
+
 // `again`: the loss of the second process as a function of its steps.
 std::string name_after_restart(int64_t first_step, double again, int announced = 1, bool is_counted = false) {
   Training training;
