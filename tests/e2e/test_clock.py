@@ -7,7 +7,8 @@ import concurrent.futures
 import pathlib
 
 import pytest
-from monitored import EVERYTHING, PYTHON, Run, assert_conserved, run_monitored, unwrapped
+from forked import forked
+from monitored import EVERYTHING, Run, assert_conserved, run_monitored, unwrapped
 from tiers import keep
 
 SCRIPT = str(pathlib.Path(__file__).with_name("clock_training.py"))
@@ -54,7 +55,7 @@ def runs(request: pytest.FixtureRequest):
         if item.path == pathlib.Path(__file__)
     }
     with concurrent.futures.ThreadPoolExecutor(2) as two:
-        started = {case: two.submit(run_monitored, [PYTHON, SCRIPT, case], *EVERYTHING) for case in wanted}
+        started = {case: two.submit(run_monitored, forked(SCRIPT, case), *EVERYTHING) for case in wanted}
     return {case: run.result() for case, run in started.items()}
 
 

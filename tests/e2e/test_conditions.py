@@ -4,13 +4,14 @@ import pathlib
 import re
 
 import pytest
-from monitored import PYTHON, Run, run_monitored, run_plain, unwrapped
+from forked import forked
+from monitored import Run, run_monitored, run_plain, unwrapped
 
 SCRIPT = str(pathlib.Path(__file__).with_name("condition_training.py"))
 
 
 def train(kind: str, *arguments: str) -> Run:
-    run = run_monitored([PYTHON, SCRIPT, kind, *arguments], "--max-slowdown", "50%")
+    run = run_monitored(forked(SCRIPT, kind, *arguments), "--max-slowdown", "50%")
     run.told()
     assert run.summary is not None
     return run
@@ -29,7 +30,7 @@ def test_a_sound_loop_has_no_condition():
     assert names(run) == []
     assert "worth a look" not in run.stderr
     assert run.rank()["skipped_steps"] == 2
-    assert run.told() == run_plain([PYTHON, SCRIPT, "sound"]).told()
+    assert run.told() == run_plain(forked(SCRIPT, "sound")).told()
 
 
 def test_no_step_is_taken_while_each_gradient_overflows():

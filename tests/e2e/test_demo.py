@@ -4,17 +4,19 @@ import concurrent.futures
 import re
 
 import pytest
-from monitored import EVERYTHING, PYTHON, ROOT, Run, run_monitored, unwrapped
+from forked import forked
+from monitored import EVERYTHING, ROOT, Run, run_monitored, unwrapped
 
 STEPS = 180
 GUILTY = "001"
 # So few seconds choose the smallest model; the steps decide how long it trains.
-DEMO = [PYTHON, str(ROOT / "integrations" / "torch" / "demo" / "train.py"), "--steps", str(STEPS), "--seconds", "2"]
+DEMO = (str(ROOT / "integrations" / "torch" / "demo" / "train.py"), "--steps", str(STEPS), "--seconds", "2")
 
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Run]:
-    commands = {"fault": [*DEMO, "--fault", "32"], "grad_key": [*DEMO, "--fault", "grad_key"], "healthy": DEMO}
+    more = {"fault": ("--fault", "32"), "grad_key": ("--fault", "grad_key"), "healthy": ()}
+    commands = {name: forked(*DEMO, *words) for name, words in more.items()}
     with concurrent.futures.ThreadPoolExecutor(2) as two:
         started = {name: two.submit(run_monitored, command, *EVERYTHING) for name, command in commands.items()}
     return {name: run.result() for name, run in started.items()}

@@ -3,7 +3,8 @@
 import pathlib
 
 import pytest
-from monitored import EVERYTHING, PYTHON, Run, assert_conserved, run_monitored, run_plain, unwrapped
+from forked import forked
+from monitored import EVERYTHING, Run, assert_conserved, run_monitored, run_plain, unwrapped
 
 STEPS = 12
 MATH = "_scaled_dot_product_attention_math"
@@ -25,21 +26,18 @@ tell(loss=loss.item())
 """
 
 
-COMMAND = [PYTHON, "-c", SCRIPT]
-
-
 @pytest.fixture(scope="module")
 def run() -> Run:
-    return run_monitored(COMMAND, *EVERYTHING)
+    return run_monitored(forked("-c", SCRIPT), *EVERYTHING)
 
 
 @pytest.fixture(scope="module")
 def counted() -> Run:
-    return run_monitored(COMMAND, *EVERYTHING, "--math-path", "off")
+    return run_monitored(forked("-c", SCRIPT), *EVERYTHING, "--math-path", "off")
 
 
 def test_the_bits_are_those_of_a_plain_run(run, counted):
-    plain = run_plain(COMMAND)
+    plain = run_plain(forked("-c", SCRIPT))
     assert plain.told() == run.told() == counted.told()
 
 

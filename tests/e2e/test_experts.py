@@ -3,7 +3,8 @@
 import pathlib
 
 import pytest
-from monitored import EVERYTHING, PYTHON, assert_conserved, run_monitored, unwrapped
+from forked import forked
+from monitored import EVERYTHING, assert_conserved, run_monitored, unwrapped
 
 SCRIPT = str(pathlib.Path(__file__).with_name("experts_training.py"))
 LAYERS, ROOM = 60, 65536
@@ -15,7 +16,7 @@ def layers_of(run) -> dict[str, set]:
 
 @pytest.mark.long
 def test_every_attention_of_a_model_with_many_experts_has_its_layer():
-    run = run_monitored([PYTHON, SCRIPT, str(LAYERS), "366"], *EVERYTHING)
+    run = run_monitored(forked(SCRIPT, str(LAYERS), "366"), *EVERYTHING)
     (told,) = run.told()
     unnamed = told["parameters"] - ROOM
     assert unnamed > 0
@@ -32,7 +33,7 @@ def test_every_attention_of_a_model_with_many_experts_has_its_layer():
 
 
 def test_of_a_model_whose_parameters_have_room_nothing_is_said():
-    run = run_monitored([PYTHON, SCRIPT, "4", "8"], *EVERYTHING)
+    run = run_monitored(forked(SCRIPT, "4", "8"), *EVERYTHING)
     run.told()
     assert layers_of(run)["layer"] == {f"{n:03d}" for n in range(4)}
     assert run.rank()["parameters_unnamed"] == run.rank()["gradient"]["untold_steps"] == 0

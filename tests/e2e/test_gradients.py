@@ -4,7 +4,8 @@ import functools
 import pathlib
 
 import pytest
-from monitored import EVERYTHING, PYTHON, Run, run_monitored, unwrapped
+from forked import forked
+from monitored import EVERYTHING, Run, run_monitored, unwrapped
 from tiers import keep
 
 SCRIPT = str(pathlib.Path(__file__).with_name("gradient_training.py"))
@@ -15,7 +16,7 @@ STEPS, LARGE = 5, 50.0
 
 @functools.cache
 def run_of(case: str) -> Run:
-    return run_monitored([PYTHON, SCRIPT, case], *EVERYTHING)
+    return run_monitored(forked(SCRIPT, case), *EVERYTHING)
 
 
 def by_layer(told: dict, key: str) -> dict:

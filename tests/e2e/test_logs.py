@@ -9,6 +9,7 @@ import types
 
 import monitored
 import pytest
+from forked import forked
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "integrations" / "torch" / "python"
@@ -246,7 +247,7 @@ def test_a_real_summary_writer_under_foreshock(tmp_path):
 
     def program(folder: str) -> list[str]:
         text = TRAINING.format(support=str(ROOT / "tests" / "support"), folder=str(tmp_path / folder))
-        return [monitored.PYTHON, "-c", text]
+        return forked("-c", text)
 
     run = monitored.run_monitored(program("with"), *monitored.EVERYTHING)
     (told,) = run.told()
@@ -281,7 +282,7 @@ def test_the_switch_leaves_the_loggers_alone(tmp_path):
         "import json; print(json.dumps({'wrapped': hasattr(w.SummaryWriter.add_scalar, '__wrapped__')}))"
     )
     pytest.importorskip("tensorboard")
-    command = [monitored.PYTHON, "-c", program]
+    command = forked("-c", program)
     assert monitored.run_monitored(command).told() == [{"wrapped": True}]
     assert monitored.run_monitored(command, FORESHOCK="0").told() == [{"wrapped": False}]
     assert json.loads(monitored.run_plain(command).stdout) == {"wrapped": False}

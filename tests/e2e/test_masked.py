@@ -3,7 +3,8 @@
 import functools
 import pathlib
 
-from monitored import EVERYTHING, PYTHON, Run, run_monitored
+from forked import forked
+from monitored import EVERYTHING, Run, run_monitored
 
 SCRIPT = str(pathlib.Path(__file__).with_name("masked_training.py"))
 STEPS, LAYERS = 24, ("000", "001", "002", "003")
@@ -13,7 +14,7 @@ FEW_KEYS = "002"
 
 @functools.cache
 def run_of() -> Run:
-    return run_monitored([PYTHON, SCRIPT, str(STEPS)], *EVERYTHING)
+    return run_monitored(forked(SCRIPT, str(STEPS)), *EVERYTHING)
 
 
 def samples(layer: str, tensor: str) -> list[dict]:

@@ -6,7 +6,8 @@ import pathlib
 import statistics
 
 import pytest
-from monitored import EVERYTHING, PYTHON, Run, assert_conserved, run_monitored
+from forked import forked
+from monitored import EVERYTHING, Run, assert_conserved, run_monitored
 
 SCRIPT = pathlib.Path(__file__).with_name("numbers_training.py")
 POOL = 64  # slices of a rank that the summary's bias is over
@@ -35,7 +36,7 @@ RATIOS = {
 @pytest.fixture(scope="module")
 def run() -> Run:
     support = str(SCRIPT.parents[1] / "support")
-    return run_monitored([PYTHON, str(SCRIPT)], *EVERYTHING, PYTHONPATH=support)
+    return run_monitored(forked(str(SCRIPT)), *EVERYTHING, PYTHONPATH=support)
 
 
 @pytest.fixture(scope="module")

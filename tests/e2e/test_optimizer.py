@@ -7,6 +7,7 @@ import tempfile
 
 import numpy as np
 import pytest
+from forked import forked
 from monitored import EVERYTHING, PYTHON, Run, run_monitored
 from tiers import keep
 
@@ -21,11 +22,12 @@ FIGURES = ("rms_staleness", "epsilon_dominated_ratio", "update_ratio", "gradient
 
 class Training:
     def __init__(self, case: str) -> None:
-        command = [PYTHON]
-        if case in RANKS:
-            command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS[case])]
         with tempfile.TemporaryDirectory() as folder:
-            self.run: Run = run_monitored([*command, SCRIPT, case, folder], *EVERYTHING, "--weights", "1")
+            command = forked(SCRIPT, case, folder)
+            if case in RANKS:
+                ranks = ["--standalone", "--nproc-per-node", str(RANKS[case])]
+                command = [PYTHON, "-m", "torch.distributed.run", *ranks, SCRIPT, case, folder]
+            self.run: Run = run_monitored(command, *EVERYTHING, "--weights", "1")
             assert self.run.returncode == 0, self.run.stderr
             self.told = json.loads((pathlib.Path(folder) / "told.json").read_text())
 

@@ -4,7 +4,8 @@ import re
 import sys
 
 import pytest
-from monitored import PYTHON, Run, assert_conserved, run_monitored, unwrapped
+from forked import forked
+from monitored import Run, assert_conserved, run_monitored, unwrapped
 
 STEPS = 40
 LAYERS = 4
@@ -57,7 +58,7 @@ for _ in range({STEPS}):
 
 
 def train(kind: str) -> Run:
-    run = run_monitored([PYTHON, "-c", SCRIPT, kind])
+    run = run_monitored(forked("-c", SCRIPT, kind))
     assert run.rank()["steps"] == STEPS, run.stderr
     assert_conserved(run.rank())
     return run

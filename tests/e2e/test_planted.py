@@ -7,7 +7,8 @@ import re
 import subprocess
 
 import pytest
-from monitored import EVERYTHING, FORESHOCK, PYTHON, Run, assert_conserved, run_monitored, unwrapped
+from forked import forked
+from monitored import EVERYTHING, FORESHOCK, Run, assert_conserved, run_monitored, unwrapped
 from tiers import keep
 
 GUILTY, INNOCENT = "001", ("000", "002")
@@ -29,7 +30,7 @@ PLANTED_BIAS = 0.3  # ulp: three elements in ten are moved by one
 
 @functools.cache
 def run_of(name: str) -> Run:
-    return run_monitored([PYTHON, SCRIPT, *map(str, RUNS[name])], *EVERYTHING)
+    return run_monitored(forked(SCRIPT, *map(str, RUNS[name])), *EVERYTHING)
 
 
 def samples(run: Run, layer: str, which: str = "forward") -> list[dict]:
@@ -130,7 +131,7 @@ def test_a_bias_is_found_in_its_layer(name):
 @pytest.mark.long
 def test_ten_thousand_tensors_keep_no_layer_out():
     """They lie before the five layers in the model, and each has its turn in 64 steps. All five layers are wrong."""
-    run = run_monitored([PYTHON, SCRIPT, "head", "1", "64", "10000"], *EVERYTHING, "--weights", "64")
+    run = run_monitored(forked(SCRIPT, "head", "1", "64", "10000"), *EVERYTHING, "--weights", "64")
     assert [told["calls"] for told in run.told()] == [5 * 64]
     warned = {line["layer"] for line in run.of("event") if (line["detector"], line["level"]) == WARNED}
     assert warned == {f"blocks.{n:03d}" for n in range(5)}

@@ -6,7 +6,8 @@ import functools
 import pathlib
 
 import pytest
-from monitored import EVERYTHING, PYTHON, ROOT, Run, assert_conserved, run_monitored, run_plain
+from forked import forked
+from monitored import EVERYTHING, ROOT, Run, assert_conserved, run_monitored, run_plain
 from tiers import keep
 
 SCRIPT = str(pathlib.Path(__file__).with_name("provider_training.py"))
@@ -40,7 +41,7 @@ def names_of(case: str) -> tuple[str, str]:
 @functools.cache
 def runs_of(case: str) -> tuple[Run, Run]:
     """The plain run and the monitored one."""
-    command = [PYTHON, SCRIPT, case]
+    command = forked(SCRIPT, case)
     return run_plain(command, PYTHONPATH=HELPERS), run_monitored(command, *EVERYTHING)
 
 
@@ -106,7 +107,7 @@ def test_samples_name_their_layer(case):
     ),
 )
 def test_an_error_below_a_seam_is_found_in_its_layer(case, tensor):
-    run = run_monitored([PYTHON, SCRIPT, case], *EVERYTHING, PLANTED=tensor)
+    run = run_monitored(forked(SCRIPT, case), *EVERYTHING, PLANTED=tensor)
     alarms = run.rank()["alarms"]
     # The order of calls, by which layers of a graph are named, is known after two steps.
     unnamed = {None} if case == "flex_compiled" else set()

@@ -6,7 +6,8 @@ import pathlib
 import statistics
 
 import pytest
-from monitored import EVERYTHING, PYTHON, Run, run_monitored
+from forked import forked
+from monitored import EVERYTHING, Run, run_monitored
 from tiers import keep
 
 SCRIPT = str(pathlib.Path(__file__).with_name("ring_training.py"))
@@ -17,7 +18,7 @@ STEPS = 16
 
 @functools.cache
 def run_of(name: str) -> Run:
-    return run_monitored([PYTHON, SCRIPT, *map(str, (SOUND | WRONG)[name]), str(STEPS)], *EVERYTHING)
+    return run_monitored(forked(SCRIPT, *map(str, (SOUND | WRONG)[name]), str(STEPS)), *EVERYTHING)
 
 
 def backward(run: Run) -> list[dict]:

@@ -6,19 +6,13 @@ import dataclasses
 import pathlib
 
 import pytest
-from monitored import PYTHON, Run, assert_conserved, clean_environment, run_monitored, unwrapped
+from forked import forked
+from monitored import Run, assert_conserved, run_monitored, run_plain, unwrapped
 from tiers import keep
-from zygote import Zygote
 
 HERE = pathlib.Path(__file__).resolve().parent
 STEPS = 12
 PASSES = ("forward", "backward")
-BEGIN = f"""
-import sys
-sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent / "support")!r}]
-sys.argv[1:] = ["", "{STEPS}"]
-import torch, small_training
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,14 +70,6 @@ ROWS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def alone():
-    """A process to fork trainings from, without the monitor."""
-    zygote = Zygote(BEGIN, clean_environment())
-    yield zygote
-    zygote.close()
-
-
 def judged(run: Run) -> dict[str, set[str]]:
     """{label of a layer, "" for none: passes in which a slice was judged}."""
     found: dict[str, set[str]] = {}
@@ -98,14 +84,12 @@ KEPT = ("gpt clipped, fused optimizer", "gradient scaler", "compiled", "hand-wri
 
 
 @pytest.mark.parametrize("kind", keep(ROWS, *KEPT))
-def test_a_small_training(kind, alone, tmp_path, show_line):
+def test_a_small_training(kind, show_line):
     row = ROWS[kind]
-    plain = alone.run(f"small_training.train({kind!r})", {}, tmp_path)
-    assert plain.returncode == 0, plain.stderr
-    run = run_monitored(
-        [PYTHON, str(HERE / "small_training.py"), kind, str(STEPS)], PYTHONPATH=str(HERE.parent / "support")
-    )
-    assert run.told()[0] == Run(0, plain.stdout, "").told()[0], "other bits than alone"
+    command, support = forked(str(HERE / "small_training.py"), kind, str(STEPS)), str(HERE.parent / "support")
+    plain = run_plain(command, PYTHONPATH=support)
+    run = run_monitored(command, PYTHONPATH=support)
+    assert run.told()[0] == plain.told()[0], "other bits than alone"
     rank = run.rank()
     found = judged(run)
     cost = f"{rank['first_look_seconds']:.3f} s, then {rank['slowdown_ratio'] or 0:.2%}"

@@ -4,7 +4,8 @@ scores, a rate far too high."""
 import pathlib
 
 import pytest
-from monitored import EVERYTHING, PYTHON, run_monitored, unwrapped
+from forked import forked
+from monitored import EVERYTHING, run_monitored, unwrapped
 from tiers import keep
 
 SCRIPT = str(pathlib.Path(__file__).with_name("sound_training.py"))
@@ -16,7 +17,7 @@ CASES = [(kind, seed) for kind in STEPS for seed in range(12 if kind == "noise" 
 
 @pytest.mark.parametrize(("kind", "seed"), keep(CASES, *KEPT, several=True))
 def test_a_sound_training_is_healthy(kind, seed):
-    run = run_monitored([PYTHON, SCRIPT, kind, str(seed), str(STEPS[kind])], *EVERYTHING)
+    run = run_monitored(forked(SCRIPT, kind, str(seed), str(STEPS[kind])), *EVERYTHING)
     assert run.rank()["alarms"] == []
     assert "ATTENTION FAULT" not in unwrapped(run.stderr)
     judged = [line for line in run.of("sample") if line["fused_ratio"] is not None]
@@ -27,7 +28,7 @@ def test_a_sound_training_is_healthy(kind, seed):
 
 def test_attention_that_is_written_out_is_compared_with_such_attention():
     """Rounded scores make it as wrong as a faulty fused kernel would be."""
-    run = run_monitored([PYTHON, SCRIPT, "written", "1", "60"], *EVERYTHING)
+    run = run_monitored(forked(SCRIPT, "written", "1", "60"), *EVERYTHING)
     assert run.rank()["alarms"] == []
     ratios = [line["fused_ratio"] for line in run.of("sample") if line["fused_ratio"] is not None]
     against_fused = [line["error_norm"] / line["fused_error_norm"] for line in run.of("sample")]
@@ -37,6 +38,6 @@ def test_attention_that_is_written_out_is_compared_with_such_attention():
 
 
 def test_a_fault_of_attention_that_is_written_out_is_found():
-    run = run_monitored([PYTHON, SCRIPT, "wrong", "1", "60"], *EVERYTHING)
+    run = run_monitored(forked(SCRIPT, "wrong", "1", "60"), *EVERYTHING)
     assert {alarm["tensor"] for alarm in run.rank()["alarms"]} == {"out"}
     assert "ATTENTION FAULT" in unwrapped(run.stderr)

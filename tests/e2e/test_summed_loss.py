@@ -3,7 +3,8 @@
 import pathlib
 
 import pytest
-from monitored import EVERYTHING, PYTHON, Run, run_monitored, run_plain
+from forked import forked
+from monitored import EVERYTHING, Run, run_monitored, run_plain
 from tiers import keep
 
 SCRIPT = pathlib.Path(__file__).with_name("summed_training.py")
@@ -11,7 +12,7 @@ SCRIPT = pathlib.Path(__file__).with_name("summed_training.py")
 
 def trained(*words: str) -> Run:
     """The monitored run, after it gave the bits of a plain one."""
-    command, support = [PYTHON, str(SCRIPT), *words], str(SCRIPT.parents[1] / "support")
+    command, support = forked(str(SCRIPT), *words), str(SCRIPT.parents[1] / "support")
     plain = run_plain(command, PYTHONPATH=support)
     run = run_monitored(command, *EVERYTHING, PYTHONPATH=support)
     assert plain.told() == run.told()

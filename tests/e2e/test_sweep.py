@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-from monitored import EVERYTHING, PYTHON, assert_conserved, run_monitored
+from forked import forked
+from monitored import EVERYTHING, assert_conserved, run_monitored
 
 TRAINING = str(Path(__file__).with_name("sweep_training.py"))
 
 
 def test_no_sample_bears_a_name_that_is_not_its_own():
-    run = run_monitored([PYTHON, TRAINING], *EVERYTHING)
+    run = run_monitored(forked(TRAINING), *EVERYTHING)
     (told,) = run.told()
     assert_conserved(run.rank())
     samples = sorted((s for s in run.of("sample") if s["pass"] == "forward"), key=lambda s: s["ticket"])

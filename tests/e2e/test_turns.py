@@ -3,14 +3,15 @@
 from pathlib import Path
 
 import pytest
-from monitored import EVERYTHING, PYTHON, Run, run_monitored, unwrapped
+from forked import forked
+from monitored import EVERYTHING, Run, run_monitored, unwrapped
 from tiers import keep
 
 TRAINING = str(Path(__file__).with_name("turns_training.py"))
 
 
 def train(case: str, *more: str) -> tuple[Run, dict]:
-    run = run_monitored([PYTHON, TRAINING, case], *EVERYTHING, "--weights", "1", *more)
+    run = run_monitored(forked(TRAINING, case), *EVERYTHING, "--weights", "1", *more)
     assert run.returncode == 0, run.stderr
     weights = run.rank()["weights"]
     assert weights["due"] == weights["snapshots"] + sum(weights["skipped"].values())

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from forked import forked
 from monitored import EVERYTHING, PYTHON, Run, run_monitored, run_plain, unwrapped
 from tiers import keep
 from weight_checks import check_lines, check_models
@@ -18,8 +19,8 @@ def torchrun(ranks: int) -> list[str]:
 
 
 def train(folder: Path, kind: str, *more: str, ranks: int = 1, interval: int = 1, options: tuple[str, ...] = ()) -> Run:
-    start = torchrun(ranks) if ranks > 1 else [PYTHON]
-    command = [*start, TRAINING, str(folder), str(STEPS), kind, *more]
+    training = [TRAINING, str(folder), str(STEPS), kind, *more]
+    command = [*torchrun(ranks), *training] if ranks > 1 else forked(*training)
     run = run_monitored(command, *EVERYTHING, "--weights", str(interval), *options, **SUPPORT)
     assert run.returncode == 0, run.stderr
     return run
@@ -30,7 +31,7 @@ def test_one_rank(tmp_path, kind):
     run = train(tmp_path, kind)
     check_lines(tmp_path, run, 1, STEPS)
     check_models(tmp_path, run, 1, STEPS)
-    plain = run_plain([PYTHON, TRAINING, str(tmp_path), str(STEPS), kind], **SUPPORT)
+    plain = run_plain(forked(TRAINING, str(tmp_path), str(STEPS), kind), **SUPPORT)
     assert run.told() == plain.told(), "the same bits"
     weights = run.rank()["weights"]
     assert weights["snapshots"] == len(run.of("tensor"))

@@ -5,6 +5,7 @@ import json
 import pathlib
 import subprocess
 
+from forked import forked
 from monitored import EVERYTHING, FORESHOCK, PYTHON, ROOT, Run, clean_environment, run_monitored
 
 SCRIPT = str(ROOT / "tests" / "e2e" / "planted_training.py")
@@ -22,7 +23,7 @@ class Kept:
 
 
 def train(folder: pathlib.Path, plant: str, *options: str, steps: int = 32, **environment: str) -> Kept:
-    command = [PYTHON, SCRIPT, plant, "1", str(steps)]
+    command = forked(SCRIPT, plant, "1", str(steps))
     run = run_monitored(command, *EVERYTHING, "--save-flagged", str(folder), *options, **environment)
     return Kept(run, folder)
 
