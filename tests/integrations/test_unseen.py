@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
-from foreshock_torch import flex_graph, seams
+from foreshock_torch import flex_graph, seams, written_graph
 from foreshock_torch.unseen import IMPORTED, USED, attention_unseen
 
 pytestmark = pytest.mark.quick
@@ -37,3 +37,8 @@ def test_flex_attention_is_named_unless_all_its_calls_are_seen(monkeypatch) -> N
     assert attention_unseen(modules) == []
     monkeypatch.setattr(flex_graph, "is_missed", True)
     assert attention_unseen(modules) == named
+
+
+def test_attention_of_compiled_graphs_that_is_not_followed_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(written_graph, "missed", {"weights are used elsewhere": 2})
+    assert attention_unseen({}) == [("compiled: weights are used elsewhere", USED)]

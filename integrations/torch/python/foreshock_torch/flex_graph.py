@@ -155,7 +155,7 @@ def _read(text: str) -> _Traced:
 
 
 @functools.cache
-def _function(source: str) -> Callable[..., Any]:
+def source_function(source: str) -> Callable[..., Any]:
     import torch
 
     names = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
@@ -217,12 +217,12 @@ class _Report:
         query, key, value, out, *more = tensors[: ends[0]]
         block_mask = score = None
         if traced.mask_mod:
-            is_visible = _function(traced.mask_mod)
+            is_visible = source_function(traced.mask_mod)
             block_mask = flex.mask_of(
                 blocks, traced.block_size, lambda b, h, i, j: is_visible(b, h, i, j, *mask_buffers)
             )
         if traced.score_mod:
-            changed = _function(traced.score_mod)
+            changed = source_function(traced.score_mod)
             score = lambda score, b, h, i, j: changed(score, b, h, i, j, *score_buffers)  # noqa: E731
         # The operator's log-sum-exp has base 2.
         lse = more[0] * math.log(2) if more else None

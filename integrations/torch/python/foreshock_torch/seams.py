@@ -20,7 +20,7 @@ from time import perf_counter_ns
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from . import flex, providers, sinks, tap
+from . import flex, providers, sinks, tap, written_graph
 from .providers import SKIP_UNKNOWN, Call, Given
 from .row_sums import log_sum_exp
 from .signals import is_of_trainer
@@ -356,7 +356,8 @@ class Watch:
         self.outside: Callable[[], Any] = contextlib.nullcontext  # suspends the mode of written.py
         global _active
         _active = self
-        for name in [name for name in sys.modules if name in _MODULES]:
+        self._changes = written_graph.changes(self)  # {module: what changes it after its import}
+        for name in [name for name in sys.modules if name in _MODULES or name in self._changes]:
             self._wrap(sys.modules[name])
         sys.meta_path.insert(0, self)
 
@@ -378,7 +379,7 @@ class Watch:
         self.core.core.foreshock_note_unseen(name.encode(errors="replace"), evidence)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in _MODULES:
+        if name not in _MODULES and name not in self._changes:
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
@@ -406,6 +407,8 @@ class Watch:
             for seam in SEAMS:
                 if vars(module).get("__name__") == seam.module:
                     self._wrap_function(module, seam)
+            if (change := self._changes.get(vars(module).get("__name__", ""))) is not None:
+                change(module)
         except Exception as error:  # the training's import must not fail
             if is_of_trainer(error):
                 raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from . import flex_graph, seams
+from . import flex_graph, seams, written_graph
 
 USED, IMPORTED = 1, 2  # as in hook.h (FORESHOCK_UNSEEN_...): the function ran; or its module was only imported
 # Training steps of this process, counted from 1. Several, since a training may import or call more as it goes on.
@@ -24,6 +24,7 @@ def attention_unseen(modules: dict[str, Any] | None = None) -> list[tuple[str, i
     is_seen = is_seen and not flex_graph.is_missed
     if getattr(flex, "_dispatch_cache", None) and not is_seen:
         found.append(("flex_attention", USED))
+    found += [(f"compiled: {why}", USED) for why in written_graph.missed]
     # seams.py sees the calls from version 2.0 on. No version: 2 is assumed.
     engine = modules.get("transformer_engine")
     if str(getattr(engine, "__version__", "2.")).startswith(("0.", "1.")):

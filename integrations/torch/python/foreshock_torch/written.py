@@ -4,7 +4,7 @@ scores, softmax, product with the values.
 The forward of each class of attention module is wrapped. In sampled steps it runs under a torch function mode, which
 follows the scores from the first product to the last: factors, soft cap, added tensors, hidden scores, sinks, dropout.
 Nothing is guessed: an operation that is not in the table of scores.py, or that writes into a tensor unseen, ends the
-trace, and the call is not reported. Calls in other steps are not counted. In compiled graphs nothing is recognised.
+trace, and the call is not reported. Calls in other steps are not counted. Compiled graphs: written_graph.py.
 
 The mode calls each operation with its own arguments. Only query, key and value of a product become views of themselves,
 whose gradients are those of this attention alone (seams.Backward).
