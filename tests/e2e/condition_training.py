@@ -10,7 +10,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
 import torch.distributed as dist
-from tiny_gpt import Batches, TinyGpt, fingerprint, loss_of, set_up, tell
+from tiny_gpt import Batches, TinyGpt, fingerprint, leave_group, loss_of, set_up, tell
 from torch import nn
 
 LENGTH = 32
@@ -155,6 +155,73 @@ def one_bad_batch() -> None:
     training.end()
 
 
+def gradients_underflow() -> None:
+    """A loss so small that each gradient in fp16 is 0, as without a scaler. From step 101 on."""
+    training = Training(weight_decay=0.0)
+    for step in range(1, 151):
+        training.step(factor=0.0 if step > 100 else 1.0)
+    training.end()
+
+
+def no_label_counts() -> None:
+    """From step 101 on the mask leaves no label."""
+    training = Training()
+    for step in range(1, 151):
+        tokens = training.batches()
+        training.optimizer.zero_grad()
+        logits = training.model(tokens[:, :-1]).flatten(0, 1)
+        each = nn.functional.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="none")
+        mask = torch.full_like(each, float(step <= 100))
+        ((each * mask).sum() / mask.sum().clamp(min=1)).backward()
+        nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
+        training.optimizer.step()
+    training.end()
+
+
+def rate_jumps() -> None:
+    """SGD; a second scheduler takes over with the rate of another optimizer."""
+    training = Training()
+    training.optimizer = torch.optim.SGD(training.model.parameters(), lr=1e-2)
+    for step in range(1, 151):
+        training.optimizer.param_groups[0]["lr"] = 1e-2 if step < 120 else 0.3
+        training.step()
+    training.end()
+
+
+def clipped_while_scaled() -> None:
+    """Clipping to 1 before the scaler has taken its factor out."""
+    training = Training()
+    training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.1, momentum=0.9)
+    training.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    for _ in range(200):
+        training.optimizer.zero_grad()
+        training.scaler.scale(loss_of(training.model, training.batches())).backward()
+        nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
+        training.scaler.step(training.optimizer)
+        training.scaler.update()
+    training.end()
+
+
+def shuffled_labels(store: str, *numbers: str) -> None:
+    """Three ranks under DDP; those of `numbers` shuffle their labels."""
+    if "RANK" not in os.environ:
+        ranks_of(3, "shuffled_labels", store, *numbers)
+    own = os.environ["RANK"]
+    dist.init_process_group("gloo", store=dist.FileStore(store, 3), rank=int(own), world_size=3)
+    model = nn.parallel.DistributedDataParallel(TinyGpt(layers=1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    batches = Batches(10 + int(own), batch=4, length=LENGTH)
+    for _ in range(200):
+        tokens = batches()
+        labels = tokens[:, 1:].flatten()
+        if own in numbers:
+            labels = labels[torch.randperm(len(labels))]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), labels).backward()
+        optimizer.step()
+    leave_group()
+
+
 def lost_state(file: str, part: str = "") -> None:
     """Two processes; the second loads the weights and not the state of the optimizer."""
     if not part:
@@ -170,27 +237,31 @@ def lost_state(file: str, part: str = "") -> None:
     training.end()
 
 
-def rank(number: str, seed: str, store: str) -> None:
-    """A rank of two under DDP."""
-    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=int(number), world_size=2)
+def ranks_of(count: int, *arguments: str) -> None:
+    """Runs `count` ranks of this program with these arguments, and ends."""
+    variables = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
+    started = [
+        subprocess.Popen([sys.executable, __file__, *arguments], env=variables | {"RANK": n, "LOCAL_RANK": n})
+        for n in map(str, range(count))
+    ]
+    sys.exit(max(abs(each.wait()) for each in started))
+
+
+def ranks(store: str, *seeds: str) -> None:
+    """Two ranks under DDP, whose batches have these seeds."""
+    if "RANK" not in os.environ:
+        ranks_of(2, "ranks", store, *seeds)
+    number = int(os.environ["RANK"])
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=number, world_size=2)
     training = Training()
     training.model = nn.parallel.DistributedDataParallel(training.model)
-    training.batches = Batches(int(seed), batch=4, length=LENGTH)
+    training.batches = Batches(int(seeds[number]), batch=4, length=LENGTH)
     for _ in range(200):
         training.optimizer.zero_grad()
         loss = loss_of(training.model, training.batches())
         loss.backward()
         training.optimizer.step()
     dist.destroy_process_group()
-
-
-def ranks(store: str, *seeds: str) -> None:
-    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    commands = [(n, [sys.executable, __file__, "rank", str(n), seed, store]) for n, seed in enumerate(seeds)]
-    both = [
-        subprocess.Popen(c, env=os.environ | variables | {"RANK": str(n), "LOCAL_RANK": str(n)}) for n, c in commands
-    ]
-    sys.exit(max(abs(each.wait()) for each in both))
 
 
 if __name__ == "__main__":

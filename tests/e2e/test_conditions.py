@@ -73,6 +73,10 @@ def test_nothing_is_trained_with_a_rate_of_zero():
         ("rate_comes_back", "rate_comes_back", "the learning rate was at its end at step 76"),
         ("small_updates", "weights_stuck", "of the 16-bit weights did not change"),
         ("one_bad_batch", "lone_loss", "one loss stands out alone at step 280"),
+        ("gradients_underflow", "zero_norm", "the gradient norm is exactly 0 since step 101, and the loss is not"),
+        ("no_label_counts", "zero_loss", "loss and gradient are exactly 0 since step 101"),
+        ("rate_jumps", "rate_jump", "the learning rate jumps at step 120 to 0.3, its largest value before was 0.01"),
+        ("clipped_while_scaled", "clipped_away", "clipping leaves little of the gradient since step"),
     ],
 )
 def test_other_conditions_are_worth_a_look(kind, condition, text):
@@ -95,3 +99,11 @@ def test_ranks_with_the_same_batches_are_named(tmp_path):
     assert names(same) == ["same_losses"]
     assert "ranks 0, 1 have the same loss, bit for bit, since step 1" in headline(same)
     assert names(train("ranks", str(tmp_path / "own"), "3", "4")) == []
+
+
+@pytest.mark.long
+def test_a_rank_with_shuffled_labels_is_named(tmp_path):
+    run = train("shuffled_labels", str(tmp_path / "bad"), "1")
+    assert names(run) == ["rank_apart"]
+    assert "the loss of rank 1 is apart from those of the other ranks since step" in headline(run)
+    assert names(train("shuffled_labels", str(tmp_path / "sound"))) == []
