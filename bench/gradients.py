@@ -44,6 +44,10 @@ MECHANISMS = (
         "Automodel#3822, Automodel#1260", "copies_differ", "norm",
     ),
     Mechanism(
+        "tensor_stuck", 2, "tensor", "one of the copies of a norm is not updated", "Automodel#3822, Automodel#1260",
+        "copies_apart", "blocks.0.norm.weight: the tensor-parallel ranks 0 and 1 held equal values",
+    ),
+    Mechanism(
         "ignored", 2, "sound", "a parameter in DistributedDataParallel's ignore list", "",
         "gradient_not_summed", ONE + ": the gradient used is that of its own rank only, the ranks were",
     ),
@@ -75,6 +79,10 @@ MECHANISMS = (
         "drops", 2, "sound", "a gradient is lost before the optimizer's step", "DeepSpeed#8224",
         "gradient_dropped", ONE,
     ),
+    Mechanism(
+        "zero_drops", 2, "zero", "the same on the rank that steps the parameter (ZeroRedundancyOptimizer)",
+        "DeepSpeed#8224", "gradient_dropped", ONE,
+    ),
     Mechanism("shards_drops", 2, "shards", "the same in shards (FSDP2)", "DeepSpeed#8224", "gradient_dropped", ONE),
     Mechanism(
         "shards_clears_all", 2, "shards", "only the last micro-batch counts, in shards (FSDP2)", "open-instruct#1498",
@@ -87,6 +95,14 @@ MECHANISMS = (
     Mechanism(
         "shards_rounded", 2, "shards", "FSDP2 reduces gradients of fp32 in bf16", "pytorch#190626",
         "gradient_rounded", "the gradient used is rounded as by a sum in bf16",
+    ),
+    Mechanism(
+        "hybrid_drops", 4, "hybrid", "a gradient in shards of which there are two copies (HSDP) is lost",
+        "DeepSpeed#8224", "gradient_dropped", ONE,
+    ),
+    Mechanism(
+        "reads_early", 2, "by_hand", "gradients are reduced before the last backward pass has added to them", "",
+        "gradient_lacks_last", ONE,
     ),
     Mechanism("keeps_one", 1, "sound", "a parameter that zero_grad() leaves out", "", "gradient_piled_up", ONE),
     Mechanism("keeps_all", 2, "sound", "gradients that are never cleared", "", "gradient_piled_up"),

@@ -1,8 +1,9 @@
 """Trainings in which the gradient of one parameter, or of all, is not the sum of its contributions; and sound ones.
 
 `conserved_training.py KIND RANKS STORE [bf16]`: STORE is a file for the process group of several ranks. The kinds are
-those of the table in bench/gradients.py. Kinds "shards..." use FSDP2, "tensor..." tensor parallelism of DTensors,
-"experts..." a model whose ranks have an expert each; the others one process, DDP, or sums by the training itself.
+those of the table in bench/gradients.py. Kinds "shards..." use FSDP2, "hybrid..." FSDP2 with two copies of each shard,
+"tensor..." tensor parallelism of DTensors, "zero..." ZeroRedundancyOptimizer, "experts..." a model whose ranks have an
+expert each; the others one process, DDP, or sums by the training itself.
 """
 
 import contextlib
@@ -23,7 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 STEPS, PASSES = 7, 3
 BAD = "blocks.1.up.weight"
-BY_HAND = ("by_hand", "left_out", "summed_twice", "divided_twice")  # the training sums the gradients itself
+# The training sums the gradients itself.
+BY_HAND = ("by_hand", "left_out", "summed_twice", "divided_twice", "reads_early")
 
 
 class Tensors(nn.Module):
@@ -43,7 +45,7 @@ class Tensors(nn.Module):
     def local(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
         from torch.distributed.tensor import Partial
 
-        return tensor.to_local(grad_placements=None if self.kind == f"tensor_{what}" else [Partial()])
+        return tensor.to_local(grad_placements=None if self.kind.endswith(f"_{what}") else [Partial()])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -127,16 +129,19 @@ def in_shards(kind: str, ranks: int) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    mesh = init_device_mesh("cpu", (ranks,))
+    if kind.startswith("hybrid"):
+        mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicate", "shard"))
     model = TinyGpt(layers=2, width=32, precision=torch.float32)
     reduced = torch.bfloat16 if kind == "shards_rounded" else torch.float32
-    options = {"mesh": init_device_mesh("cpu", (ranks,)), "mp_policy": MixedPrecisionPolicy(reduce_dtype=reduced)}
+    options = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(reduce_dtype=reduced)}
     for block in model.blocks:
         fully_shard(block, **options)
     return fully_shard(model, **options)
 
 
 def made(kind: str, rank: int, ranks: int, precision: torch.dtype) -> nn.Module:
-    if kind.startswith("shards"):
+    if kind.startswith(("shards", "hybrid")):
         return in_shards(kind, ranks)
     if kind.startswith("tensor"):
         return TensorParallel(kind, ranks)
@@ -151,20 +156,24 @@ def main(kind: str, rank: int, ranks: int, store: str, precision: torch.dtype) -
     model = made(kind, rank, ranks, precision)
     bad = dict(model.named_parameters()).get(BAD)
     family, _, fault = kind.partition("_")
-    if family == "shards":
+    if family in ("shards", "hybrid"):
         kind = fault  # the faults of these trainings are those of others
     wrapped = model
     if family == "experts":
         apart = [name for name, _ in model.named_parameters() if name.startswith("experts.")]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, apart)
         wrapped = DistributedDataParallel(model)
-    elif ranks > 1 and kind not in BY_HAND and family not in ("shards", "tensor"):
+    elif ranks > 1 and kind not in BY_HAND and family not in ("shards", "hybrid", "tensor"):
         if kind == "ignored":
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [BAD])
         wrapped = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if family == "zero":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
     generator = torch.Generator().manual_seed(1 if family == "tensor" else rank + 1)
-    for _ in range(STEPS):
+    for step in range(STEPS):
         for number in range(PASSES):
             is_last = number == PASSES - 1
             tokens = torch.randint(VOCABULARY, (2, 17), generator=generator)
@@ -172,7 +181,10 @@ def main(kind: str, rank: int, ranks: int, store: str, precision: torch.dtype) -
             with wrapped.no_sync() if waits else contextlib.nullcontext():
                 logits = wrapped(tokens[:, :-1]).float()
                 loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+                early = bad.grad.clone() if kind == "reads_early" and is_last else None
                 (loss / PASSES).backward()
+            if early is not None:
+                bad.grad.copy_(early)
             if kind == "clears_one" and not is_last:
                 bad.grad.zero_()
             if kind == "clears_all" and not is_last:
@@ -187,14 +199,18 @@ def main(kind: str, rank: int, ranks: int, store: str, precision: torch.dtype) -
                 parameter.grad /= ranks
             if kind == "divided_twice":
                 bad.grad /= ranks
-        if kind == "drops":
+        if kind == "drops" or (kind == "zero_drops" and optimizer._param_to_rank[bad] == rank):
             bad.grad.zero_()
         if kind == "doubles":
             bad.grad *= 2
         if kind == "masks":  # sound: the training wants it so
             bad.grad[:7] = 0
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        gain = model.blocks[0].norm.weight.to_local() if kind == "tensor_stuck" and rank == 1 and step > 0 else None
+        before = None if gain is None else gain.detach().clone()
         optimizer.step()
+        if gain is not None:
+            gain.detach().copy_(before)
         if kind == "keeps_one":
             for parameter in model.parameters():
                 parameter.grad = parameter.grad if parameter is bad else None
