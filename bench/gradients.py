@@ -116,10 +116,11 @@ MECHANISMS = (
 
 def train(kind: str, ranks: int, *more: str) -> Any:
     """The Run (tests/support/monitored.py) of a training."""
-    from monitored import PYTHON, run_monitored
+    from forked import forked
+    from monitored import run_monitored
 
     with tempfile.TemporaryDirectory() as folder:
-        command = [PYTHON, str(TRAINING), kind, str(ranks), str(pathlib.Path(folder, "store")), *more]
+        command = forked(str(TRAINING), kind, str(ranks), str(pathlib.Path(folder, "store")), *more)
         return run_monitored(command, "--max-slowdown", "50%", timeout=600)
 
 

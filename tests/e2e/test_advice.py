@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from forked import forked
 from monitored import PYTHON, ROOT, Run, run_monitored, run_plain
 from records import record_lines
 from scraping import wait_until
@@ -70,8 +71,8 @@ def test_without_a_monitor_there_is_no_advice():
 
 
 def plain_loop(training: str, *words: str) -> Run:
-    command = [PYTHON, str(EXAMPLES / "plain_loop.py"), training, "--patient", "--steps", str(STEPS[training]), *words]
-    return run_monitored(command, *EVERY_OTHER)
+    words = ("--patient", "--steps", str(STEPS[training]), *words)
+    return run_monitored(forked(str(EXAMPLES / "plain_loop.py"), training, *words), *EVERY_OTHER)
 
 
 def end_of(run: Run) -> dict:

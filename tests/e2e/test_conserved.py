@@ -4,7 +4,8 @@ import pathlib
 import sys
 
 import pytest
-from monitored import PYTHON, run_plain
+from forked import forked
+from monitored import run_plain
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 from gradients import MECHANISMS, TRAINING, result_of, train
@@ -50,5 +51,5 @@ def test_a_sound_training_has_the_same_bits_and_no_condition(tmp_path, kind, ran
     run = train(kind, ranks, *more)
     assert result_of(run)[0] == []
     assert len(run.of("gradient")) >= 3 * ranks * 10
-    plain = run_plain([PYTHON, str(TRAINING), kind, str(ranks), str(tmp_path / "store"), *more])
+    plain = run_plain(forked(str(TRAINING), kind, str(ranks), str(tmp_path / "store"), *more))
     assert sorted(map(str, run.told())) == sorted(map(str, plain.told()))

@@ -42,7 +42,7 @@ def forked(*words: str) -> list[str]:
 
 
 class Server:
-    """A server as a process, and the folder of its socket. One is shared by all tests of a process."""
+    """A server as a process. One is shared by all tests of a process, at whose end it ends and removes its folder."""
 
     kept: Server | None = None
 
@@ -56,8 +56,7 @@ class Server:
     def __init__(self) -> None:
         from monitored import PYTHON, clean_environment
 
-        self.folder = tempfile.mkdtemp(prefix="foreshock-forked-")
-        self.socket = str(pathlib.Path(self.folder, "socket"))
+        self.socket = str(pathlib.Path(tempfile.mkdtemp(prefix="foreshock-forked-"), "socket"))
         self.process = subprocess.Popen(
             [PYTHON, "-c", SERVE, self.socket], env=clean_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -67,7 +66,6 @@ class Server:
         self.process.stdin.close()
         self.process.wait(timeout=60)
         self.process.stdout.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 # -- the server --
@@ -93,6 +91,7 @@ def serve(path: str) -> None:
     while True:
         for descriptor, _ in events.poll():
             if descriptor == 0:
+                shutil.rmtree(pathlib.Path(path).parent, ignore_errors=True)
                 os._exit(0)
             if descriptor == listener.fileno():
                 client = listener.accept()[0]
