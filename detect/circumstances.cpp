@@ -35,6 +35,9 @@ std::string text_of(const Circumstance& circumstance, int64_t onset) {
       return when + "the gradient norm went from " + change(circumstance);
     case CircumstanceKind::kSkippedSteps:
       return when + "the gradient scaler began to skip steps (" + number(circumstance.to) + " skipped)";
+    case CircumstanceKind::kLoneLoss:
+      return when + "one loss stood out alone: " + number(circumstance.to) +
+             ", the losses before it are near " + number(circumstance.from);
     case CircumstanceKind::kWentBack:
       return when + "the training went back to step " + std::to_string(circumstance.step);
   }
@@ -56,10 +59,11 @@ std::vector<Circumstance> StepTrail::before(int64_t onset) const {
   const int64_t first =
       onset < INT64_MIN + static_cast<int64_t>(kRecent) ? INT64_MIN : onset - static_cast<int64_t>(kRecent);
   std::vector<Circumstance> found;
-  std::optional<Circumstance> rate, norm, skipped;
+  std::optional<Circumstance> rate, norm, skipped, lone_loss, outlier;
   std::optional<double> last_rate;
   std::optional<uint64_t> last_skipped;
   std::deque<double> norms;  // the last kNorms finite norms
+  Window<kLoneWindow> losses;
   for (const auto& [step, numbers] : steps_) {
     if (step > onset) break;
     if (const std::optional<double>& now = numbers.learning_rate; now && std::isfinite(*now)) {
@@ -75,6 +79,15 @@ std::vector<Circumstance> StepTrail::before(int64_t onset) const {
       }
       last_skipped = now;
     }
+    if (const std::optional<double>& now = numbers.loss; now && std::isfinite(*now)) {
+      const std::optional<double> usual = usual_beside(*now, losses);
+      if (outlier && !usual && step < onset) lone_loss = outlier;
+      outlier.reset();
+      if (!usual)
+        losses.add(*now);
+      else if (step >= first)
+        outlier = {CircumstanceKind::kLoneLoss, step, *usual, *now};
+    }
     const std::optional<double>& now = numbers.gradient_norm;
     if (!now || !std::isfinite(*now) || step == onset) continue;
     // The first jump counts: the norms after it follow from it.
@@ -83,7 +96,8 @@ std::vector<Circumstance> StepTrail::before(int64_t onset) const {
     norms.push_back(*now);
     if (norms.size() > kNorms) norms.pop_front();
   }
-  for (const auto& each : {rate, norm, skipped})
+  // In this order at one step: the batch of the loss explains the norm.
+  for (const auto& each : {rate, lone_loss, norm, skipped})
     if (each) found.push_back(*each);
   if (went_back_ && went_back_->step >= first && went_back_->step <= onset) found.push_back(*went_back_);
   std::stable_sort(found.begin(), found.end(),

@@ -1,6 +1,6 @@
-// Finds what changed shortly before a loss event: the learning rate, the gradient norm, steps that a gradient
-// scaler skipped, a return to an earlier step. Uses only the numbers of the steps, so that the agent and a
-// replay of the record find the same.
+// Finds what changed shortly before a loss event: the learning rate, one loss that stood out alone, the
+// gradient norm, steps that a gradient scaler skipped, a return to an earlier step. Uses only the numbers of
+// the steps, so that the agent and a replay of the record find the same.
 #ifndef FORESHOCK_DETECT_CIRCUMSTANCES_H_
 #define FORESHOCK_DETECT_CIRCUMSTANCES_H_
 
@@ -11,20 +11,23 @@
 #include <string>
 #include <vector>
 
+#include "detect/loss_rules.h"
+
 namespace foreshock {
 
 // Numbers of one optimizer step; unknown ones are absent.
 struct StepNumbers {
   std::optional<double> gradient_norm, learning_rate;
   std::optional<uint64_t> skipped_steps;  // optimizer steps that the gradient scaler has skipped so far
+  std::optional<double> loss = {};
 };
 
-enum class CircumstanceKind : int { kLearningRate, kGradientNorm, kSkippedSteps, kWentBack };
-inline constexpr int kCircumstanceKinds = 4;
+enum class CircumstanceKind : int { kLearningRate, kGradientNorm, kSkippedSteps, kWentBack, kLoneLoss };
+inline constexpr int kCircumstanceKinds = 5;
 
-// A change from `from` to `to` at `step`. kGradientNorm: `from` is the median of the norms before.
-// kSkippedSteps: `to` is the number of steps that were skipped since `step`. kWentBack: `from` is the step
-// from which the training went back to `step`.
+// A change from `from` to `to` at `step`. kGradientNorm, kLoneLoss: `from` is the median of the values
+// before. kSkippedSteps: `to` is the number of steps that were skipped since `step`. kWentBack: `from` is the
+// step from which the training went back to `step`.
 struct Circumstance {
   CircumstanceKind kind = CircumstanceKind::kLearningRate;
   int64_t step = 0;
@@ -49,12 +52,13 @@ class StepTrail {
 
   // Returns the circumstances of an event that began at `onset`, the earliest first. A rate is set before the
   // step that uses it, so a change at the onset counts. A norm at the onset may be a consequence of the
-  // event.
+  // event. A loss counts if it stands out (usual_beside()) and the next one does not: else it is the event.
   std::vector<Circumstance> before(int64_t onset) const;
 
  private:
-  // The onset of a divergence is declared up to 128 steps later (loss_rules.h).
-  static constexpr size_t kMostSteps = kRecent + 128 + kNorms;
+  // The onset of a divergence is declared up to 128 steps later (loss_rules.h). kLoneWindow losses come
+  // before.
+  static constexpr size_t kMostSteps = kRecent + 128 + kLoneWindow;
   struct Step {
     int64_t step;
     StepNumbers numbers;

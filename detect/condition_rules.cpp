@@ -316,17 +316,8 @@ void SkipRule::observe(int64_t step, uint64_t skipped, int64_t rank, ConditionBo
 
 void LoneLossRule::observe(int64_t step, double loss, int64_t rank, ConditionBoard* board) {
   if (!std::isfinite(loss)) return restart();  // reported as a loss event
-  bool stands_out = false;
-  double usual = 0;
-  if (window_.full()) {
-    usual = median_of(window_);
-    const double largest = *std::max_element(window_.data(), window_.data() + window_.size());
-    // If all losses of the window are equal, a distance of rounding errors does not count.
-    const double reach = std::max(largest - usual, kLossLeastSpread * std::fabs(usual));
-    stands_out = loss - usual > kLoneFactor * reach &&
-                 (usual <= 0 || std::log(loss / usual) > kLoneLogFactor * std::log(largest / usual));
-  }
-  if (!stands_out) {
+  const std::optional<double> usual = usual_beside(loss, window_);
+  if (!usual) {
     window_.add(loss);
     if (candidate_step_ < 0 || ++after_ < kLoneAfter) return;
     if (Condition* found = board->note(ConditionId::kLoneLoss, rank, candidate_step_, candidate_step_)) {
@@ -340,7 +331,7 @@ void LoneLossRule::observe(int64_t step, double loss, int64_t rank, ConditionBoa
   if (candidate_step_ >= 0) return restart();
   candidate_step_ = step;
   candidate_ = loss;
-  usual_ = usual;
+  usual_ = *usual;
   after_ = 0;
 }
 

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "detect/loss_rules.h"
 #include "detect/state.h"
 #include "detect/window.h"
 
@@ -105,17 +106,8 @@ inline constexpr int64_t kRateRise = 16;
 // step, so both processes must be beyond kRateLearning steps; a process that begins before is another
 // training. Warm restarts exactly at the first step of a process remain.
 inline constexpr double kRateRestored = 2;
-// A single loss stands out if it exceeds the median of the last kLoneWindow losses by kLoneFactor times as
-// much as the largest of them does. For losses with an exponential tail (heavier than in most trainings), the
-// n = kLoneWindow / 2 losses above the median give a largest excess M with E[exp(-k M)] = n! k! / (n + k)!,
-// which is 2.3e-6 for n = 32 and k = 5: one false report in 400,000 steps. For normal losses it is below
-// 1e-12. Losses of a regression may have a power law as their tail. Their logarithms have an exponential one,
-// so the logarithm of a positive loss must also exceed that of the median by kLoneLogFactor times as much as
-// that of the largest does: k = 3 gives 1.5e-4. Both limits hold for a tail that is lighter than either.
-inline constexpr size_t kLoneWindow = 64;
-inline constexpr double kLoneFactor = 5;
-inline constexpr double kLoneLogFactor = 3;
-inline constexpr int kLoneAfter = 3;  // ordinary losses in a row after it: a spike has none
+// Ordinary losses in a row after a single loss that stands out (loss_rules.h): a spike has none.
+inline constexpr int kLoneAfter = 3;
 // A gradient of exactly 0 in so many steps in a row. One batch without labels, or whose loss is at its bound,
 // can occur by chance. Rounding gives no exact 0: all values of the gradient would have to underflow.
 inline constexpr uint64_t kZeroLosses = 8;

@@ -48,6 +48,18 @@ std::optional<double> robust_z(const double* values, size_t count, double x) {
   return z;
 }
 
+std::optional<double> usual_beside(double loss, const Window<kLoneWindow>& window) {
+  if (!window.full()) return std::nullopt;
+  std::array<double, kLoneWindow> values;
+  std::copy_n(window.data(), kLoneWindow, values.begin());
+  const double usual = median(values.data(), kLoneWindow), largest = window.nth_largest(1);
+  // If all losses of the window are equal, a distance of rounding errors does not count.
+  const double reach = std::max(largest - usual, kLossLeastSpread * std::fabs(usual));
+  const bool stands_out = loss - usual > kLoneFactor * reach &&
+                          (usual <= 0 || std::log(loss / usual) > kLoneLogFactor * std::log(largest / usual));
+  return stands_out ? std::optional(usual) : std::nullopt;
+}
+
 // A loss is high if it is not finite, or if the window is full and the loss is more than kLossSigmas spreads
 // above the window's mean; else it is quiet. The counts of losses in a row stop at kMostInRow, so they cannot
 // overflow.

@@ -68,7 +68,7 @@ void RankWatch::observe_step(int64_t step, const std::optional<double>& loss,
                              const std::optional<uint64_t>& skipped_steps,
                              const std::map<std::string, double>& other_losses) {
   if (has_step_ && step < last_step_) resume(step, out);
-  trail_.add(step, {gradient_norm, learning_rate, skipped_steps});
+  trail_.add(step, {gradient_norm, learning_rate, skipped_steps, loss});
   has_step_ = true;
   last_step_ = step;
   loss_verdict_ = {};

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <vector>
+
 namespace foreshock {
 namespace {
 
@@ -44,6 +47,34 @@ TEST(Circumstances, ReportsSkippedStepsAndAReturnInOrder) {
   ASSERT_EQ(found.size(), 2u);
   EXPECT_EQ(text_of(found[0], 165), "15 steps after the training went back to step 150");
   EXPECT_EQ(text_of(found[1], 165), "5 steps after the gradient scaler began to skip steps (2 skipped)");
+}
+
+// The losses of steps 1 to `steps`, about 2, of which those of the steps in `high` are 40.
+StepTrail trail_of_losses(int64_t steps, const std::vector<int64_t>& high) {
+  StepTrail trail;
+  for (int64_t step = 1; step <= steps; ++step) {
+    StepNumbers numbers;
+    numbers.gradient_norm = numbers.loss = std::find(high.begin(), high.end(), step) != high.end()
+                                               ? 40
+                                               : 2 + 0.01 * static_cast<double>(step % 7);
+    trail.add(step, numbers);
+  }
+  return trail;
+}
+
+TEST(Circumstances, ReportsOneLossThatStoodOutBeforeTheNormOfItsStep) {
+  const std::vector<Circumstance> found = trail_of_losses(120, {100}).before(103);
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(text_of(found[0], 103),
+            "3 steps after one loss stood out alone: 40, the losses before it are near 2.03");
+  EXPECT_EQ(found[1].kind, CircumstanceKind::kGradientNorm);
+}
+
+TEST(Circumstances, HighLossesInARowAreTheEventItself) {
+  for (const Circumstance& each : trail_of_losses(120, {100, 101, 102, 103}).before(101))
+    EXPECT_NE(each.kind, CircumstanceKind::kLoneLoss);
+  EXPECT_THAT(trail_of_losses(120, {100}).before(100), IsEmpty());
+  EXPECT_THAT(trail_of_losses(60, {50}).before(55), testing::SizeIs(1)) << "too few losses to compare with";
 }
 
 }  // namespace
