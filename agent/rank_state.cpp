@@ -345,8 +345,8 @@ void add_known(SampleWindow& window, const std::optional<double>& value) {
   if (value) window.add(*value);
 }
 
-// Whether no key column of the slice could be compared: a mask hides all of them, or their weights are noise
-// (kScoresAreNoise).
+// Whether no key column of the slice could be compared: a mask hides all of them, the output's gradient is 0,
+// or their weights are noise (kScoresAreNoise).
 bool has_no_comparable_column(const SliceDeviation& deviation) {
   return is_key_gradient(static_cast<uint32_t>(deviation.tensor)) && deviation.rows_compared == 0 &&
          deviation.rows_not_comparable > 0;
@@ -641,8 +641,8 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   }
   // Counted once for dK and dV.
   if (tensor == static_cast<uint32_t>(JudgedTensor::kGradKey) && has_no_comparable_column(deviation)) {
-    ++rank->columns_skipped[segment::kColumnsMask];
-    ++statistics.columns_skipped[segment::kColumnsMask];
+    ++rank->columns_skipped[segment::kColumnsEmpty];
+    ++statistics.columns_skipped[segment::kColumnsEmpty];
   }
   if (named_layer != nullptr) {
     statistics.label = layer.label;

@@ -90,14 +90,15 @@ enum ColumnsSkip : uint32_t {
   kColumnsNotChosen,  // only a share of the calls gives one (libmonitor/call.h, takes_columns())
   kColumnsGradients,  // the call came without dK and dV, or in another format or shape than keys and values
   kColumnsLogSumExp,  // the call came without log_sum_exp
-  kColumnsMask,       // never in a slot; the agent counts slices here whose mask leaves no comparable column
+  kColumnsEmpty,      // never in a slot; the agent counts slices here without a comparable column
   kColumnsPacked,     // a packed batch whose offsets are on a device
   kColumnsTooLarge,   // all query rows of the heads of a kv-head exceed the slots
   kColumnsRingFull,   // too few slots were free
   kColumnsSkips
 };
 inline constexpr const char* kColumnsSkipNames[kColumnsSkips] = {
-    "taken", "not_chosen", "no_gradients", "no_log_sum_exp", "mask", "packed", "too_large", "ring_full"};
+    "taken",  "not_chosen", "no_gradients", "no_log_sum_exp", "nothing_to_compare",
+    "packed", "too_large",  "ring_full"};
 
 // The regions of a segment. Each is an array of one struct of this file, except kSlots and kTensors.
 enum RegionId : uint32_t {

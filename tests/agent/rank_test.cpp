@@ -233,9 +233,9 @@ TEST(Rank, KeyColumnsThatCannotBeComparedAreNotJudged) {
       observe_slice(slot, {.label = "000", .name = "", .source = "parameter"}, deviation, &rank);
       const bool is_last = tensor == JudgedTensor::kGradValue;
       EXPECT_EQ(rank.keys[is_last].judged, compared == 0 ? 0u : 1u);
-      EXPECT_EQ(rank.layers.at("000").columns_skipped[segment::kColumnsMask], 1u);
+      EXPECT_EQ(rank.layers.at("000").columns_skipped[segment::kColumnsEmpty], 1u);
     }
-  EXPECT_EQ(rank.columns_skipped[segment::kColumnsMask], 1u);
+  EXPECT_EQ(rank.columns_skipped[segment::kColumnsEmpty], 1u);
 }
 
 TEST(Rank, AFallingStepNumberIsAnotherTraining) {
