@@ -17,11 +17,11 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable
-from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from . import flex, seams
-from .providers import SKIP_UNKNOWN, Call
+from .graph_report import GraphReport, source_function
+from .providers import Call
 from .signals import is_of_trainer
 
 OPERATION = "flex_attention"  # under which the calls are counted, as those of eager code
@@ -154,15 +154,6 @@ def _read(text: str) -> _Traced:
     return _Traced(*ast.literal_eval(text))
 
 
-@functools.cache
-def source_function(source: str) -> Callable[..., Any]:
-    import torch
-
-    names = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
-    exec(source, names)
-    return functools.partial(names["forward"], None)
-
-
 # Dispatch keys that torch excludes below an operation whose inputs need gradients. vmap needs them.
 _KEYS = (
     "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "FuncTorchVmapMode", "FuncTorchBatched",
@@ -178,38 +169,22 @@ def _with_vmap(c: Any) -> Any:
     return c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), excluded)
 
 
-class _Report:
+class _Report(GraphReport):
     """What the operation of one pass runs."""
 
     def __init__(self, watch: seams.Watch, is_backward: bool) -> None:
-        self._watch, self._is_backward = watch, is_backward
-        self._enter = watch.core.adapter.foreshock_adapter_enter
-        self._number = watch.number(OPERATION, is_backward)
+        super().__init__(watch, OPERATION, is_backward)
 
     def __call__(self, tensors: list[Any], call: str) -> None:
-        # In a compiled graph the query needs no gradient, whatever the training does.
-        if self._enter(tensors[0]._cdata, self._number, self._is_backward, True) & seams.SAMPLED:
-            self._report(tensors, call)
+        if self._count(tensors[0]) & seams.SAMPLED:
+            self._report(lambda: self._described(tensors, call))
 
-    def _report(self, tensors: list[Any], text: str) -> None:
+    def _described(self, tensors: list[Any], text: str) -> Call | int:
         global is_described
-        watch, torch, begin = self._watch, self._watch.torch, perf_counter_ns()
-        call: Call | int = SKIP_UNKNOWN
-        try:
-            with watch.hidden():
-                with torch.no_grad(), _with_vmap(torch._C):
-                    call = self._call(tensors, _read(text))
-                watch.add_time(perf_counter_ns() - begin)  # the operation's hook counts its own time
-                if isinstance(call, Call):
-                    is_described = True
-                    operation = watch.operations(OPERATION)[self._is_backward]
-                    seams.run(operation, call.arguments(self._is_backward))
-        except Exception as error:
-            if is_of_trainer(error):
-                raise
-        finally:
-            if not isinstance(call, Call):
-                watch.core.core.foreshock_attention_skip(self._number, call)
+        with _with_vmap(self._watch.torch._C):
+            call = self._call(tensors, _read(text))
+        is_described = is_described or isinstance(call, Call)
+        return call
 
     def _call(self, tensors: list[Any], traced: _Traced) -> Call | int:
         ends = list(itertools.accumulate(traced.counts))

@@ -7,7 +7,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from . import seams
-from .flex_graph import source_function
+from .graph_report import GraphReport, source_function
 from .providers import NO_MASK, SKIP_MASK, SKIP_TOO_LARGE, SKIP_UNKNOWN, Call
 from .row_sums import log_sum_exp
 from .scores import HIDDEN
@@ -64,38 +64,9 @@ class _Kept:
         return [leaf._version for leaf in self.leaves] == self.versions
 
 
-class _Report:
-    def __init__(self, watch: seams.Watch, is_backward: bool) -> None:
-        self._watch, self._is_backward = watch, is_backward
-        self._enter = watch.core.adapter.foreshock_adapter_enter
-        self._number = watch.number(OPERATION, is_backward)
-
-    def _count(self, tensor: Any) -> int:
-        # In a compiled graph the query needs no gradient, whatever the training does.
-        return self._enter(tensor._cdata, self._number, self._is_backward, True)
-
-    def _report(self, describe: Any) -> None:
-        watch, torch, begin = self._watch, self._watch.torch, perf_counter_ns()
-        call: Call | int = SKIP_UNKNOWN
-        try:
-            with watch.hidden():
-                with torch.no_grad():
-                    call = describe()
-                watch.add_time(perf_counter_ns() - begin)  # the operation's hook counts its own time
-                if isinstance(call, Call):
-                    operation = watch.operations(OPERATION)[self._is_backward]
-                    seams.run(operation, call.arguments(self._is_backward))
-        except Exception as error:
-            if is_of_trainer(error):
-                raise
-        finally:
-            if not isinstance(call, Call):
-                watch.core.core.foreshock_attention_skip(self._number, call)
-
-
-class _Forward(_Report):
+class _Forward(GraphReport):
     def __init__(self, watch: seams.Watch) -> None:
-        super().__init__(watch, False)
+        super().__init__(watch, OPERATION, False)
 
     def __call__(self, tensors: list[Any], text: str) -> Any:
         query, keys, value, out, *more = tensors
@@ -118,9 +89,9 @@ class _Forward(_Report):
         self._watch.add_time(perf_counter_ns() - begin)
 
 
-class _Backward(_Report):
+class _Backward(GraphReport):
     def __init__(self, watch: seams.Watch) -> None:
-        super().__init__(watch, True)
+        super().__init__(watch, OPERATION, True)
 
     def __call__(self, tensors: list[Any], text: str) -> None:
         ticket = tensors[0]
