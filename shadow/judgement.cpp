@@ -527,7 +527,8 @@ SliceDeviation compare_columns(const KeyColumns& c, JudgedTensor judged, const C
   row.trainer = trainer;
   row.dtype = c.dtype;
   row.columns = width;
-  row.may_be_nonfinite = may_spread_nan(c) || has_noisy_scores(c);
+  // Both read all rows, so only if it matters.
+  row.may_be_nonfinite = d.nonfinite_gradient > 0 && (may_spread_nan(c) || has_noisy_scores(c));
   Errors errors;
   if (has_noisy_weights(c)) d.rows_not_comparable = c.columns;
   for (int n = d.rows_not_comparable; n < c.columns; ++n) {
