@@ -225,8 +225,8 @@ std::pair<GradientFate, double> fate_of(const Parameter& p, const Law& law) {
   }
   if (law.is_piled || law.passes != Passes::kAll || follows(p, law, 1, kApart))
     return {GradientFate::kOther, 1};
-  bool is_dropped =
-      true;  // on some ranks; if each rank steps some parameters (ZeRO), one rank uses a gradient
+  // Dropped on some ranks. If each rank steps some of the parameters (ZeRO), one rank uses its gradient.
+  bool is_dropped = true;
   for (size_t r = 0; r < p.ranks.size(); ++r)
     is_dropped = is_dropped &&
                  (p.ranks[r]->used.norm <= tolerance(p, law, r, law.factors[r]) || follows_on(p, law, r));
