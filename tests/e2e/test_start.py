@@ -39,7 +39,9 @@ def train(steps):
         optimizer.step(); optimizer.zero_grad(); losses.append(loss.item())
 def ask():  # until the agent has read all steps
     for _ in range(100):
-        if foreshock.metrics().get("foreshock/attention.forward.calls") == 60 and foreshock.status() == "healthy": break
+        now = foreshock.metrics()
+        read = now.get("foreshock/step"), now.get("foreshock/attention.forward.calls")
+        if read == (30, 60) and foreshock.status() == "healthy": break
         time.sleep(0.1)
     return foreshock.metrics(), foreshock.status()
 train(30)
