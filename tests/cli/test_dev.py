@@ -43,14 +43,14 @@ def dpkg(tmp_path, monkeypatch):
 
 def test_missing_packages_are_those_not_installed(dev, dpkg):
     dpkg("g++", "git")
-    missing = dev.missing_system_packages()
+    missing = dev.missing_system_packages(dev.SYSTEM_PACKAGES)
     assert "cmake" in missing
     assert "git" not in missing
 
 
 def test_any_version_of_the_sanitizer_runtime_will_do(dev, dpkg):
     dpkg(*(name for name in dev.SYSTEM_PACKAGES if name not in ("libclang-rt-dev", "cmake")), "libclang-rt-14-dev")
-    assert dev.missing_system_packages() == ["cmake"]
+    assert dev.missing_system_packages(dev.SYSTEM_PACKAGES) == ["cmake"]
 
 
 def test_without_root_one_line_says_what_to_type(dev, dpkg, monkeypatch, capsys):
@@ -76,7 +76,7 @@ def test_local_versions_count_as_the_pinned_one(dev, monkeypatch):
 
 
 def test_nothing_is_run_when_all_is_there(dev, monkeypatch):
-    monkeypatch.setattr(dev, "missing_system_packages", list)
+    monkeypatch.setattr(dev, "missing_system_packages", lambda _: [])
     monkeypatch.setattr(dev, "missing_python_packages", list)
     monkeypatch.setattr(dev, "run", lambda *_, **__: pytest.fail("something was run"))
     dev.ensure_system()
@@ -86,10 +86,24 @@ def test_nothing_is_run_when_all_is_there(dev, monkeypatch):
 def test_packages_are_installed_beside_the_build(dev, monkeypatch):
     both = threading.Barrier(2, timeout=30)
     for name in ("ensure_system", "create_venv"):
-        monkeypatch.setattr(dev, name, lambda: None)
+        monkeypatch.setattr(dev, name, lambda *_: None)
     for name in ("ensure_venv", "build"):
-        monkeypatch.setattr(dev, name, both.wait)
+        monkeypatch.setattr(dev, name, lambda **_: both.wait())
     dev.ensure_all()
+
+
+def test_the_demo_installs_no_packages_of_tests(dev, monkeypatch):
+    wanted = []
+    monkeypatch.setattr(dev, "missing_system_packages", lambda packages: wanted.extend(packages) or [])
+
+    def stop():
+        raise dev.CommandError("the packages are there")
+
+    monkeypatch.setattr(dev, "create_venv", stop)
+    with pytest.raises(dev.CommandError):
+        dev.command_demo(dev.parse(["demo"]))
+    assert "cmake" in wanted
+    assert not set(wanted) & set(dev.TEST_PACKAGES)
 
 
 def test_an_error_of_an_installation_ends_the_command(dev, monkeypatch):
@@ -97,7 +111,7 @@ def test_an_error_of_an_installation_ends_the_command(dev, monkeypatch):
         raise dev.CommandError("no network")
 
     for name in ("ensure_system", "create_venv", "build"):
-        monkeypatch.setattr(dev, name, lambda: None)
+        monkeypatch.setattr(dev, name, lambda *_, **__: None)
     monkeypatch.setattr(dev, "ensure_venv", fail)
     with pytest.raises(dev.CommandError, match="no network"):
         dev.ensure_all()
@@ -469,7 +483,7 @@ def test_the_demo_ends_with_its_story(dev, monkeypatch, tmp_path):
     ran = []
     monkeypatch.setattr(dev, "DEMO_RECORD", tmp_path / "demo.jsonl")
     dev.DEMO_RECORD.write_text("of the demo before")
-    for name in ("ensure_system", "ensure_venv", "build", "watch_demo"):
+    for name in ("ensure_all", "watch_demo"):
         monkeypatch.setattr(dev, name, lambda *_, **__: None)
 
     def trained(*command, **_more):
