@@ -22,6 +22,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "agent/node.h"
 #include "cli/process.h"
@@ -48,6 +49,9 @@ std::string through_json(const std::string& path) {
   return nlohmann::json::parse(text).get<std::string>();
 }
 
+// Limits of what is read of a run directory into memory: lines for people, and the summary.
+constexpr size_t kMostText = size_t{16} << 20, kMostSummary = size_t{256} << 20;
+
 constexpr int kStateTimeoutMs = 2000;
 constexpr const char* kTokenWanted = "answered 401";  // in the error text of http_get(): a token is missing
 
@@ -65,17 +69,12 @@ bool is_stop_signal(int signal) { return signal == SIGTERM || signal == SIGINT |
 // Creates a file and allocates its space. In a directory shared with a service (an agent of several runs),
 // its group may write the file. Returns 0 or an errno.
 int create_reserved(const std::string& path, off_t bytes) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | kSafeFlags, 0600);
   if (fd < 0) return errno;
   if (is_shared_with_group(std::filesystem::path(path).parent_path())) fchmod(fd, 0660);
   const int error = posix_fallocate(fd, 0, bytes);
   close(fd);
   return error;
-}
-
-std::string file_content(const std::string& path) {
-  std::ifstream file(path);
-  return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
 using Json = nlohmann::json;
@@ -111,14 +110,14 @@ bool AgentAddress::saves_flagged(const std::string& path) const { return through
 
 std::vector<std::string> notices(const std::string& directory) {
   std::vector<std::string> lines;
-  std::ifstream file(directory + "/notices");
-  for (std::string line; std::getline(file, line);) lines.push_back(printable(line));
+  std::istringstream text(content_of(directory, "notices", kMostText).value_or(""));
+  for (std::string line; std::getline(text, line);) lines.push_back(printable(line));
   return lines;
 }
 
 std::optional<AgentAddress> read_agent_address(const std::string& directory) {
-  std::ifstream file(directory + "/agent.json");
-  const nlohmann::json json = nlohmann::json::parse(file, nullptr, false);
+  const nlohmann::json json =
+      nlohmann::json::parse(content_of(directory, "agent.json", kMostText).value_or(""), nullptr, false);
   if (!json.is_object() || !json.value("pid", nlohmann::json()).is_number_integer() ||
       !json.value("port", nlohmann::json()).is_number_integer() ||
       !json.value("address", nlohmann::json()).is_string())
@@ -186,7 +185,9 @@ std::optional<double> AgentKeeper::agent_seconds() const {
   double on_cpu = 0, waited = 0;  // nanoseconds; `waited` grows at the end of each wait for a CPU
   std::ifstream times(folder + "/schedstat");
   // The state follows the program's name, which is in parentheses and may have any characters.
-  const std::string status = file_content(folder + "/stat"), state = status.substr(status.rfind(')') + 1);
+  std::ifstream stat(folder + "/stat");
+  const std::string status(std::istreambuf_iterator<char>(stat), {}),
+      state = status.substr(status.rfind(')') + 1);
   return state.starts_with(" R") || !(times >> on_cpu >> waited) ? std::nan("") : (on_cpu + waited) / 1e9;
 }
 
@@ -220,7 +221,7 @@ void AgentKeeper::tick() {
 }
 
 void AgentKeeper::start() {
-  const int log = open((directory_ + "/agent.log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  const int log = open((directory_ + "/agent.log").c_str(), O_WRONLY | O_CREAT | O_APPEND | kSafeFlags, 0600);
   sigset_t none;
   sigemptyset(&none);
   const SpawnPlan plan = {.command = command_,
@@ -258,7 +259,7 @@ std::string AgentKeeper::failure_text() const {
   if (start_error_ != 0) return command_[0] + ": " + std::strerror(start_error_);
   if (pid_ < 0 && is_locked(directory_ + "/agent.lock"))
     return "another process holds " + directory_ + "/agent.lock";
-  std::ifstream log(directory_ + "/agent.log");
+  std::istringstream log(content_of(directory_, "agent.log", kMostText).value_or(""));
   std::string line, last;
   while (std::getline(log, line))
     if (!line.empty()) last = line;
@@ -303,10 +304,10 @@ std::string ExitExchange::reserve(const std::string& directory) {
   directory_ = directory;
   const std::string launcher = std::to_string(launcher_id());
   exit_file_ = directory + "/exit." + launcher + ".json";
-  summary_file_ = directory + "/summary." + launcher + ".json";
+  summary_name_ = "summary." + launcher + ".json";
   // The exit file is removed first: for an old exit file, the agent would write a removed summary again.
   unlink(exit_file_.c_str());
-  unlink(summary_file_.c_str());
+  unlink((directory + "/" + summary_name_).c_str());
   spare_file_ = directory + "/spare." + launcher;
   // write_exit_status() writes exit_file_ + ".new" and renames it.
   for (const auto& [path, bytes] :
@@ -327,7 +328,7 @@ void ExitExchange::write_exit_status(const ExitStatus& status, int stop_signal) 
                                          : "failed";
   const nlohmann::json json = {{"status", status.code}, {"signal", status.signal}, {"state", state}};
   const std::string text = json.dump() + "\n", path = exit_file_ + ".new";
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | kSafeFlags, 0600);
   if (fd < 0) return;
   unlink(spare_file_.c_str());  // frees the reserved space, which the agent needs for the summary
   // Renames the file after writing, so that the agent never reads an incomplete file.
@@ -352,7 +353,7 @@ ExitExchange::Answer ExitExchange::wait(SignalPasser* signals, AgentKeeper* keep
         std::fputs("foreshock: other processes keep the agent from running; waiting for the summary\n",
                    stderr);
     }
-    if (access(summary_file_.c_str(), R_OK) == 0) return {file_content(summary_file_), ""};
+    if (auto summary = content_of(directory_, summary_name_, kMostSummary)) return {*summary, ""};
     if (access(exit_file_.c_str(), F_OK) != 0)
       return {"", directory_ + " is gone, or cannot be written any more"};
     if (keeper->has_failed())

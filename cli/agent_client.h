@@ -140,7 +140,7 @@ class ExitExchange {
 
  private:
   // The run directory, and paths in it: exit file, file that reserves the summary's space, summary.
-  std::string directory_, exit_file_, spare_file_, summary_file_;
+  std::string directory_, exit_file_, spare_file_, summary_name_;
 };
 
 // What this program reads from a summary (docs/summary.md) or from the state of a live run.

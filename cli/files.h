@@ -2,6 +2,8 @@
 #ifndef FORESHOCK_CLI_FILES_H_
 #define FORESHOCK_CLI_FILES_H_
 
+#include <sys/stat.h>
+
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -114,6 +116,8 @@ class FileLock {
   // Like try_lock(), but retries for up to `timeout_ms`.
   bool lock_within(const std::string& path, int operation, int timeout_ms);
   void release();
+  // Lets the group open the file whose lock is held. Ignores errors.
+  void share_with_group() const { fchmod(descriptor_, 0660); }
   bool held() const { return descriptor_ >= 0; }
 
  private:

@@ -16,8 +16,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <sstream>
 
+#include "agent/directory.h"
 #include "agent/node.h"
 #include "libmonitor/options.h"
 
@@ -121,9 +122,11 @@ std::string reason_of(const std::string& file) {
 }
 
 // An off file contains the launcher_id() of its launcher. With 0 or no number, the launcher is unknown.
-bool may_belong_to(const fs::path& file, uint64_t launcher_id) {
+bool may_belong_to(const std::string& directory, const std::string& name, uint64_t launcher_id) {
+  constexpr size_t kMost = 64;  // digits of a number
   uint64_t owner = 0;
-  return !(std::ifstream(file) >> owner) || owner == 0 || owner == launcher_id;
+  std::istringstream text(content_of(directory, name, kMost).value_or(""));
+  return !(text >> owner) || owner == 0 || owner == launcher_id;
 }
 
 }  // namespace
@@ -180,6 +183,12 @@ bool is_shared_with_group(const std::string& path) {
   return lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && (info.st_mode & S_ISGID) != 0;
 }
 
+std::optional<std::string> content_of(const std::string& directory, const std::string& name, size_t most) {
+  std::string why;
+  const std::unique_ptr<Directory> opened = Directory::open(directory, &why);
+  return opened != nullptr ? opened->read(name, most) : std::nullopt;
+}
+
 bool has_live_segment(const std::string& directory) {
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error))
@@ -223,7 +232,7 @@ std::string RunDirectory::enter(const std::string& base, const std::string& run_
   if (make_directory() != 0 && errno != EEXIST) return path_ + ": " + std::strerror(errno);
   if (!run_lock_.lock_within(path_ + "/run.lock", LOCK_SH, kProbeTimeoutMs))
     return path_ + "/run.lock cannot be taken";
-  if (is_shared_with_group(path_)) chmod((path_ + "/run.lock").c_str(), 0660);  // a service's agent tests it
+  if (is_shared_with_group(path_)) run_lock_.share_with_group();  // a service's agent tests it
   return "";
 }
 
@@ -294,7 +303,7 @@ std::vector<std::string> off_lines(const std::string& directory, const OffFiles&
   for (const auto& [name, time] : off_files(directory)) {
     const auto before = earlier.find(name);
     if (before != earlier.end() && before->second == time) continue;
-    if (may_belong_to(directory + "/" + name, launcher_id)) ++processes[reason_of(name)];
+    if (may_belong_to(directory, name, launcher_id)) ++processes[reason_of(name)];
   }
   std::vector<std::string> lines;
   for (const auto& [reason, count] : processes) {

@@ -253,8 +253,11 @@ void note_exit(int status, void*) { g_exit_status.store(status & 0xff, std::memo
 
 // Creates the file by which off() reports a reason, with the id of the launcher that will print the reason.
 // On a full tmpfs the file stays empty; then every launcher prints it. Returns false if it cannot be created.
+// The file is a new one: others may write into the run directory, and what they put in its place may lead
+// elsewhere.
 bool write_launcher_id(const char* path, uint64_t launcher_id) {
-  const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  unlink(path);
+  const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0) return false;
   rlimit limit = {};
   // A write beyond RLIMIT_FSIZE raises SIGXFSZ. 64 is more than the bytes written here.

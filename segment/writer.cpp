@@ -22,6 +22,10 @@
 namespace foreshock::segment {
 namespace {
 
+// Others may write into the run directory. A link of theirs is not followed, and opening a pipe does not wait
+// for its other end.
+constexpr int kSafeFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+
 // Gets an fcntl write lock on the whole file, without waiting.
 bool lock_whole(int fd) {
   struct flock lock = {};
@@ -32,7 +36,7 @@ bool lock_whole(int fd) {
 
 // F_GETLK reports a lock of another process that would prevent a read lock, or F_UNLCK.
 bool is_locked_by_other(const char* path) {
-  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  const int fd = open(path, O_RDONLY | kSafeFlags);
   if (fd < 0) return false;
   struct flock lock = {};
   lock.l_type = F_RDLCK;
@@ -103,7 +107,7 @@ RankLock::~RankLock() {
 }
 
 int RankLock::lock() {
-  fd_ = open(path_, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  fd_ = open(path_, O_RDWR | O_CREAT | kSafeFlags, 0600);
   if (fd_ < 0) return errno;
   int error = lock_whole(fd_) ? 0 : errno;
   if (error == EAGAIN || error == EACCES) error = EBUSY;  // fcntl(): another process holds the lock

@@ -14,6 +14,7 @@ import pytest
 from fault_scene import RUN_ID, Scene, assert_same_result
 from scraping import wait_until
 from segment_file import SLOTS, segments
+from tiers import keep
 
 PAGE = 4096
 HEADER_REGIONS, REGION = 32, struct.Struct("<QQQ")
@@ -137,6 +138,22 @@ def test_a_file_that_is_truncated_once(scene, suffix, size):
         assert watched.summary["healthy"] is False
         assert "the file of rank 0" in watched.errors
         assert rank["attention"]["forward"]["calls"] > 0
+
+
+PIPES = ["agent.json", "notices", "agent.log", "summary.{}.json", "exit.{}.json.new", "off.1.no_space"]
+
+
+@pytest.mark.parametrize("name", keep(PIPES, "agent.json"))
+def test_a_pipe_in_place_of_a_file_does_not_hold_the_launcher(scene, name):
+    """Opening a pipe waits for its other end, which never comes. The command's end is reported all the same."""
+    line = scene.trainer_line("40", "return", "wait")
+    plain = scene.go_on(scene.start_half_way(line))
+    process = scene.start_half_way([*scene.run_line(), *line])
+    directory = scene.base / RUN_ID
+    path = directory / name.format(process.pid)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    assert_same_result(plain, scene.go_on(process))
 
 
 @pytest.mark.long

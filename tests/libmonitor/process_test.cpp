@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <sys/inotify.h>
+#include <sys/stat.h>
 
 #include <fstream>
 #include <functional>
@@ -119,6 +120,22 @@ TEST_F(ProcessState, WhoFindsThatAProcessIsOffKnowsWhoseItIs) {
   std::string owner;
   std::ifstream(base_ + "/r/" + found) >> owner;
   EXPECT_EQ(owner, "4711");
+}
+
+// The service's group may write into the run directory.
+TEST_F(ProcessState, AReportGoesIntoNoFileToWhichAnotherUsersLinkLeads) {
+  const std::string file = base_ + "/file";
+  std::ofstream(file) << "of the user";
+  in_child({}, [&] {
+    const std::string name = "off." + std::to_string(getpid()) + ".why", folder = base_ + "/r/";
+    fs::create_symlink(file, folder + "." + name);
+    ASSERT_EQ(mkfifo((folder + name).c_str(), 0600), 0);
+    foreshock_off("why");
+    EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(folder + name)));
+  });
+  std::string content;
+  std::getline(std::ifstream(file) >> std::ws, content);
+  EXPECT_EQ(content, "of the user");
 }
 
 // Calls without steps are written every 100 ms only, and these take less.

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -124,6 +125,20 @@ TEST_F(DamagedFiles, ATruncatedControlFileHasNoEffect) {
 }
 
 // A trainer closes all descriptors, and the file that it opens next gets the number of ours.
+// The trainer looks at all segments of its rank, and opens a lock of its rank.
+TEST_F(DamagedFiles, WaitsForNoPipeInPlaceOfAnotherSegment) {
+  ASSERT_EQ(mkfifo((directory_ + "/0-00000000000000aa.seg").c_str(), 0600), 0);
+  SegmentWriter writer;
+  EXPECT_EQ(create(&writer), nullptr);
+}
+
+TEST_F(DamagedFiles, FollowsNoLinkInPlaceOfTheLockOfItsRank) {
+  fs::create_symlink(directory_ + "/elsewhere", directory_ + "/0.rank");
+  SegmentWriter writer;
+  EXPECT_STREQ(create(&writer), "no_directory");
+  EXPECT_FALSE(fs::exists(directory_ + "/elsewhere"));
+}
+
 TEST_F(DamagedFiles, DoesNotWriteIntoAFileThatReusesTheDescriptor) {
   ASSERT_TRUE(train(1));
   int ours = -1;
