@@ -10,9 +10,9 @@ or in tests, with this file's folder on PYTHONPATH and `pytest_plugins = ["fores
         judge_attention(my_attention, device="cuda", grad=True)
 
 The function is called like torch's scaled_dot_product_attention: with query, key, value of shape
-[batch, heads, length, d], and with those of the keywords attn_mask, is_causal, scale, enable_gqa that it accepts. dq,
-dk and dv are the gradients of query, key and value. A kv-head is a head of key and value, which several heads of the
-query may share.
+[batch, heads, length, d], and with those of the keywords attn_mask, is_causal (or causal), scale, enable_gqa that it
+accepts. dq, dk and dv are the gradients of query, key and value. A kv-head is a head of key and value, which several
+heads of the query may share.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ BIAS_LIMIT, BIAS_Z = 0.05, 6.0  # limits of the signed error of out, in ulp and 
 BIAS_SLICES = 16  # the bias is judged if there are at least so many slices (batch elements times kv-heads)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KEYWORDS = ("attn_mask", "is_causal", "scale", "enable_gqa")
+OTHER_NAMES = {"causal": "is_causal"}
 MOST_SHOWN = 3  # findings of each tensor that the report shows; it lists the classes of inputs of all
 
 
@@ -299,27 +300,31 @@ class Sweep:
         """`strict`: known findings fail the function too."""
         self.function, self.device, self.dtype, self.grad, self.repeats = function, device, dtype, grad, repeats
         self.strict = strict
-        other = ()
+        other, self.other_names = (), {}
         try:
             parameters = list(inspect.signature(function).parameters.values())
             takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-            self.keywords = KEYWORDS if takes_all else tuple(p.name for p in parameters if p.name in KEYWORDS)
+            self.other_names = {OTHER_NAMES[p.name]: p.name for p in parameters if p.name in OTHER_NAMES}
+            names = [OTHER_NAMES.get(p.name, p.name) for p in parameters]
+            self.keywords = KEYWORDS if takes_all else tuple(name for name in names if name in KEYWORDS)
             variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
             named = [p.name for p in parameters if p.kind not in variadic]
-            other = tuple(name for name in named[3:] if name not in KEYWORDS)
+            other = tuple(name for name in named[3:] if OTHER_NAMES.get(name, name) not in KEYWORDS)
         except (TypeError, ValueError):  # built-in functions have no signature; torch's accepts all keywords
             self.keywords = KEYWORDS
         self.report = Report(name, self.keywords, other)
 
     def keywords_for(self, case: Case, mask) -> tuple[dict, list[str]]:
         """The keyword arguments beside query, key, value, and those of them that the function does not accept."""
-        optional = {"scale": 1 / math.sqrt(case.d)} if "scale" in self.keywords else {}
+        given = {"scale": 1 / math.sqrt(case.d), "is_causal": False}  # a function's own default may be another one
+        optional = {name: value for name, value in given.items() if name in self.keywords}
         needed = {"is_causal": True} if case.mask == "causal" else {}
         if mask is not None:
             needed["attn_mask"] = mask
         if case.heads != case.kv_heads:
             needed["enable_gqa"] = True
-        return optional | needed, [name for name in needed if name not in self.keywords]
+        passed = {self.other_names.get(name, name): value for name, value in (optional | needed).items()}
+        return passed, [name for name in needed if name not in self.keywords]
 
     def judge(self, case: Case, seed: int) -> None:
         x = {name: tensor.to(self.device) for name, tensor in inputs(case, self.dtype, seed).items()}

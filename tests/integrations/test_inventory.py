@@ -148,6 +148,11 @@ def test_the_heads_of_a_list_have_one_label():
     assert found(model(block("sa", module("MultiHead", heads=heads, proj=SQUARE)))) == [("000", ATTENTION)] * 2
 
 
+def test_the_models_of_a_game_are_all_counted():
+    models = [model(block("self_attn", llama()), block("self_attn", llama())) for _ in range(2)]
+    assert [mixer.kind for mixer in mixers_of(models, lambda _: None)] == [ATTENTION] * 4
+
+
 def test_modules_without_attention():
     convolution = module("ChannelAttention", fc1=nn.Conv2d(W, 2, 1), fc2=nn.Conv2d(2, W, 1))
     experts = nn.ModuleList(module("Expert", w1=SQUARE, w2=SQUARE, w3=SQUARE) for _ in range(4))

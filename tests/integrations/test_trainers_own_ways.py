@@ -502,7 +502,14 @@ print(json.dumps(events("step")))
     assert [row["given"] & 64 for row in rows] == [0, 0, 64, 0, 64, 0]
 
 
-@pytest.mark.parametrize("update", ["p -= 0.1 * p.grad", "p.data = p.data - 0.1 * p.grad"])
+@pytest.mark.parametrize(
+    "update",
+    [
+        "p -= 0.1 * p.grad",
+        "p.data = p.data - 0.1 * p.grad",
+        "p.data.sub_(p.grad, alpha=0.1)",  # as through another view of the same memory: the version stays
+    ],
+)
 def test_an_update_written_by_hand_is_a_step_until_an_optimizer_steps(trainer, update: str) -> None:
     """The last change is seen at the next call of attention. An optimizer's own steps are not counted twice."""
     by_hand, later = trainer(f"""{TOY}

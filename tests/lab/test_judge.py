@@ -187,12 +187,21 @@ def test_the_first_line_names_tensors_size_and_cases():
     assert "keywords that the function accepts: is_causal, scale" in str(report)
 
 
-def test_a_keyword_of_another_name_is_listed_as_not_passed():
-    def kernel(q, k, v, causal=False):
-        return wrong_kernels.right(q, k, v, is_causal=causal)
+@pytest.mark.parametrize("name", ["causal", "is_causal"])
+def test_a_function_whose_default_is_causal_is_judged_with_and_without_the_mask(name):
+    space = {"right": wrong_kernels.right}
+    exec(f"def kernel(q, k, v, {name}=True): return right(q, k, v, is_causal={name})", space)
+    report = foreshock_judge.judge(space["kernel"], only=lambda case: case.shape == "square" and case.mask != "float")
+    assert report.headline().startswith("PASS: ")
+    assert (report.cases, set(report.skipped)) == (4, {"attn_mask"})
+
+
+def test_a_keyword_that_is_not_known_is_listed_as_not_passed():
+    def kernel(q, k, v, window=None):
+        return wrong_kernels.right(q, k, v)
 
     report = foreshock_judge.judge(kernel, only=lambda case: case.shape == "square")
-    assert "none of attn_mask, is_causal, scale, enable_gqa (not passed: causal)" in str(report)
+    assert "none of attn_mask, is_causal, scale, enable_gqa (not passed: window)" in str(report)
     nothing = foreshock_judge.judge(kernel, only=lambda case: case.mask == "causal")
     assert nothing.headline().startswith("NOT JUDGED")
 
