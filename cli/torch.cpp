@@ -75,6 +75,19 @@ std::string installation_trust_problem(const Installation& installation) {
   return "";
 }
 
+// Creates the folders for the bytecode of the helper. Python would create them with the umask of the command;
+// who may write into such a folder can put code into the trainings that follow. Ignores errors: the
+// installation may be read-only.
+void create_bytecode_folders(const std::string& helper) {
+  std::error_code ignored;
+  std::vector<std::string> folders;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(helper, ignored))
+    if (entry.path().extension() == ".py") folders.push_back(entry.path().parent_path() / "__pycache__");
+  const mode_t before = umask(S_IWGRP | S_IWOTH);
+  for (const std::string& folder : folders) mkdir(folder.c_str(), 0755);
+  umask(before);
+}
+
 }  // namespace
 
 std::string installation_problem(const Installation& installation) {
@@ -87,6 +100,7 @@ std::string installation_problem(const Installation& installation) {
   }
   if (installation.python_helper.find(':') != std::string::npos)
     return "a ':' in the path of foreshock breaks PYTHONPATH";
+  create_bytecode_folders(installation.python_helper);
   return installation_trust_problem(installation);
 }
 

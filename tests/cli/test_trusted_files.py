@@ -1,7 +1,9 @@
 """What runs in a training comes from files that only this user and root can replace; else one line says why not."""
 
 import os
+import pathlib
 import shutil
+import stat
 import subprocess
 import sys
 
@@ -134,6 +136,36 @@ def test_a_cache_that_others_could_change_is_refused(environment, cache, spoil):
     assert any(remedy in line for remedy in ("chmod go-w", "set FORESHOCK_CACHE", "remove it"))
 
 
+def installation_in(folder):
+    """A copy of foreshock that may be spoiled."""
+    root = folder / "installation"
+    for name in ("bin", "lib", "include", "share"):
+        shutil.copytree(monitored.BUILD / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return root
+
+
+@pytest.mark.parametrize("umask", keep([0o000, 0o002], 0o000))
+def test_others_cannot_write_bytecode_of_the_helper(environment, cache, tmp_path, umask):
+    """Python creates the folder for bytecode with the umask of the training. The next training would read it."""
+    foreshock = installation_in(tmp_path) / "bin" / "foreshock"
+    environment = environment | {"FORESHOCK_CACHE": str(cache)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [
+        foreshock,
+        "run",
+        "--",
+        monitored.PYTHON,
+        "-c",
+        "import foreshock_torch; print(foreshock_torch.__file__)",
+    ]
+    done = subprocess.run(command, env=environment, umask=umask, capture_output=True, text=True, timeout=60, check=True)
+    folder = pathlib.Path(done.stdout.strip()).parent / "__pycache__"
+    assert folder.is_relative_to(tmp_path)
+    assert list(folder.glob("*.pyc"))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert said(environment, foreshock=foreshock) == ""
+
+
 PARTS = ["lib", "lib/libforeshock.so", "share/foreshock/torch/build_adapter.py", "bin/.."]
 PARTS += ["share/foreshock/python/foreshock_torch/start.py"]
 
@@ -141,9 +173,7 @@ PARTS += ["share/foreshock/python/foreshock_torch/start.py"]
 @pytest.mark.parametrize("part", keep(PARTS, "lib/libforeshock.so"))
 @pytest.mark.parametrize("spoil", ["open", "given away"])
 def test_an_installation_that_others_could_change_is_refused(environment, cache, tmp_path, part, spoil):
-    root = tmp_path / "installation"
-    for name in ("bin", "lib", "include", "share"):
-        shutil.copytree(monitored.BUILD / name, root / name)
+    root = installation_in(tmp_path)
     spoiled = root / part
     spoiled.chmod(0o777) if spoil == "open" else give_away(spoiled)
     line = said(environment, foreshock=root / "bin" / "foreshock", FORESHOCK_CACHE=str(cache))
