@@ -6,6 +6,7 @@
 
 #include <elf.h>
 #include <sys/stat.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -174,8 +175,11 @@ void announce_build_once(const Captured& so_far) {
   say("preparing the adapter for this torch (once, about a minute) ...");
 }
 
+// Names the processor too, since machines with other processors may share a home.
 std::string cache_name(const Installation& installation) {
-  return "adapters-" FORESHOCK_VERSION "-" + hash_of_sources(installation);
+  utsname system;
+  const std::string machine = uname(&system) == 0 ? system.machine : "unknown";
+  return "adapters-" FORESHOCK_VERSION "-" + machine + "-" + hash_of_sources(installation);
 }
 
 std::string base_name(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }

@@ -37,8 +37,9 @@ struct Adapter {
   bool usable() const { return state == "ready" || state == "prebuilt" || state == "built"; }
 };
 
-// Returns the directory that caches adapters: adapters-<version of foreshock>-<hash of the adapter's sources>
-// in the user's cache. Returns "" if none of FORESHOCK_CACHE, XDG_CACHE_HOME and HOME is set.
+// Returns the directory that caches adapters: adapters-<version of foreshock>-<processor>-<hash of the
+// adapter's sources> in the user's cache. Returns "" if none of FORESHOCK_CACHE, XDG_CACHE_HOME and HOME is
+// set.
 std::string adapter_cache(const Installation& installation);
 
 // Runs build_adapter.py with the interpreter `python`. Takes milliseconds if `cache` has the adapter. A build

@@ -90,13 +90,20 @@ def archives() -> list[str]:
     return lines
 
 
-def apt_options(lines: list[str], work: Path) -> list[str]:
-    """Options of apt-get that make it use only these lines of sources.list, and keep its state in `work`."""
+# Debian's names of the processors that apt can be asked about.
+DEBIAN_NAMES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def apt_options(lines: list[str], work: Path, machine: str = platform.machine()) -> list[str]:
+    """Options of apt-get that make it use only these lines of sources.list and packages for `machine`, and keep its
+    state in `work`."""
     lists = work / "lists"
     (lists / "partial").mkdir(parents=True, exist_ok=True)
     (work / "sources.list").write_text("\n".join(lines) + "\n")
     options = [f"-oDir::Etc::sourcelist={work / 'sources.list'}", "-oDir::Etc::sourceparts=/dev/null"]
     options += [f"-oDir::State::Lists={lists}", "-oDir::Cache::pkgcache=", "-oDir::Cache::srcpkgcache="]
+    if is_cross(machine):
+        options += [f"-oAPT::{name}={DEBIAN_NAMES[machine]}" for name in ("Architecture", "Architectures")]
     return [*options, "-oAPT::Sandbox::User=root"]  # apt's own user may not be allowed to write to `work`
 
 
@@ -141,13 +148,24 @@ def locked(work: Path) -> Iterator[None]:
         yield
 
 
-def old_glibc(work: Path) -> Path:
+def old_glibc(work: Path, machine: str = platform.machine()) -> Path:
     """Returns a directory with glibc 2.31 and its headers, for the compiler's --sysroot. Fills it at the first call."""
     with locked(work):
-        return unpack_old_glibc(work)
+        return unpack_old_glibc(work, machine)
 
 
-def unpack_old_glibc(work: Path) -> Path:
+def download(packages: list[str], lines: list[str], folder: Path, machine: str) -> None:
+    """Downloads Debian packages for `machine` from the archives of `lines` and unpacks them into `folder`/root."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    options = apt_options(lines, folder, machine)
+    run("apt-get", *options, "update", "-q")
+    run("apt-get", *options, "download", "-q", *packages, cwd=folder)
+    for package in sorted(folder.glob("*.deb")):
+        run("dpkg-deb", "-x", package, folder / "root")
+
+
+def unpack_old_glibc(work: Path, machine: str) -> Path:
     """Does the work of old_glibc(). The caller must have locked `work`."""
     root = work / "glibc"
     if (root / "ready").exists():
@@ -158,15 +176,10 @@ def unpack_old_glibc(work: Path) -> Path:
     # Archives of security updates do not have the release under this name.
     address = next(line.split()[0] for line in archives() if distribution in line and "security" not in line)
     folder = work / "glibc-packages"
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.rmtree(root, ignore_errors=True)
-    folder.mkdir(parents=True)
-    options = apt_options([f"deb {address} {release} main"], folder)
-    run("apt-get", *options, "update", "-q")
     packages = [f"{package}/{release}" for package in ("libc6", "libc6-dev")]
-    run("apt-get", *options, "download", "-q", *packages, cwd=folder)
-    for package in sorted(folder.glob("*.deb")):
-        run("dpkg-deb", "-x", package, root)
+    download(packages, [f"deb {address} {release} main"], folder, machine)
+    shutil.rmtree(root, ignore_errors=True)
+    (folder / "root").rename(root)
     # Absolute links would point to the libraries of this system, so they are made relative.
     for link in root.rglob("*.so*"):
         if link.is_symlink() and (target := os.readlink(link)).startswith("/"):

@@ -1,9 +1,10 @@
 """./dev package: a relocatable tarball and a wheel in build/packages, with everything that a run needs.
 
-The command line and the agent are one executable that needs only glibc 2.31. The library that is preloaded into the
-trainer needs glibc 2.17. An adapter connects that library with one release of torch. Adapters are prebuilt for the
-releases of --torch, so that the user's machine needs neither a compiler nor root. Two builds of one commit are equal
-byte for byte, also in different folders. A `tree` is a folder with the files of a package, as they will be installed.
+With --arch for another processor, they are in build/packages-PROCESSOR. The command line and the agent are one
+executable that needs only glibc 2.31. The library that is preloaded into the trainer needs glibc 2.17. An adapter
+connects that library with one release of torch. Adapters are prebuilt for the releases of --torch, so that the user's
+machine needs neither a compiler nor root. Two builds of one commit are equal byte for byte, also in different folders.
+A `tree` is a folder with the files of a package, as they will be installed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ CLASSIFIERS = [
     "Topic :: Scientific/Engineering :: Artificial Intelligence",
     "Topic :: System :: Monitoring",
 ]
-WHEEL_TAG = f"py3-none-manylinux_2_31_{platform.machine()}"
+# The processor of this machine; `machine` below is the one that a package is for.
+MACHINE = platform.machine()
+WHEEL_TAG = f"py3-none-manylinux_2_31_{MACHINE}"
 
 
 class PackageError(Exception):
@@ -55,9 +58,10 @@ def run(*command: str | Path, **run_options: object) -> None:
         raise PackageError(f"{' '.join(map(str, command[:4]))} ... failed:\n{(done.stdout + done.stderr)[-3000:]}")
 
 
-def version(prefix: Path) -> str:
+def version(prefix: Path, machine: str = MACHINE) -> str:
     """The version of foreshock that is installed or built in `prefix`."""
-    return subprocess.check_output([prefix / "bin" / "foreshock", "--version"], text=True).split()[1]
+    command = [*dependencies.emulator(machine), prefix / "bin" / "foreshock", "--version"]
+    return subprocess.check_output(command, text=True).split()[1]
 
 
 def commit_time() -> str:
@@ -68,50 +72,64 @@ def commit_time() -> str:
     return subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=ROOT, text=True).strip()
 
 
-def configure() -> None:
+def folder_for(machine: str, folder: Path) -> Path:
+    """The folder beside `folder` that has the same for `machine`: `folder` itself for this machine's processor."""
+    return folder.with_name(f"{folder.name}-{machine}") if dependencies.is_cross(machine) else folder
+
+
+def configure(machine: str = MACHINE) -> None:
     """Builds the libraries that foreshock is linked with, then configures its build. Must be called within
     dependencies.locked(BUILD), since two calls at the same time would overwrite each other's files."""
-    settings = [f"-DCMAKE_PREFIX_PATH={dependencies.build_all(DEPENDENCIES)}"]
-    settings.append(f"-DFORESHOCK_GLIBC={dependencies.old_glibc(DEPENDENCIES)}")
-    run("cmake", "--preset", "package", *settings, cwd=ROOT)
+    libraries = folder_for(machine, DEPENDENCIES)
+    settings = [f"-DCMAKE_PREFIX_PATH={dependencies.build_all(libraries, machine)}"]
+    settings.append(f"-DFORESHOCK_GLIBC={dependencies.old_glibc(libraries, machine)}")
+    settings += dependencies.cmake_settings(machine)
+    run("cmake", "--preset", "package", "-B", folder_for(machine, BUILD), *settings, cwd=ROOT)
 
 
-def compile_all() -> None:
-    with dependencies.locked(BUILD):  # several `./dev test-torch` commands may call this at the same time
-        configure()
-        print("package: building foreshock", flush=True)
-        run("cmake", "--build", "--preset", "package", "--parallel", str(os.cpu_count() or 1), cwd=ROOT)
+def compile_all(machine: str = MACHINE) -> None:
+    build = folder_for(machine, BUILD)
+    with dependencies.locked(build):  # several `./dev test-torch` commands may call this at the same time
+        configure(machine)
+        print(f"package: building foreshock for {machine}", flush=True)
+        run("cmake", "--build", build, "--parallel", str(os.cpu_count() or 1), cwd=ROOT)
 
 
-def install(tree: Path, releases: list[str], build: Path = BUILD, cache: Path = adapters.CACHE) -> None:
-    """Installs `build` to the prefix `tree`, and adds all other files of a package, with adapters from `cache`."""
+def install(tree: Path, releases: list[str], machine: str = MACHINE) -> None:
+    """Installs the build for `machine` to the prefix `tree`, and adds all other files of a package."""
     shutil.rmtree(tree, ignore_errors=True)
-    run("cmake", "--install", build, "--prefix", tree, "--strip")
-    fill(tree, releases, cache)
+    run("cmake", "--install", folder_for(machine, BUILD), "--prefix", tree, "--strip")
+    fill(tree, releases, adapters.CACHE, machine)
 
 
-def fill(tree: Path, releases: list[str], cache: Path) -> None:
+def fill(tree: Path, releases: list[str], cache: Path, machine: str = MACHINE) -> None:
     """Adds the files that CMake does not install: documents, licences, adapters, and SBOM, the list of components. That
     list is written last, since it contains a hash of all other files."""
     documents = tree / DOCUMENTS
-    components.copy_licenses(documents / "licenses", torch_license(releases))
+    components.copy_licenses(documents / "licenses", torch_license(releases, machine))
     for name in ("README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, documents)
     shutil.copytree(ROOT / "docs", documents / "docs")
     for release in releases:
-        built = adapters.build(python_of(release), tree / "lib" / "libforeshock.so", cache)
+        library = tree / "lib" / "libforeshock.so"
+        if dependencies.is_cross(machine):
+            built = adapters.build_for(machine, torch_versions.unpacked(release, machine), library, cache)
+        else:
+            built = adapters.build(python_of(release), library, cache)
         copied = adapters.copy_into(built, tree / "share" / "foreshock" / "adapters")
         print(f"package: adapter {copied.name}", flush=True)
-    (documents / SBOM).write_text(sbom.document(version(tree), int(commit_time()), releases, tree))
+    (documents / SBOM).write_text(sbom.document(version(tree, machine), int(commit_time()), releases, tree))
     for path in [tree, *tree.rglob("*")]:  # permissions must not depend on the umask
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
 
 
-def torch_license(releases: list[str]) -> Path | None:
+def torch_license(releases: list[str], machine: str) -> Path | None:
     """The licence file of the torch of the first release; None without releases. All releases have the same text."""
     if not releases:
         return None
+    if dependencies.is_cross(machine):
+        return next(torch_versions.unpacked(releases[0], machine).glob("torch-*.dist-info/**/LICENSE"))
     code = "import importlib.metadata as m; print([f.locate() for f in m.files('torch') if f.name == 'LICENSE'][0])"
     return Path(subprocess.check_output([python_of(releases[0]), "-c", code], text=True).strip())
 
@@ -141,8 +159,8 @@ def check(tree: Path, releases: list[str]) -> None:
             raise PackageError(f"{path.relative_to(tree)} needs {' '.join(newer)}, which Debian 11 lacks")
 
 
-def make_tarball(tree: Path, output: Path = OUTPUT) -> Path:
-    target = output / f"{tree.name}-linux-{platform.machine()}.tar.gz"
+def make_tarball(tree: Path, output: Path = OUTPUT, machine: str = MACHINE) -> Path:
+    target = output / f"{tree.name}-linux-{machine}.tar.gz"
     reproducible = ["--sort=name", f"--mtime=@{commit_time()}", "--owner=0", "--group=0", "--numeric-owner"]
     environment = os.environ | {"GZIP": "-n"}  # the header of the compressed file then has no time stamp
     run("tar", "-C", tree.parent, *reproducible, "-czf", target, tree.name, env=environment)
@@ -174,10 +192,11 @@ def metadata(release: str, license_files: list[str]) -> str:
     ])  # fmt: skip
 
 
-def make_wheel(tree: Path, output: Path = OUTPUT) -> Path:
+def make_wheel(tree: Path, output: Path = OUTPUT, machine: str = MACHINE) -> Path:
     """Makes a wheel whose files pip installs below the prefix of a Python ("scripts" into bin, "data" as they are). The
     executable finds lib, share and include relative to its own path."""
-    name = f"foreshock-{version(tree)}"
+    release, tag = version(tree, machine), WHEEL_TAG.replace(MACHINE, machine)
+    name = f"foreshock-{release}"
     folder = tree.with_name("wheel") / name
     shutil.rmtree(folder.parent, ignore_errors=True)
     data = folder / f"{name}.data"
@@ -194,31 +213,36 @@ def make_wheel(tree: Path, output: Path = OUTPUT) -> Path:
     for file in ("LICENSE", "NOTICE"):
         shutil.copy(documents / file, licenses)
     files = sorted(str(path.relative_to(licenses)) for path in licenses.rglob("*") if path.is_file())
-    (information / "METADATA").write_text(metadata(version(tree), files))
+    (information / "METADATA").write_text(metadata(release, files))
     (information / "sboms").mkdir()
     shutil.copy(documents / SBOM, information / "sboms")
-    wheel = ["Wheel-Version: 1.0", "Generator: foreshock", "Root-Is-Purelib: false", f"Tag: {WHEEL_TAG}"]
+    wheel = ["Wheel-Version: 1.0", "Generator: foreshock", "Root-Is-Purelib: false", f"Tag: {tag}"]
     (information / "WHEEL").write_text("\n".join(wheel) + "\n")
     environment = os.environ | {"SOURCE_DATE_EPOCH": commit_time()}
     run(sys.executable, "-m", "wheel", "pack", folder, "--dest-dir", output, env=environment)
-    return output / f"{name}-{WHEEL_TAG}.whl"
+    return output / f"{name}-{tag}.whl"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="./dev package", description=(__doc__ or "").splitlines()[0])
     choice = "releases of torch to bring adapters for, separated by commas; all: every one that is tested"
     parser.add_argument("--torch", default="2.13.0", help=choice, metavar="RELEASES")
+    parser.add_argument("--arch", default=MACHINE, choices=dependencies.DEBIAN_NAMES, help="processor [this machine's]")
     arguments = parser.parse_args()
+    machine = arguments.arch
     releases = torch_versions.RELEASES if arguments.torch == "all" else arguments.torch.split(",")
     if unknown := [release for release in releases if release not in torch_versions.RELEASES]:
         parser.error(f"torch {unknown[0]} is not one of {' '.join(torch_versions.RELEASES)}")
     try:
-        compile_all()
-        tree = ROOT / "build" / "package-tree" / f"foreshock-{version(BUILD)}"
-        install(tree, releases)
+        dependencies.require_tools(machine)
+        compile_all(machine)
+        trees = folder_for(machine, ROOT / "build" / "package-tree")
+        tree = trees / f"foreshock-{version(folder_for(machine, BUILD), machine)}"
+        install(tree, releases, machine)
         check(tree, releases)
-        OUTPUT.mkdir(parents=True, exist_ok=True)
-        for path in (make_tarball(tree), make_wheel(tree)):
+        output = folder_for(machine, OUTPUT)  # `pip install build/packages/*.whl` must find one wheel
+        output.mkdir(parents=True, exist_ok=True)
+        for path in (make_tarball(tree, output, machine), make_wheel(tree, output, machine)):
             print(f"package: {path.relative_to(ROOT)}, {path.stat().st_size / 2**20:.1f} MiB", flush=True)
     except (PackageError, dependencies.DependencyError, components.ComponentError, adapters.AdapterError) as error:
         sys.exit(f"package: {error}")

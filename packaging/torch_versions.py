@@ -2,7 +2,7 @@
 
 An adapter is a library that connects libforeshock.so with one commit of torch. The CPU and CUDA wheels of a release
 have the same commit, so they need one adapter. Other adapters are built on the user's machine. `./dev test-torch` tests
-RELEASES, one per minor version.
+RELEASES, one per minor version. For another processor than this machine's, a wheel is only unpacked.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,3 +32,24 @@ def python_with(release: str) -> Path:
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-cache-dir", *packages], check=True)
     (folder / "ready").touch()
     return python
+
+
+def unpacked(release: str, machine: str) -> Path:
+    """The folder with the files of this torch's wheel for another processor, `machine`, downloaded if missing. Of a
+    wheel with CUDA, the libraries for devices are left out: no adapter is linked with them."""
+    folder = ENVIRONMENTS / f"{release}-{machine}"
+    if (folder / "ready").exists():
+        return folder
+    print(f"package: downloading torch {release} for {machine}", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    downloads = folder / "download"
+    words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-cache-dir", "--no-deps", "--only-binary=:all:"]
+    words += [f"--platform=manylinux{policy}_{machine}" for policy in ("2014", "_2_17", "_2_28")]
+    subprocess.run([*words, "--dest", downloads, f"torch=={release}"], check=True)
+    (wheel,) = downloads.glob("torch-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        left_out = ("torch/lib/libtorch_cuda", "torch/lib/libtorch_nvshmem", "torch/bin/", "torch/test/")
+        archive.extractall(folder, [name for name in archive.namelist() if not name.startswith(left_out)])
+    shutil.rmtree(downloads)
+    (folder / "ready").touch()
+    return folder

@@ -43,9 +43,9 @@ PREBUILT = SOURCES.parent / "adapters"  # the adapters that came with foreshock,
 SUPPORTED = {f"2.{minor}" for minor in range(6, 16)}
 FLAGS = ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-s"]
 FLAGS += ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro,-z,now"]
-FLAGS += ["-fcf-protection"] if platform.machine() == "x86_64" else []
+FLAGS_OF = {"x86_64": ["-fcf-protection"]}  # more flags, by processor
 COMPILERS = ["g++", "c++", "clang++"]
-COMPILE_SECONDS, TEST_SECONDS, RETRY_SECONDS = 600, 120, 120  # limits; RETRY: to begin with another compiler
+COMPILE_SECONDS, TEST_SECONDS, RETRY_SECONDS = 600, 240, 120  # limits; RETRY: to begin with another compiler
 
 
 class BuildError(Exception):
@@ -189,10 +189,17 @@ def prebuilt_name(version: str, git: str, abi: str) -> str:
     return f"torch-{version.partition('+')[0]}-{git[:12]}-abi{abi}"
 
 
-def compile_command(compiler: str, home: Path, include: Path, source: str, target: Path) -> list[str]:
+def flags_for(machine: str) -> list[str]:
+    return [*FLAGS, *FLAGS_OF.get(machine, [])]
+
+
+def compile_command(
+    compiler: str, home: Path, include: Path, source: str, target: Path, machine: str = platform.machine()
+) -> list[str]:
     """The command that compiles `source`, a file of SOURCES, to a shared library, or to a program if `target` has no
-    suffix. `home`: that of torch. `include`: the folder with foreshock/hook.h."""
-    flags = FLAGS if target.suffix else [flag for flag in FLAGS if flag != "-shared"]
+    suffix. `home`: that of torch. `include`: the folder with foreshock/hook.h. `machine`: the processor for which
+    `compiler` compiles."""
+    flags = [flag for flag in flags_for(machine) if target.suffix or flag != "-shared"]
     # Macros of torch compile header paths into the adapter. Mapped paths make equal sources give equal adapters.
     includes = [f"-ffile-prefix-map={folder}={name}" for folder, name in ((home, "torch"), (SOURCES, "foreshock"))]
     includes += [f"-ffile-prefix-map={include}=include", "-I", str(include)]
@@ -307,10 +314,16 @@ def fill(work: Path, torch: Torch, source_hash: str, link_only: bool, arguments:
             target.unlink()
     if prebuilt is None:
         state, compiler = "built", build_adapter(torch, target, arguments)
-    stamp = {"sources": source_hash, "adapter": digest([target]), "identity": identity_of(torch.home, torch.git)}
-    stamp |= {"compiler": compiler, "flags": FLAGS, "abi": cxx11_abi(torch.home)}
-    (work / "stamp.json").write_text(json.dumps(stamp, indent=1) + "\n")
+    write_stamp(work, torch, source_hash, compiler, platform.machine())
     return state
+
+
+def write_stamp(place: Path, torch: Torch, source_hash: str, compiler: str, machine: str) -> None:
+    """Writes stamp.json, which is_current() reads, beside the adapter.so in the folder `place`."""
+    adapter = digest([place / "adapter.so"])
+    stamp = {"sources": source_hash, "adapter": adapter, "identity": identity_of(torch.home, torch.git)}
+    stamp |= {"compiler": compiler, "flags": flags_for(machine), "abi": cxx11_abi(torch.home)}
+    (place / "stamp.json").write_text(json.dumps(stamp, indent=1) + "\n")
 
 
 def replace(place: Path, torch: Torch, source_hash: str, arguments: argparse.Namespace) -> str:

@@ -52,17 +52,26 @@ def required(name: str, found: set[str]) -> set[str]:
     return found
 
 
+@pytest.fixture(scope="session")
+def torch_and_its_requirements() -> dict[str, set[pathlib.Path]]:
+    """By distribution, its files and folders in site-packages."""
+    found = {}
+    for name in required("torch", set()):
+        distribution = importlib.metadata.distribution(name)
+        tops = {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}
+        found[name] = {pathlib.Path(distribution.locate_file(top)) for top in tops}
+    return found
+
+
 @pytest.fixture
-def bare(tmp_path: pathlib.Path) -> pathlib.Path:
+def bare(tmp_path: pathlib.Path, torch_and_its_requirements: dict[str, set[pathlib.Path]]) -> pathlib.Path:
     """A virtual environment with links to torch and what it requires: no compiler in PATH, nothing else installed."""
     folder = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     (site,) = (folder / "lib").glob("python*/site-packages")
-    for name in required("torch", set()):
-        for file in importlib.metadata.files(name) or []:
-            top = file.parts[0]
-            if top not in ("..", "__pycache__") and not (site / top).exists():
-                (site / top).symlink_to(importlib.metadata.distribution(name).locate_file(top))
+    for path in set().union(*torch_and_its_requirements.values()):
+        if not (site / path.name).exists():
+            (site / path.name).symlink_to(path)
     return folder
 
 

@@ -24,15 +24,17 @@ def run(*words: object, **more: object) -> str:
     return done.stdout
 
 
-def packages_built_in(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """By name, from a copy of this tree."""
+def packages_built_in(folder: pathlib.Path, *options: str) -> dict[str, pathlib.Path]:
+    """By name, from a copy of this tree. `options` of ./dev package."""
     for name in run("git", "ls-files", "-co", "--exclude-standard", cwd=ROOT).splitlines():
         if (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
     (folder / ".venv").symlink_to(sys.prefix)
-    run(sys.executable, folder / "packaging" / "package.py", env=os.environ | {"SOURCE_DATE_EPOCH": "1700000000"})
-    return {path.name: path for path in (folder / "build" / "packages").iterdir()}
+    program = folder / "packaging" / "package.py"
+    run(sys.executable, program, *options, env=os.environ | {"SOURCE_DATE_EPOCH": "1700000000"})
+    (output,) = (folder / "build").glob("packages*")
+    return {path.name: path for path in output.iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +58,22 @@ def validators(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder / "bin"
 
 
+def digests(packages: dict[str, pathlib.Path]) -> dict[str, str]:
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in packages.items()}
+
+
 def test_two_builds_in_two_folders_are_equal(built, tmp_path_factory):
     other = packages_built_in(tmp_path_factory.mktemp("second-with-a-longer-name"))
-    digests = [
-        {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in each.items()} for each in (built, other)
-    ]
-    assert digests[0] == digests[1]
+    assert digests(built) == digests(other)
+
+
+def test_two_builds_for_aarch64_are_equal(tmp_path_factory):
+    if shutil.which("aarch64-linux-gnu-g++") is None or shutil.which("qemu-aarch64-static") is None:
+        pytest.skip("no cross compiler or no qemu here")
+    names = ("first-for-aarch64", "second-for-aarch64-with-a-longer-name")
+    one, other = (packages_built_in(tmp_path_factory.mktemp(name), "--arch", "aarch64") for name in names)
+    assert len(one) == 2
+    assert digests(one) == digests(other)
 
 
 @pytest.mark.parametrize("name", ["bin/foreshock", "lib/libforeshock.so", "adapter.so"])

@@ -53,15 +53,26 @@ def unpack(tarball: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     return tree
 
 
-# A training of a few lines that `foreshock run` has not started.
+# A training that `foreshock run` has not started. The end of the process ends the run.
 STARTED = """
 import foreshock; print(foreshock.start(every=1, port=0))
-import torch; layer = torch.nn.Linear(32, 96); optimizer = torch.optim.AdamW(layer.parameters())
+import torch; torch.manual_seed(0); layer = torch.nn.Linear(32, 96); optimizer = torch.optim.AdamW(layer.parameters())
 for _ in range(40):
     q, k, v = [t.view(2, 24, 4, 8).transpose(1, 2) for t in layer(torch.randn(2, 24, 32)).split(32, 2)]
     torch.nn.functional.scaled_dot_product_attention(q, k, v).square().mean().backward(); optimizer.step()
-print(foreshock.stop())
+print(layer.weight.tolist())
 """
+
+
+def check_start(python: pathlib.Path, env: dict[str, str]) -> None:
+    """foreshock.start() gives the same bits as without and a verdict, also where Python ignores PYTHONPATH (-I)."""
+    plain = call(python, "-c", STARTED, env=env | {"FORESHOCK": "off"}).splitlines()
+    assert plain[0] == "False"
+    for options in ([], ["-I"]):
+        started, weights, *summary = call(python, *options, "-c", STARTED, env=env).splitlines()
+        assert (started, weights) == ("True", plain[1])
+        verdicts = [line for line in summary if re.search(r"finished, 40 steps in .* healthy$", line)]
+        assert len(verdicts) == 1, summary
 
 
 @pytest.mark.long
@@ -74,7 +85,7 @@ def test_wheel_is_installed_used_and_removed(packages, bare, bare_environment, t
     said = call(bare / "bin" / "foreshock", "doctor", env=bare_environment)
     assert "prebuilt adapter tested" in said
     check_training(bare / "bin" / "foreshock", python, bare_environment, tmp_path)
-    assert call(python, "-c", STARTED, env=bare_environment).split() == ["True", "healthy"]
+    check_start(python, bare_environment)
     call(python, "-m", "pip", "uninstall", "--yes", "foreshock", env=bare_environment)
     after = {path for path in bare.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert after <= before
