@@ -48,7 +48,6 @@ SMALL = {
     "cmake/glibc_compat": OF_A_BUILD,
     "kernels/logarithm": "trainer and reference share it",
     "libmonitor/library_path": "tests replace it at link time",
-    "packaging/adapters": OF_A_PROGRAM,
     "packaging/elf": OF_A_PROGRAM,
     "packaging/newcomer_training": OF_A_PROGRAM,
     "packaging/relink": OF_A_PROGRAM,
