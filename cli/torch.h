@@ -21,7 +21,8 @@ struct Installation {
 
 Installation find_installation();
 
-// Returns "" if all files exist, else what is wrong.
+// Returns "" if all files exist and other users cannot change them, else what is wrong. Creates the folders
+// for the helper's bytecode.
 std::string installation_problem(const Installation& installation);
 
 // The library that connects libforeshock.so with one exact version of torch. Never built inside a trainer.

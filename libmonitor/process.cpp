@@ -23,6 +23,10 @@
 #include "libmonitor/options.h"
 #include "segment/layout.h"
 
+// The C library musl lacks this function. Without the pragma, a program of musl that inherits LD_PRELOAD
+// would not start.
+#pragma weak on_exit
+
 namespace foreshock {
 namespace {
 
@@ -401,7 +405,7 @@ bool ProcessState::create_segment_once(uint64_t slot_bytes_needed, void (*prepar
   // Another thread may have registered an operation since publish_ops(0), and may have seen the flag unset.
   with_ops([&] { return static_cast<int32_t>(publish_ops(published)); });
   drain_local();
-  on_exit(note_exit, nullptr);
+  if (on_exit != nullptr) on_exit(note_exit, nullptr);
   creating_pid_.store(0);
   return true;
 }

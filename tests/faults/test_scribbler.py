@@ -19,16 +19,32 @@ from tiers import keep
 PAGE = 4096
 HEADER_REGIONS, REGION = 32, struct.Struct("<QQQ")
 SLOT_HEADER, SLOT_PAYLOADS = 648, 320  # of struct Slot: its size, and where the offsets of payloads begin
+SERVICE = 54321  # user and group
 STEPS = 6000  # of a round: about a second on a machine that does nothing else
 
 
 class Scribbler:
     """Writes into every segment and control file that it has seen, also after these have lost their names."""
 
-    def __init__(self, directory: pathlib.Path, seed: int) -> None:
-        self.directory, self.random, self.files = directory, random.Random(seed), {}
+    def __init__(self, directory: pathlib.Path, seed: int, user: int | None = None) -> None:
+        """`user`: opens the files as this user, of the group of the same number."""
+        self.directory, self.random, self.files, self.user = directory, random.Random(seed), {}, user
 
     def look(self) -> None:
+        if self.user is None:
+            return self._look()
+        groups = os.getgroups()
+        os.setgroups([])
+        os.setegid(self.user)
+        os.seteuid(self.user)
+        try:
+            self._look()
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+            os.setgroups(groups)
+
+    def _look(self) -> None:
         for path in self.directory.glob("*.[sc][et][gl]"):
             if path.name not in self.files:
                 with contextlib.suppress(OSError):
@@ -85,12 +101,14 @@ class Scribbler:
             os.close(file)
 
 
-def end_under(scene: Scene, attack: Callable[[Scribbler], None], seed: int, rounds: int | None = None) -> int:
+def end_under(
+    scene: Scene, attack: Callable[[Scribbler], None], seed: int, rounds: int | None = None, user: int | None = None
+) -> int:
     """A training under run, attacked from its first step to its end; its result must be `plain`'s. Returns the number
     of attacks. `rounds`: at most so many."""
     plain = scene.end(scene.start(scene.trainer_line(str(STEPS), "exit")))
     process = scene.start([*scene.run_line(), *scene.trainer_line(str(STEPS), "exit")])
-    scribbler = Scribbler(scene.base / RUN_ID, seed)
+    scribbler = Scribbler(scene.base / RUN_ID, seed, user)
     done = 0
     while process.poll() is None and (rounds is None or done < rounds):
         scribbler.look()
@@ -112,6 +130,19 @@ NAMES = [Scribbler.replace_files, Scribbler.remove_directory]
 @pytest.mark.parametrize("attack", CONTENT)
 def test_what_is_written_into_a_segment_does_not_reach_the_training(scene, attack):
     assert end_under(scene, attack, seed=1) > 10
+
+
+def anything(scribbler: Scribbler) -> None:
+    scribbler.random.choice(CONTENT)(scribbler)
+
+
+def test_what_the_user_of_a_service_writes_does_not_reach_the_training(scene):
+    """A service of its own user follows runs through the group of their directory (docs/security.md)."""
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+    os.chown(scene.base, 0, SERVICE)
+    scene.base.chmod(0o2770)
+    assert end_under(scene, anything, seed=3, user=SERVICE) > 10
 
 
 @pytest.mark.parametrize("attack", NAMES)
@@ -162,5 +193,5 @@ def test_a_minute_of_everything(scene):
     for seed in range(1000):
         if time.monotonic() > end:
             break
-        end_under(scene, lambda scribbler: scribbler.random.choice(CONTENT)(scribbler), seed)
+        end_under(scene, anything, seed)
         end_under(scene, random.Random(seed).choice(NAMES), seed, rounds=1)
