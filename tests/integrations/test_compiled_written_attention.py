@@ -86,6 +86,22 @@ print(json.dumps([train(attend, "aot_eager", more) for attend, more in runs]))
     assert [bool(ahead["mask"]) for _, (ahead, _) in results] == [False, True, True, True, True, False, True]
 
 
+def test_a_wrong_output_is_no_error_of_the_backward_pass(trainer) -> None:
+    found = trainer(f"""{MODEL}
+library, products = torch.library.Library("aten", "IMPL"), []
+def bmm(a, b):
+    out = torch.stack([x.mm(y) for x, y in zip(a, b)])
+    if a.dtype == torch.float32: products.append(1)  # those in fp64 are of foreshock
+    return out * 1.05 if len(products) % 6 == 2 and a.dtype == torch.float32 else out
+library.impl("bmm", bmm, "CPU")
+print(json.dumps(train(plain, "aot_eager")[1]))
+""")
+    ahead, back = found
+    assert 0.049 <= ahead["errors"]["out"] <= 0.051
+    assert 0 <= back["errors"]["out"] <= 64 * FLOAT32
+    assert 0 <= back["errors"]["grad_query"] <= 64 * FLOAT32
+
+
 def test_bfloat16_is_described_with_the_same_bits(trainer) -> None:
     program = f"""{MODEL}
 print(json.dumps([train(attend, "aot_eager", None, torch.bfloat16) for attend in (plain, causal, t5)]))

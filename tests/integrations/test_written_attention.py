@@ -259,7 +259,7 @@ def test_a_log_sum_exp_of_rows_is_that_of_the_scores(layout: str, most: int, mon
             for causal in (NO_MASK, TOP_LEFT, BOTTOM_RIGHT):
                 q, k = tensor(4, 6, dtype), tensor(2, 10, dtype)
                 call = Call(q, k, k, q, None, 0.5, causal, LAYOUTS[layout], mask)
-                found = row_sums.log_sum_exp(call)
+                found = row_sums.completed(call).lse
                 q, k = (t.permute(*(layout.index(axis) for axis in "bhnd")).double() for t in (q, k))
                 scores = 0.5 * q @ k.repeat_interleave(2, 1).transpose(-1, -2)
                 if mask is not None:
@@ -270,6 +270,55 @@ def test_a_log_sum_exp_of_rows_is_that_of_the_scores(layout: str, most: int, mon
                     scores = scores.masked_fill(torch.ones(6, 10, dtype=torch.bool).triu(diagonal), -math.inf)
                 # Rounded to fp32 at the end; a sum of 8 products in fp32 has an error below 2^-21.
                 torch.testing.assert_close(found.double(), scores.logsumexp(-1), rtol=2**-23, atol=2**-20)
+
+
+def test_a_wrong_output_is_no_error_of_the_backward_pass(trainer) -> None:
+    """The backward pass of attention that is written out does not read the output."""
+    found = trainer(f"""{SET_UP}
+library, products = torch.library.Library("aten", "IMPL"), []
+def bmm(a, b):
+    out = torch.stack([x.mm(y) for x, y in zip(a, b)])
+    if a.dtype == torch.float32: products.append(1)  # those in fp64 are of foreshock
+    return out * 1.05 if len(products) == 2 and a.dtype == torch.float32 else out
+library.impl("bmm", bmm, "CPU")
+print(json.dumps(rows(lambda q, k, v: ((q @ k.mT) * 0.3).softmax(-1) @ v)))
+""")
+    ahead, back = found
+    assert 0.049 <= ahead["errors"]["out"] <= 0.051
+    assert 0 <= back["errors"]["out"] <= ROUNDED
+    assert 0 <= back["errors"]["grad_query"] <= ROUNDED
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("most", [1, 1 << 22])
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_wrong_rows_of_an_output_are_replaced(layout: str, most: int, dropout: float, monkeypatch) -> None:
+    """The backward pass of attention that is written out does not read them. Right rows stay as they are."""
+    monkeypatch.setattr(row_sums, "_MOST_SCORES", most)
+    torch.manual_seed(4)
+    to_layout = ["bhnd".index(axis) for axis in layout]
+    for dtype in (torch.float32, torch.bfloat16):
+        q, k, v = (torch.randn(2, heads, 6, 8, dtype=dtype) for heads in (4, 2, 2))
+        hidden = torch.ones(6, 6, dtype=torch.bool).triu(1)
+        scores = (q @ k.repeat_interleave(2, 1).mT * 0.5).masked_fill(hidden, -math.inf)
+        kept = torch.rand(scores.shape) >= dropout
+        weights = scores.float().softmax(-1) * kept / (1 - dropout)
+        out = weights.to(dtype) @ v.repeat_interleave(2, 1)
+        wrong = out.clone()
+        wrong[:, 1, 2] *= 1.25
+        wrong[0, 0, 5] = math.nan
+        given = (tensor.permute(to_layout) for tensor in (q, k, v, wrong))
+        call = Call(*given, None, 0.5, NO_MASK, LAYOUTS[layout], ~hidden, dropout, kept if dropout else None)
+        assert row_sums.completed(call).out is call.out
+        found = row_sums.completed(call._replace(is_written_out=True)).out
+        assert found.shape == call.out.shape
+        found = found.permute([layout.index(axis) for axis in "bhnd"])
+        changed = (found != wrong).any(-1)
+        assert changed.nonzero().tolist() == [[0, 0, 5], [0, 1, 2], [1, 1, 2]]
+        # Scores, weights and output are rounded, with scores of at most 8.
+        limit = 16 * torch.finfo(dtype).eps
+        assert ((found - out).float().norm(dim=-1) <= limit * out.float().norm(dim=-1)).all()
+    assert row_sums.completed(call._replace(is_written_out=True, dropout=0.5, kept=None)).out is call.out
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -295,7 +344,7 @@ def test_a_sink_is_one_more_key(dtype: torch.dtype, dropout: float) -> None:
     assert sinks.with_gradients(sinks.with_key(call._replace(sink=None))) == call._replace(sink=None)
     call = sinks.with_key(call)
     assert torch.equal(call.kept, kept)
-    lse = row_sums.log_sum_exp(call)
+    lse = row_sums.completed(call).lse
     own = (q @ key.repeat_interleave(2, 1).transpose(2, 3) * 0.3 + whole).logsumexp(-1)
     assert (lse - own).abs().max() <= 4 * FLOAT32
     given = (grad_out, q, of_key[:, :, :-1], of_value[:, :, :-1])

@@ -46,6 +46,7 @@ class Call(NamedTuple):
     soft_cap: float = 0.0
     sink: Sink | None = None
     gradients: tuple[Any, Any, Any, Any] | None = None  # of output, query, key and value
+    is_written_out: bool = False  # in operations of torch, so that the backward pass does not read the output
     # For a function without a backward function of its own: the gradients of its output and of its query -> those of
     # `out` and `query` as they are described here.
     of_out: Callable[[Any], Any] = itself

@@ -1,4 +1,4 @@
-"""Computes the log-sum-exp of a call whose function returns none, which the check of dK and dV needs."""
+"""Computes what the check of dK and dV needs of a call whose function returns no log-sum-exp."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from .providers import BOTTOM_RIGHT, NO_MASK, Call
 from .tap import LAYOUTS
 
 _MOST_SCORES = 1 << 22  # of one piece, which bounds the memory
+_ROUNDINGS = 4  # of one output: those of scores, weights and output, and one of sums
 
 
 def _heads_first(tensor: Any, layout: int) -> Any:
@@ -16,30 +17,49 @@ def _heads_first(tensor: Any, layout: int) -> Any:
     return tensor.transpose(1, 2) if layout == LAYOUTS["bnhd"] else tensor.permute(1, 2, 0, 3)
 
 
-def log_sum_exp(call: Call) -> Any:
-    """Log-sum-exp of all rows: fp32, (batch, head, query). -Inf for a row that sees no key. From query, key and mask
-    alone, so it is right whatever the function of the call has computed. The cost is about that of the scores in it.
+def _back(tensor: Any, layout: int) -> Any:
+    """The inverse of _heads_first()."""
+    if layout == LAYOUTS["bhnd"]:
+        return tensor
+    return tensor.transpose(1, 2) if layout == LAYOUTS["bnhd"] else tensor.permute(2, 0, 1, 3)
+
+
+def completed(call: Call) -> Call:
+    """The call with the log-sum-exp of all rows: fp32, (batch, head, query). -Inf for a row that sees no key. From
+    query, key and mask alone, so it is right whatever the function of the call has computed.
+
+    The backward pass of attention that is written out does not read the output, but the check of dK does. So wrong
+    rows of the output are replaced by right ones: an error of the output alone is not an error of dK.
 
     Scores of 16-bit formats are summed in fp32, where each product is exact; those of fp32 in fp64, as products of fp32
     may be computed in a smaller format on a device.
     """
     import torch
 
-    query, key = (_heads_first(tensor.detach(), call.layout) for tensor in (call.query, call.key))
+    query, key, value, out = (
+        _heads_first(tensor.detach(), call.layout) for tensor in (call.query, call.key, call.value, call.out)
+    )
+    kept = call.kept
+    has_own = call.is_written_out and (not call.dropout or kept is not None)
+    own = torch.empty_like(out)
     batch, heads, queries, _ = query.shape
     kv_heads, keys = key.shape[1], key.shape[2]
     wide = torch.float32 if query.dtype.itemsize < 4 else torch.float64
     scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
-    mask = None if call.mask is None else call.mask.expand(batch, heads, queries, keys).unflatten(1, (kv_heads, -1))
+    mask, kept = (
+        part if part is None else part.expand(batch, heads, queries, keys).unflatten(1, (kv_heads, -1))
+        for part in (call.mask, kept)
+    )
     query = query.unflatten(1, (kv_heads, -1))
     sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+    own = own.unflatten(1, (kv_heads, -1))
     rows = max(1, min(queries, _MOST_SCORES // (heads * keys)))
     together = max(1, _MOST_SCORES // (heads * rows * keys)) if rows == queries else 1  # batch entries in one piece
     last_keys = torch.arange(queries, device=query.device) + (keys - queries if call.causal == BOTTOM_RIGHT else 0)
     all_keys = torch.arange(keys, device=query.device)
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         for b in range(0, batch, together):
-            columns = key[b : b + together, :, None].to(wide).transpose(-1, -2)
+            columns, values = (part[b : b + together, :, None].to(wide) for part in (key.transpose(-1, -2), value))
             for r in range(0, queries, rows):
                 piece = (slice(b, b + together), slice(None), slice(None), slice(r, r + rows))
                 scores = query[piece].to(wide).matmul(columns).mul_(scale)
@@ -52,4 +72,18 @@ def log_sum_exp(call: Call) -> Any:
                 if call.causal != NO_MASK:
                     scores.masked_fill_(all_keys > last_keys[r : r + rows, None], float("-inf"))
                 sums[piece] = scores.logsumexp(-1).to(torch.float32)
-    return sums.flatten(1, 2)
+                if has_own:
+                    weights = scores.softmax(-1)
+                    if kept is not None:
+                        weights.masked_fill_(kept[piece] == 0, 0.0).div_(1 - call.dropout)
+                    own[piece] = weights.matmul(values).to(own.dtype)
+    lse = sums.flatten(1, 2)
+    if not has_own:
+        return call._replace(lse=lse)
+    own = own.flatten(1, 2)
+    right = own.double()
+    # Scores, weights and output may each be rounded to the format; rounded scores have an error that grows with them.
+    limit = _ROUNDINGS * torch.finfo(out.dtype).eps * (1 + lse.abs()) * right.norm(dim=-1)
+    is_right = ((out.double() - right).norm(dim=-1) <= limit) | ~own.isfinite().all(-1)
+    own = torch.where(is_right[..., None], out, own)
+    return call._replace(lse=lse, out=_back(own, call.layout))

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from . import flex, providers, sinks, tap, written_graph
 from .providers import SKIP_UNKNOWN, Call, Given
-from .row_sums import log_sum_exp
+from .row_sums import completed
 from .signals import is_of_trainer
 
 USED, IMPORTED = 1, 2  # FORESHOCK_UNSEEN_... of hook.h
@@ -299,8 +299,8 @@ class Backward:
                 of_query, of_key, of_value = (gradients.get(name) for name in names)
                 of_all = (call.of_out(gradients["out"]), call.of_query(of_query), of_key, of_value)
                 call = sinks.with_key(call)
-                lse = log_sum_exp(call) if call.lse is None else call.lse
-                whole = sinks.with_gradients(call._replace(gradients=of_all, lse=lse))
+                call = completed(call) if call.lse is None else call
+                whole = sinks.with_gradients(call._replace(gradients=of_all))
                 is_described = not self._has_other_root
             finally:
                 watch.add_time(perf_counter_ns() - begin)

@@ -359,7 +359,7 @@ class Tracker:
             sink = Sink(*columns)
         call = Call(
             query, key, value, out, None, trace.factor, NO_MASK, LAYOUTS["bhnd"], mask, trace.dropout, kept, trace.cap,
-            sink, of_out=of_out, of_query=of_query,
+            sink, is_written_out=True, of_out=of_out, of_query=of_query,
         )  # fmt: skip
         return SKIP_TOO_LARGE if sink is not None and sinks.is_too_large(call) else call
 

@@ -9,7 +9,7 @@ from typing import Any
 from . import seams
 from .graph_report import GraphReport, source_function
 from .providers import NO_MASK, SKIP_MASK, SKIP_TOO_LARGE, SKIP_UNKNOWN, Call
-from .row_sums import log_sum_exp
+from .row_sums import completed
 from .scores import HIDDEN
 from .signals import is_of_trainer
 from .tap import LAYOUTS
@@ -109,7 +109,7 @@ class _Backward(GraphReport):
         if not isinstance(call, Call):
             return call
         gradients = tuple(_whole(tensor, traced) for tensor in (of_out, of_query, of_key.mT, of_value))
-        return call._replace(gradients=gradients, lse=log_sum_exp(call))
+        return completed(call)._replace(gradients=gradients)
 
 
 def _whole(tensor: Any, traced: Traced) -> Any:
@@ -136,8 +136,9 @@ def _described(traced: Traced, query: Any, key: Any, value: Any, out: Any, kept:
         kept = kept.reshape(*traced.shape, query.shape[1], key.shape[1])
     query, key, value, out = (_whole(tensor, traced) for tensor in (query, key, value, out))
     return Call(
-        query, key, value, out, None, traced.factor, NO_MASK, LAYOUTS["bhnd"], mask, traced.dropout, kept, traced.cap
-    )
+        query, key, value, out, None, traced.factor, NO_MASK, LAYOUTS["bhnd"], mask, traced.dropout, kept, traced.cap,
+        is_written_out=True,
+    )  # fmt: skip
 
 
 def _mask(traced: Traced, query: Any, key: Any, leaves: list[Any]) -> Any:
