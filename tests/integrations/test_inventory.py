@@ -42,7 +42,7 @@ def block(attribute: str, mixer: nn.Module, **others: object) -> nn.Module:
 def found(root: nn.Module) -> list[tuple[str | None, int]]:
     """(label, kind) of each mixer."""
     names = {p._cdata: name for name, p in parameters_below(root)}
-    matrices = [name for name, p in parameters_below(root) if p.dim() == 2]
+    matrices = [name for name, p in parameters_below(root) if p.dim() >= 2]
     labels = layer_labels(matrices, list(names.values()))
     return [(mixer.layer, mixer.kind) for mixer in mixers_of([root], lambda p: labels.get(names[p._cdata]))]
 
@@ -117,6 +117,8 @@ OTHERS = {
                                             dt_bias=nn.Parameter(torch.zeros(2)), out_proj=SQUARE)),
     "KDA": ("self_attn", module("KimiDeltaAttention", q_proj=SQUARE, k_proj=SQUARE, v_proj=SQUARE,
                                 A_log=nn.Parameter(torch.zeros(2)), o_proj=SQUARE)),
+    "MobileViTv2": ("attn", module("LinearSelfAttention", qkv_proj=nn.Conv2d(W, 2 * W + 1, 1),
+                                   out_proj=nn.Conv2d(W, W, 1))),
     "linear attention": ("attn", module("LinearAttention", q_proj=SQUARE, k_proj=SQUARE, v_proj=SQUARE)),
     "RG-LRU": ("temporal_block", module("RecurrentBlock", linear_x=SQUARE, linear_y=SQUARE, linear_out=SQUARE,
                                         rg_lru=module("RgLru", gate=nn.Parameter(torch.zeros(2, 4, 4))))),

@@ -81,7 +81,8 @@ def _is_other(module: Any, attribute: str, projections: dict[str, list[Any]]) ->
     if names & _OTHER_NAMES and projections:
         return True
     is_named = _OTHER_CLASS.search(class_name) or attribute.lower() == "linear_attn"
-    return bool(is_named) and len(_direct(module)) >= 2 and not _NOT_A_MIXER.search(f"{class_name} {attribute}")
+    own = [p for p in _matrices_of(module, 1) if p.dim() == 2 or set(p.shape[2:]) == {1}]  # or a convolution of 1 x 1
+    return bool(is_named) and len(own) >= 2 and not _NOT_A_MIXER.search(f"{class_name} {attribute}")
 
 
 def _query_of(module: Any, attribute: str, projections: dict[str, list[Any]]) -> list[Any]:
