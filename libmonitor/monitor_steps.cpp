@@ -336,12 +336,29 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
   counting.add(counting.block->step_ns, own_ns);
 }
 
+// Whether the gradient that the optimizer uses is the sum of all contributions, or a multiple of it
+// (clipping). A sum of gradients that were rounded to fp32 has the direction of `local` to about 2^-23 of
+// each summand.
+static bool is_summed(const foreshock_gradient_look& look) {
+  double product = 0, local = 0, used = 0;
+  for (size_t n = 0; n < std::size(look.local.products); ++n) {
+    product += look.local.products[n] * look.used.products[n];
+    local += look.local.products[n] * look.local.products[n];
+    used += look.used.products[n] * look.used.products[n];
+  }
+  return look.is_whole != 0 && product > (1 - 1e-6) * std::sqrt(local * used);
+}
+
 // The caller counts the time of this call with that of its own work.
 void Monitor::observe_gradient_looks(const foreshock_gradient_look* looks, size_t count) {
   TryLock lock(weights_busy_);
   if (!lock) return;
   note_event();
   weights_.write_gradient_looks(looks, count, ending_step());
+  TryLock losses(loss_busy_);
+  if (!losses) return;
+  for (size_t n = 0; n < count; ++n)
+    if (is_summed(looks[n])) loss_.observe_summed(looks[n].contributions);
 }
 
 // -- losses, and numbers that are still on a device when their step ends (step_numbers.h) --

@@ -99,8 +99,9 @@ void LossTracker::follow_factor() {
              &nll = mean_by_source_[FORESHOCK_LOSS_NLL], &summed = mean_by_source_[kSummed];
   const bool has_summed = summed.weight > 0;
   const bool is_one_each = has_summed ? nll.weight == 0 : nll.weight == roots.weight;
+  const bool is_summed = roots.weight == 1 || roots.weight == summed_contributions_;
   const double mean = has_summed ? summed.sum / summed.weight : nll.sum / nll.weight;
-  const double factor = is_one_each && roots.weight > 0 ? roots.sum / mean : std::nan("");
+  const double factor = is_one_each && is_summed && roots.weight > 0 ? roots.sum / mean : std::nan("");
   // The sum over all targets is a choice of the training (reduction="sum").
   const bool is_sum = has_summed && std::fabs(factor - summed.weight) <= kSameFactor * summed.weight;
   if (!std::isfinite(factor) || is_sum) {

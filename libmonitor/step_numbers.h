@@ -40,6 +40,9 @@ class LossTracker {
   // The next observed root was divided by this number; 1: no gradient scaler has multiplied it.
   void observe_divisor(double divisor);
 
+  // The gradient that an optimizer used was the sum of so many contributions of backward passes.
+  void observe_summed(uint32_t contributions) { summed_contributions_ = contributions; }
+
   // Drops the values observed since the last take(), because they do not belong to a step.
   void forget_step();
 
@@ -47,7 +50,9 @@ class LossTracker {
   [[gnu::hot]] bool take(double* loss, uint32_t* source);
 
   // The sum of the roots of a step, divided by its mean cross-entropy, if this has been the same number other
-  // than 1 in kFactorSteps steps in a row. Unknown with a gradient scaler, and with several losses per root.
+  // than 1 in kFactorSteps steps in a row. Unknown with a gradient scaler, with several losses per root, and
+  // with several roots that are not known to add to one gradient: those of autograd.grad() (adversarial
+  // training) do not, and others are dropped (sharpness-aware minimisation).
   std::optional<double> factor() const;
 
  private:
@@ -83,6 +88,7 @@ class LossTracker {
   bool root_is_unscaled_ = false;                     // the next root, see observe_divisor()
   double factor_ = 1;                                 // of the last step, see factor()
   uint64_t factor_steps_ = 0;                         // steps in a row with this factor
+  uint32_t summed_contributions_ = 0;                 // observe_summed(); 0: unknown
 };
 
 // A loss, norm, scale or divisor. While `value` is still on a device, it has no meaning here.

@@ -96,9 +96,11 @@ TEST(Loss, ADivisorThatIsNotTheNumberOfRootsIsPartOfTheLoss) {
 }
 
 // LossTracker::factor() after `steps` steps of `micro_batches` each, whose roots are the nll times
-// `factor(nll)`.
-std::optional<double> factor_of(int steps, int micro_batches, const std::function<double(double)>& factor) {
+// `factor(nll)`. A look finds that the gradient is the sum of `contributions`; 0: no look.
+std::optional<double> factor_of(int steps, int micro_batches, const std::function<double(double)>& factor,
+                                uint32_t contributions = 0) {
   LossTracker follower;
+  if (contributions > 0) follower.observe_summed(contributions);
   for (int step = 1; step <= steps; ++step) {
     for (int n = 0; n < micro_batches; ++n) {
       const double nll = 2 + std::sin(step * 7 + n);
@@ -112,12 +114,23 @@ std::optional<double> factor_of(int steps, int micro_batches, const std::functio
 TEST(Loss, AConstantFactorOfTheGradientIsKnownAfter64Steps) {
   EXPECT_EQ(factor_of(64, 1, [](double) { return 0.25; }), 0.25);
   EXPECT_EQ(factor_of(63, 1, [](double) { return 0.25; }), std::nullopt);
-  EXPECT_NEAR(factor_of(64, 4, [](double) { return 1; }).value_or(0), 4, 1e-9);  // 4 micro-batches, undivided
+  EXPECT_NEAR(factor_of(
+                  64, 4, [](double) { return 1; }, 4)
+                  .value_or(0),
+              4,
+              1e-9);  // 4 micro-batches, undivided
   EXPECT_NEAR(factor_of(64, 1, [](double) { return 3; }).value_or(0), 3, 1e-9);
   EXPECT_EQ(factor_of(64, 1, [](double) { return 1; }), std::nullopt);
   EXPECT_EQ(factor_of(64, 4, [](double) { return 0.25; }), std::nullopt);
   EXPECT_EQ(factor_of(64, 1, [](double) { return 31.0 / 32; }), std::nullopt);  // a label without a target
   EXPECT_EQ(factor_of(64, 1, [](double nll) { return 1 + 0.1 / nll; }), std::nullopt);  // an auxiliary loss
+}
+
+TEST(Loss, SeveralRootsHaveAFactorOnlyIfTheirGradientsAreSummed) {
+  const auto one = [](double) { return 1; };
+  EXPECT_EQ(factor_of(64, 4, one), std::nullopt);
+  EXPECT_EQ(factor_of(64, 4, one, 1), std::nullopt);  // adversarial training: three roots of autograd.grad()
+  EXPECT_NEAR(factor_of(64, 4, one, 4).value_or(0), 4, 1e-9);
 }
 
 TEST(Loss, AFactorOfSummedCrossEntropies) {
