@@ -32,7 +32,17 @@ from .looks import GradientLooks
 from .modules import Modules
 from .names import Named, layer_labels, naming_order, numbered_labels
 from .numbers import low_64_bits, number_on_cpu, step_number
-from .optimizers import OtherOptimizers, SplitStep, attribute, groups, is_plain, parameters_in, parameters_of, state_of
+from .optimizers import (
+    FormerClocks,
+    OtherOptimizers,
+    SplitStep,
+    attribute,
+    groups,
+    is_plain,
+    parameters_in,
+    parameters_of,
+    state_of,
+)
 from .owners import Owners
 from .replicas import Replicas
 from .signals import is_of_trainer
@@ -89,6 +99,7 @@ class Monitor:
         # Bounded, for a training that reports losses and never steps.
         self._losses: deque[float] = deque(maxlen=1024)
         self._clock: Any = None  # weak reference to the optimizer whose steps are counted
+        self._former_clocks = FormerClocks()
         self._other_optimizers = OtherOptimizers(core.quiet.stop)
         self._owners = Owners(torch, self._clear_names, core.weakref_callback)  # detects destroyed modules with names
         self._split_step = SplitStep()  # parameters of a clock that is called several times in one step (DeepSpeed)
@@ -195,7 +206,9 @@ class Monitor:
         rare_partners = self._other_optimizers.partners(keep_pace=False)
         addresses = [p._cdata for o in with_companions for p in parameters_of(o)]
         self._split_step.begin(addresses)
-        measured = addresses + [p._cdata for o in partners for p in parameters_of(o)]
+        # The parameters of former clocks are named too, so that no other tensor gets their names.
+        others = [*partners, *self._former_clocks.alive(optimizer)]
+        measured = list(dict.fromkeys(addresses + [p._cdata for o in others for p in parameters_of(o)]))
         if not self._try_to_name([*with_companions, *partners], rare_partners, measured):
             return self._begin_without_names(optimizer)
         scale = self._scale(optimizer)
@@ -319,6 +332,8 @@ class Monitor:
             self.core.adapter.foreshock_adapter_step_ended()  # the adapter counts backward passes from 0 again
             self._add_time(begin)
             return
+        if self._former_clocks.take_turns:  # the number in an optimizer's state goes back when its turn comes
+            source, step = COUNTED, -1
         self.weights.end_step()
         in_core = self.weights.observe_after(optimizer)
         self._learning_rate = number_on_cpu(self._torch, param_groups[0].get("lr")) if param_groups else None
@@ -433,7 +448,9 @@ class Monitor:
         if clock is not optimizer:
             if self._clock is not None:
                 self._next_step_bits = GIVEN_OTHER_TRAINING if clock is None else 0  # None: the clock was destroyed
-                self._published_names = {}  # another training: other tensors may have the same addresses
+                self._former_clocks.note(clock, optimizer)
+                if clock is None:  # another training: other tensors may have the same addresses
+                    self._published_names = {}
             # quiet.stop() is called when the clock is destroyed.
             self._clock, self._last_state = ref(optimizer, self.core.quiet.stop), None
             self._other_optimizers = OtherOptimizers(self.core.quiet.stop)
@@ -549,7 +566,8 @@ class Monitor:
         replicas = Replicas(parameters, self.modules.alive())
         stepped = [*parameters, *(p for optimizer in unfollowed for p in parameters_of(optimizer))]
         # With several optimizers, one that has not stepped yet may have the others.
-        outside = {} if len(optimizers) + len(unfollowed) > 1 else self.modules.outside(named, stepped)
+        is_only = len(optimizers) + len(unfollowed) == 1 and not self._former_clocks.alive(optimizers[0])
+        outside = self.modules.outside(named, stepped) if is_only else {}
         temporary = self._split_step.addresses
         is_listed = self.weights.send_list(optimizers, unfollowed, temporary, named, labels, replicas, outside)
         if not (is_listed and has_inventory) or (not self.core.is_monitored() and self._ticks < self.UNMONITORED_TICKS):

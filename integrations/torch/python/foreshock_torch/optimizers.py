@@ -176,6 +176,28 @@ class OtherOptimizers:
         return any(id(parameter) not in clocked for parameter in parameters_of(optimizer))
 
 
+class FormerClocks:
+    """Weak references to the living optimizers that were the clock before. `take_turns`: one of them has become the
+    clock again, so optimizers take turns in blocks of steps."""
+
+    def __init__(self) -> None:
+        self.take_turns = False
+        self._references: list[Any] = []
+
+    def note(self, clock: Any, new_clock: Any) -> None:
+        """Call it when `new_clock` becomes the clock instead of `clock`, which is None if it was destroyed."""
+        if clock is None:
+            self.take_turns, self._references = False, []
+            return
+        self.take_turns |= any(optimizer is new_clock for optimizer in self.alive())
+        self._references = [ref(optimizer) for optimizer in [*self.alive(clock), clock]]
+
+    def alive(self, clock: Any = None) -> list[Any]:
+        """The living former clocks without `clock`."""
+        found = [reference() for reference in self._references]
+        return [optimizer for optimizer in found if optimizer is not None and optimizer is not clock]
+
+
 class SplitStep:
     """Collects the parameters of a clock whose step() is called several times in a training step, each time with
     other parameters.
