@@ -125,3 +125,63 @@ def test_what_cannot_be_started_is_one_line(base) -> None:
     done = run(base, f"{BEGIN}\nprint(foreshock.start(nonsense=3), foreshock.status() == '', foreshock.metrics())")
     assert (done.returncode, done.stdout) == (0, "False True {}\n")
     assert done.stderr == "foreshock: unknown option --nonsense; see --help\n"
+
+
+RANKS = f"""{BEGIN}
+rank = os.environ["RANK"]
+started = foreshock.start(every=1, port=0, summary=os.path.join(sys.argv[1], rank + ".json"))
+import torch
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(32, 96))
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(20):
+    q, k, v = [t.view(2, 24, 4, 8).transpose(1, 2) for t in model(torch.randn(2, 24, 32)).split(32, 2)]
+    torch.nn.functional.scaled_dot_product_attention(q, k, v).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.distributed.destroy_process_group()
+verdict = foreshock.stop()
+with open(os.path.join(sys.argv[1], rank + ".txt"), "w") as file:
+    file.write(f"{{started}} {{verdict}}")
+"""
+
+
+@pytest.mark.long
+def test_the_ranks_of_torchrun_are_one_run(base, tmp_path: Path) -> None:
+    """torchrun gives its id to the ranks; each rank has a summary of itself."""
+    script = tmp_path / "train.py"
+    script.write_text(RANKS)
+    command = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, tmp_path]
+    environment = clean_environment(FORESHOCK_DIR=str(base))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == ["True healthy", "True healthy"]
+    summaries = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert summaries[0]["run"] == summaries[1]["run"]
+    for rank, summary in enumerate(summaries):
+        assert [(each["rank"], each["steps"]) for each in summary["ranks"]] == [(rank, 20)]
+
+
+SPAWNED = f"""{BEGIN}
+import torch.multiprocessing
+def child(number, folder):
+    with open(os.path.join(folder, str(number)), "w") as file:
+        file.write(f"{{foreshock.start()}} {{foreshock.stop()!r}}")
+started = foreshock.start(port=0, record="off")  # also in the children, which import this file again
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(child, (sys.argv[1],), nprocs=2)
+    print(started)
+"""
+
+
+@pytest.mark.long
+def test_spawned_processes_belong_to_the_run_of_their_parent(base, tmp_path: Path) -> None:
+    script = tmp_path / "spawn.py"
+    script.write_text(SPAWNED)
+    environment = clean_environment(FORESHOCK_DIR=str(base))
+    done = subprocess.run(
+        [PYTHON, script, tmp_path], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert [(tmp_path / name).read_text() for name in "01"] == ["True ''", "True ''"]
+    assert done.stderr.count("foreshock: run ") == 1, "one run"
