@@ -59,7 +59,8 @@ import foreshock; print(foreshock.start(every=1, port=0))
 import torch; torch.manual_seed(0); layer = torch.nn.Linear(32, 96); optimizer = torch.optim.AdamW(layer.parameters())
 for _ in range(40):
     q, k, v = [t.view(2, 24, 4, 8).transpose(1, 2) for t in layer(torch.randn(2, 24, 32)).split(32, 2)]
-    torch.nn.functional.scaled_dot_product_attention(q, k, v).square().mean().backward(); optimizer.step()
+    torch.nn.functional.scaled_dot_product_attention(q, k, v).square().mean().backward()
+    optimizer.step(); optimizer.zero_grad()
 print(layer.weight.tolist())
 """
 
