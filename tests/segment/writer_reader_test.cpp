@@ -21,9 +21,16 @@ namespace {
 long g_page_bytes = 0;  // of the system, as sysconf() reports them; 0: the real ones
 }  // namespace
 
+// In clang, no_sanitize("thread") leaves calls of the runtime at entry and exit of a function.
+#if __has_attribute(disable_sanitizer_instrumentation)
+#define NOT_INSTRUMENTED __attribute__((disable_sanitizer_instrumentation))
+#else
+#define NOT_INSTRUMENTED __attribute__((no_sanitize("address", "thread", "undefined")))
+#endif
+
 // In place of the C library's. A sanitizer's runtime may call it before it is ready.
 extern "C" long __sysconf(int name) noexcept;
-extern "C" __attribute__((no_sanitize("address", "thread", "undefined"))) long sysconf(int name) noexcept {
+extern "C" NOT_INSTRUMENTED long sysconf(int name) noexcept {
   return name == _SC_PAGESIZE && g_page_bytes != 0 ? g_page_bytes : __sysconf(name);
 }
 
