@@ -314,9 +314,12 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
     replaced.watch = nullptr;
     replaced.conditions = nullptr;
     // The last steps of the earlier process must be read before the first step of the new one.
-    if (is_replaced_now && &replaced == &other->rank) other->read_last_steps();
+    if (!is_replaced_now || &replaced != &other->rank) continue;
+    other->read_last_steps();
+    const LayerOwners none({});
+    publish_rank(replaced, cores_per_rank(), registry, &none);
   }
-  // The series of the replaced process are removed, since the counters of the new one begin at 0.
+  // The series of the replaced process are removed; counters go on from its totals.
   if (rank.current) registry->clear_rank(options_.label, std::to_string(rank.identity.rank));
   if (interval_ != 0) followed->segment().set_interval(interval_, /*from_step=*/0);
   followed->segment().set_advice(advice_);

@@ -391,6 +391,17 @@ bool is_rank_liveness(Metric metric) {
 // The closed `layer` label of foreshock_source_info is the source of layer names, so it does not count here.
 // kPrecursorLayerInfo names the layer in which a detector warns, but counts as a rank series: the agent adds
 // it again every second, so as a layer series it would always be the youngest and be dropped first.
+// Whether the metric is a counter that begins at 0 in each process of a rank. The detectors and the weights
+// of a rank count over all of its processes.
+bool counts_one_process(const MetricInfo& info) {
+  constexpr Metric kOfAllProcesses[] = {Metric::kLossSpikesTotal, Metric::kPrecursorEventsTotal,
+                                        Metric::kWeightChecksumMismatchTotal};
+  return info.type == MetricType::kCounter && has_open_label(info, "rank") &&
+         !has_open_label(info, "layer") &&
+         std::find(std::begin(kOfAllProcesses), std::end(kOfAllProcesses), info.metric) ==
+             std::end(kOfAllProcesses);
+}
+
 Tier tier_of(const MetricInfo& info) {
   if (has_open_label(info, "layer") && info.metric != Metric::kPrecursorLayerInfo) return kLayerTier;
   if (is_rank_liveness(info.metric)) return kLivenessTier;
@@ -431,6 +442,7 @@ std::string exposition(const Snapshot& snapshot) {
 struct Registry::Store {
   struct Series {
     prometheus::ClientMetric client;                          // labels set once, value changed in place
+    double earlier = 0;                                       // of a counter: total of the earlier processes
     std::list<std::pair<Metric, std::string>>::iterator age;  // its entry in by_age
   };
 
@@ -447,7 +459,7 @@ struct Registry::Store {
   std::string key;  // set by make_key(), read by find_or_admit(); a member, so that its memory is reused
 
   bool make_key(const MetricInfo& info, std::initializer_list<std::string_view> label_values);
-  double* find_or_admit(const MetricInfo& info);
+  Series* find_or_admit(const MetricInfo& info);
   bool drop_one_for(Tier tier);
   void note_dropped(Metric metric, const std::string& series_key);
   void erase(Metric metric, std::map<std::string, Series, std::less<>>::iterator series);
@@ -468,13 +480,10 @@ bool Registry::Store::make_key(const MetricInfo& info, std::initializer_list<std
   return true;
 }
 
-// Returns the address of the value of series `key`, which is added if new; null if the budget has no room.
-double* Registry::Store::find_or_admit(const MetricInfo& info) {
+// Returns series `key`, which is added if new; null if the budget has no room.
+Registry::Store::Series* Registry::Store::find_or_admit(const MetricInfo& info) {
   auto& family = families[static_cast<size_t>(info.metric)];
-  auto value_of = [&](Series& series) {
-    return info.type == MetricType::kCounter ? &series.client.counter.value : &series.client.gauge.value;
-  };
-  if (auto found = family.find(key); found != family.end()) return value_of(found->second);
+  if (auto found = family.find(key); found != family.end()) return &found->second;
 
   const Tier tier = tier_of(info);
   if (count >= series_budget && !drop_one_for(tier)) {
@@ -492,7 +501,7 @@ double* Registry::Store::find_or_admit(const MetricInfo& info) {
   by_age[tier].emplace_back(info.metric, key);
   series.age = std::prev(by_age[tier].end());
   ++count;
-  return value_of(series);
+  return &series;
 }
 
 // Drops the youngest series of the last tier after `tier` that has any. Returns whether a series of `tier`
@@ -536,9 +545,15 @@ bool Registry::set(Metric metric, std::initializer_list<std::string_view> label_
   const bool is_counter = info.type == MetricType::kCounter;
   if (is_counter && !(std::isfinite(value) && value >= 0)) return false;
   if (!store_->make_key(info, label_values)) return false;
-  double* stored = store_->find_or_admit(info);
-  if (stored == nullptr || (is_counter && value < *stored)) return false;
-  *stored = value;
+  Store::Series* series = store_->find_or_admit(info);
+  if (series == nullptr) return false;
+  if (!is_counter) {
+    series->client.gauge.value = value;
+    return true;
+  }
+  const double total = series->earlier + value;
+  if (total < series->client.counter.value) return false;
+  series->client.counter.value = total;
   return true;
 }
 
@@ -549,7 +564,17 @@ void Registry::unset(Metric metric, std::initializer_list<std::string_view> labe
 }
 
 void Registry::clear_rank(std::string_view run, std::string_view rank) {
-  for (const MetricInfo& info : all_metrics()) clear_metric(info.metric, run, rank);
+  const std::string prefix = label_text(run) + kSeparator + label_text(rank) + kSeparator;
+  for (const MetricInfo& info : all_metrics()) {
+    if (!counts_one_process(info)) {
+      clear_metric(info.metric, run, rank);
+      continue;
+    }
+    auto& family = store_->families[static_cast<size_t>(info.metric)];
+    for (auto series = family.lower_bound(prefix);
+         series != family.end() && series->first.starts_with(prefix); ++series)
+      series->second.earlier = series->second.client.counter.value;
+  }
 }
 
 void Registry::clear_run(std::string_view run) {

@@ -176,7 +176,8 @@ class Registry {
   void unset(Metric metric, std::initializer_list<std::string_view> label_values);
 
   // Remove all series of a run, all series of a rank, or a rank's series that have an open `layer` label.
-  // Counters may then restart from 0.
+  // clear_rank() is called when another process has become the rank. It keeps what counts one process: set()
+  // then adds the new process's total to that of the earlier ones. All other counters restart from 0.
   void clear_run(std::string_view run);
   void clear_rank(std::string_view run, std::string_view rank);
   void clear_layers(std::string_view run, std::string_view rank);

@@ -99,10 +99,29 @@ TEST(Registry, ForgetsOneRankOnly) {
   }
   registry.clear_rank("r", "1");
   const std::string text = text_of(registry);
-  EXPECT_THAT(text, Not(HasSubstr("rank=\"1\"")));
+  EXPECT_THAT(text, Not(HasSubstr("foreshock_loss{run=\"r\",rank=\"1\"}")));
   EXPECT_THAT(text, HasSubstr("foreshock_loss{run=\"r\",rank=\"10\"} 5\n"));
-  EXPECT_TRUE(registry.set(Metric::kStepsTotal, {"r", "1"}, 1))
-      << "a new life may start from a smaller total";
+}
+
+TEST(Registry, CountersOfARankGoOnInItsNextProcess) {
+  Registry registry;
+  registry.set(Metric::kStepsTotal, {"r", "1"}, 600);
+  registry.set(Metric::kLossSpikesTotal, {"r", "1"}, 2);
+  for (const int lives : {1, 2}) {
+    registry.clear_rank("r", "1");
+    EXPECT_THAT(text_of(registry), HasSubstr("foreshock_steps_total{run=\"r\",rank=\"1\"} " +
+                                             std::to_string(600 * lives) + "\n"));
+    EXPECT_TRUE(registry.set(Metric::kStepsTotal, {"r", "1"}, 1))
+        << "a new process begins at a smaller total";
+    EXPECT_TRUE(registry.set(Metric::kStepsTotal, {"r", "1"}, 600));
+    registry.set(Metric::kLossSpikesTotal, {"r", "1"}, 3);
+  }
+  EXPECT_THAT(text_of(registry), HasSubstr("foreshock_steps_total{run=\"r\",rank=\"1\"} 1800\n"));
+  EXPECT_THAT(text_of(registry), HasSubstr("foreshock_loss_spikes_total{run=\"r\",rank=\"1\"} 3\n"))
+      << "detectors count over all processes of a rank";
+  registry.clear_run("r");
+  EXPECT_TRUE(registry.set(Metric::kStepsTotal, {"r", "1"}, 1));
+  EXPECT_THAT(text_of(registry), HasSubstr("foreshock_steps_total{run=\"r\",rank=\"1\"} 1\n"));
 }
 
 TEST(Registry, ForgetsOneMetricOfARank) {
