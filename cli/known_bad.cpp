@@ -169,10 +169,12 @@ for part, names in (("torch", ["torch"]), ("cudnn", ["nvidia-cudnn-cu13", "nvidi
 
 std::span<const KnownBad> known_bad_table() { return kTable; }
 
-std::vector<const KnownBad*> known_bad(const Versions& versions) {
+std::vector<const KnownBad*> known_bad(const Versions& versions, bool has_device) {
   std::vector<const KnownBad*> rows;
   for (const KnownBad& row : kTable)
-    if (matches(row.versions, versions) && matches(row.together_with, versions)) rows.push_back(&row);
+    if (matches(row.versions, versions) && matches(row.together_with, versions) &&
+        (has_device || row.inputs.starts_with("CPU")))
+      rows.push_back(&row);
   return rows;
 }
 

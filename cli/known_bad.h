@@ -20,7 +20,7 @@ struct VersionRange {
 
 struct KnownBad {
   VersionRange versions, together_with;  // the row applies if the installed versions are in both ranges
-  std::string_view inputs;               // the class of shapes and inputs
+  std::string_view inputs;  // the class of shapes and inputs; begins with "CPU" if it is not of a device
   std::string_view symptom;
   std::string_view remedy;
   std::string_view source;  // an address, a command, or the file in tests/ that measures the defect
@@ -32,7 +32,8 @@ std::span<const KnownBad> known_bad_table();
 using Versions = std::map<std::string, std::string, std::less<>>;
 
 // Returns the rows whose ranges contain these versions. A component that is not installed is in no range.
-std::vector<const KnownBad*> known_bad(const Versions& versions);
+// Without a device, only the defects of kernels for the CPU are returned.
+std::vector<const KnownBad*> known_bad(const Versions& versions, bool has_device = true);
 
 // Returns the rows as text for `foreshock doctor`, in lines of at most `columns` characters; "" without rows.
 std::string known_bad_text(const std::vector<const KnownBad*>& rows, size_t columns = 80);

@@ -218,11 +218,14 @@ bool note_if_first_print(const std::string& cache, const std::string& python, co
 
 // Prints the number of known defects of the installed attention kernels, once per cache and interpreter, and
 // again when the number has changed. It does not list them, because the inputs of this run may not be
-// affected.
+// affected. Without a device, defects of kernels for devices do not count.
 void print_known_defects_once(const std::vector<std::string>& command, const std::string& cache) {
   const FoundPython python = find_python(command);
   if (python.executable.empty() || !python.certain) return;
-  const size_t count = known_bad(installed_versions(python.executable)).size();
+  std::error_code ignored;
+  const bool has_device = std::filesystem::exists("/dev/nvidiactl", ignored) ||
+                          std::filesystem::exists("/dev/dxg", ignored);  // the latter: WSL
+  const size_t count = known_bad(installed_versions(python.executable), has_device).size();
   if (count == 0) return;
   const std::string line = std::to_string(count) + (count == 1 ? " known defect" : " known defects") +
                            " of the attention kernels installed here: foreshock doctor lists their inputs";

@@ -72,6 +72,14 @@ TEST(KnownBad, LongBackwardsOnTheCpuAreListed) {
   EXPECT_FALSE(is_listed({{"torch", "2.5.1"}}, "test_long_context.py")) << "not measured";
 }
 
+TEST(KnownBad, WithoutADeviceItsKernelsDoNotCount) {
+  const Versions versions = {{"torch", "2.13.0+cu130"}, {"cudnn", "9.20.0.48"}};
+  const std::vector<const KnownBad*> rows = known_bad(versions, false);
+  EXPECT_FALSE(rows.empty());
+  for (const KnownBad* row : rows) EXPECT_TRUE(row->inputs.starts_with("CPU")) << row->inputs;
+  EXPECT_GT(known_bad(versions).size(), rows.size());
+}
+
 TEST(KnownBad, ReportsDateRemedyAndSource) {
   const std::string text = known_bad_text(known_bad({{"torch", "2.9.0"}}), 1000);
   for (const char* part : {"torch: ", "when: ", "remedy: ", "source: https://"})
