@@ -124,7 +124,11 @@ std::string verdict_text(const SummaryInput& input, const Verdict& verdict, size
                              looks);
 }
 
-std::string ratio_text(const std::optional<double>& ratio) { return formatted("%.2fx", ratio); }
+// A larger ratio has no meaning: the yardstick is nearly 0.
+std::string ratio_text(const std::optional<double>& ratio) {
+  constexpr double kMostTimes = 1000;
+  return ratio && *ratio > kMostTimes ? "over 1000x" : formatted("%.2fx", ratio);
+}
 
 // Returns why the judged backward calls gave no key positions, by which dK and dV are checked: " (mask 12)".
 std::string key_reasons(const Ranks& ranks) {
@@ -355,21 +359,24 @@ std::string gradient_looks_text(const Ranks& ranks) {
          (causes.empty() ? "" : "; not judged: " + causes);
 }
 
-// Names the detectors that have warned, with the number of their warnings.
+// Names the detectors that have warned, with the number of their warnings; the experimental ones last.
 std::string warnings_entry(const Ranks& ranks) {
   std::string text;
   size_t warned = 0;  // detectors with a warning, summed over the ranks
-  for (const RankStatistics* rank : ranks) {
-    if (rank->watch == nullptr) continue;
-    const auto states = rank->watch->states();  // by DetectorId
-    for (size_t n = 0; n < states.size(); ++n) {
-      if (states[n].warnings == 0) continue;
-      if (++warned > kMostNamed) continue;
-      text += (text.empty() ? "" : "; ") + std::string(info_of(static_cast<DetectorId>(n)).name) +
-              " warned " + counted(states[n].warnings, "time", "times") + ", last at step " +
-              std::to_string(states[n].last_warn_step) + on_rank(ranks, *rank);
+  for (const bool is_proven : {true, false})
+    for (const RankStatistics* rank : ranks) {
+      if (rank->watch == nullptr) continue;
+      const auto states = rank->watch->states();  // by DetectorId
+      for (size_t n = 0; n < states.size(); ++n) {
+        const char* name = info_of(static_cast<DetectorId>(n)).name;
+        const Measured* measured = measured_of(name);
+        if (states[n].warnings == 0 || (measured != nullptr && measured->proven) != is_proven) continue;
+        if (++warned > kMostNamed) continue;
+        text += (text.empty() ? "" : "; ") + std::string(name) + (is_proven ? "" : " (experimental)") +
+                " warned " + counted(states[n].warnings, "time", "times") + ", last at step " +
+                std::to_string(states[n].last_warn_step) + on_rank(ranks, *rank);
+      }
     }
-  }
   if (warned > kMostNamed) text += "; and " + std::to_string(warned - kMostNamed) + " more";
   return text.empty() ? "" : entry("detectors", text);
 }
@@ -698,7 +705,8 @@ void add_layer_notes(const Ranks& ranks, Notes* notes) {
   std::string reasons;
   if (unnamed > 0) reasons = grouped(unnamed) + " read a parameter that has no name";
   if (unknown > 0)
-    reasons += (reasons.empty() ? "" : ", ") + grouped(unknown) + " have no parameter among their inputs";
+    reasons += (reasons.empty() ? "" : ", ") + grouped(unknown) +
+               " have no parameter in their history (none is kept without gradient)";
   notes->emplace_back("no layer",
                       grouped(unnamed + unknown) + " of " + grouped(judged) + " slices: " + reasons);
 }

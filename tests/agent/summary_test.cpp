@@ -183,6 +183,12 @@ TEST(Summary, SaysHowMuchWasJudgedByTheGradientsOfKeys) {
   EXPECT_THAT(text, Not(HasSubstr("not checked")));
 }
 
+TEST(Summary, RatiosBeyondAMeaningAreNotPrinted) {
+  const std::string text = unwrapped(text_of(rank_with_keys(15923545, 1.5)));
+  EXPECT_THAT(text, HasSubstr("mean error over 1000x dK, 1.50x dV of fused attention"));
+  EXPECT_THAT(text, Not(HasSubstr("15923545")));
+}
+
 TEST(Summary, ErrorsAreComparedWithWhatTheOperationsMayHave) {
   RankStatistics rank = rank_with_keys(1.25, 1.5);
   for (PassStatistics* each :
@@ -309,6 +315,21 @@ TEST(Summary, SpikeIsAVerdictWithItsStep) {
   EXPECT_THAT(text, HasSubstr(", 1 spike at step 301\n"));
 }
 
+TEST(Summary, WarningsOfExperimentalDetectorsAreMarkedAndComeLast) {
+  RankWatch watch;
+  std::vector<WatchEvent> events;
+  for (int64_t step = 1; step <= 300; ++step) {
+    watch.observe(DetectorId::kDeviationForward, "001", "001", step, step > 250 ? 9 : 1, 0, &events);
+    watch.observe(DetectorId::kDeviationBackward, "001", "001", step, step > 250 ? 9 : 1, 0, &events);
+  }
+  RankStatistics rank = healthy_rank();
+  rank.watch = &watch;
+  const std::string text = unwrapped(text_of(rank));
+  EXPECT_THAT(text, HasSubstr("detectors deviation_backward warned 1 time, last at step "));
+  EXPECT_THAT(text, HasSubstr("; deviation_forward (experimental) warned 1 time, last at step "));
+  EXPECT_THAT(text_of(rank), HasSubstr("healthy\n")) << "a detector is never the headline";
+}
+
 TEST(Summary, LossesOfOptimizersThatTakeTurnsAreNotJudged) {
   RankWatch watch;
   std::vector<WatchEvent> events;
@@ -430,7 +451,8 @@ TEST(Summary, SlicesWithoutALayerHaveAReason) {
   EXPECT_THAT(
       unwrapped(text_of(rank)),
       HasSubstr(
-          "12 of 62 slices: 8 read a parameter that has no name, 4 have no parameter among their inputs"));
+          "12 of 62 slices: 8 read a parameter that has no name, 4 have no parameter in their history (none "
+          "is kept without gradient)"));
   rank.layer_source = "ordinal";
   EXPECT_THAT(unwrapped(text_of(rank)), Not(HasSubstr("no layer"))) << "no layer has a name";
 }
