@@ -542,6 +542,8 @@ void Run::record_verdict(uint64_t launcher_id, RunState state) {
   line.verdict = findings.verdict.headline;
   if (last_step() >= 0) line.step = last_step();
   line.findings = findings.list.size();
+  const AttentionInventory layers = inventory_of(summary_input(launcher_id).ranks);
+  if (!layers.gaps.empty()) line.gap = text_of(layers.gaps.front());
   line.replicas_compared = pipeline_->weights().replicas().comparisons();
   record_->write(line);
 }

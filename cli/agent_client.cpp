@@ -392,9 +392,9 @@ std::string in_colour(const std::string& text) {
   const size_t end = text.find('\n');
   const size_t verdict = end == text.npos ? text.npos : text.rfind("  ", end);
   if (verdict == text.npos || verdict + 2 >= end) return text;
-  // The verdict of a fault is written in capitals.
+  // The verdict of a fault is written in capitals, and so is "PARTLY CHECKED", which is not a fault.
   const std::string words = text.substr(verdict + 2, end - verdict - 2);
-  const bool is_fault = std::isupper(static_cast<unsigned char>(words[0])) != 0;
+  const bool is_fault = std::isupper(static_cast<unsigned char>(words[0])) != 0 && words != "PARTLY CHECKED";
   // ANSI codes: bold red, green, yellow; below, bold and the end of a colour.
   const char* colour = is_fault ? "\033[1;31m" : words == "healthy" ? "\033[32m" : "\033[33m";
   return "\033[1m" + text.substr(0, verdict) + "\033[0m  " + colour + words + "\033[0m" + text.substr(end);

@@ -181,13 +181,10 @@ Json detector_json(const ReportDetector& totals) {
 }
 
 Json episode_json(const RankEpisode& each) {
-  return {{"detector", info_of(each.detector).name},
-          {"layer", name_or_null(each.layer)},
-          {"rank", each.rank},
-          {"level", foreshock::name_of(each.most)},
-          {"since_step", each.since_step},
-          {"warn_step", count_or_null(each.warn_step)},
-          {"end_step", count_or_null(each.end_step)}};
+  return {{"detector", info_of(each.detector).name},    {"experimental", !is_proven(each.detector)},
+          {"layer", name_or_null(each.layer)},          {"rank", each.rank},
+          {"level", foreshock::name_of(each.most)},     {"since_step", each.since_step},
+          {"warn_step", count_or_null(each.warn_step)}, {"end_step", count_or_null(each.end_step)}};
 }
 
 // Returns the columns of the table, by name. Value n covers the steps_per_point steps that begin with
@@ -407,6 +404,7 @@ std::string report_json(const Report& report) {
                          {"headline", cut(report.headline)},
                          {"verdict", report.verdict},
                          {"verdict_from", report.agent_verdicts.empty() ? "report" : "agent"},
+                         {"healthy", report.is_healthy},
                          {"findings", findings_json(report.findings)},
                          {"conditions", conditions_json(report.conditions)},
                          {"facts", facts_json(report.facts)},

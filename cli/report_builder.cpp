@@ -380,6 +380,7 @@ std::string key_of(const FindingLine& line) {
          std::to_string(is_loss_event ? line.since_step.value_or(-1) : -1);
 }
 
+constexpr std::string_view kHealthy = "healthy", kPartlyChecked = "PARTLY CHECKED";  // verdicts of agents
 constexpr size_t kMostFaultEvents = 4096;    // further ones are ignored
 constexpr size_t kMostFindings = 1000;       // further ones are ignored
 constexpr size_t kLongestFindingText = 400;  // bytes; an agent writes less
@@ -732,7 +733,16 @@ void ReportBuilder::observe(const FindingLine& written) {
 }
 
 void ReportBuilder::observe(const VerdictLine& line) {
-  if (verdicts_.size() < kMostFindings && !line.verdict.empty()) verdicts_.insert(line.verdict);
+  // A training that failed was healthy as far as it was seen.
+  const bool is_cut = line.verdict == kHealthy && line.state == name_of(RunState::kFailed);
+  const std::string verdict =
+      line.verdict + (is_cut ? " until it failed" : "") +
+      (line.verdict == kPartlyChecked && !line.gap.empty() ? ": " + line.gap.substr(0, kLongestFindingText)
+                                                           : "");
+  if (verdicts_.size() < kMostFindings && !line.verdict.empty()) {
+    verdicts_.insert(verdict);
+    is_healthy_ = is_healthy_ && verdict.starts_with(kHealthy) && !is_cut;
+  }
   run_.replicas_compared = std::max(run_.replicas_compared, line.replicas_compared.value_or(0));
 }
 
@@ -807,6 +817,8 @@ Report ReportBuilder::finish() {
   RunCounts counts = {0, losses_, events_.warnings()};
   for (const auto& [rank, trail] : run_.trails) counts.steps = std::max(counts.steps, trail.steps());
   report.headline = "Run " + run_id_;
+  report.is_healthy = is_healthy_ && !verdicts_.empty() && report.findings.empty() &&
+                      std::none_of(report.conditions.begin(), report.conditions.end(), is_fault);
   report.verdict = verdict_of(report, counts);  // uses the events, episodes and faults set above
   report.facts = facts();
   report.coverage = coverage();

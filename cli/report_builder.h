@@ -139,6 +139,7 @@ class ReportBuilder {
   std::vector<std::string> finding_order_;       // their keys, in the order of the record
   std::vector<Condition> conditions_;            // of the records that have ended
   std::set<std::string> verdicts_;
+  bool is_healthy_ = true;     // all verdicts_ are "healthy"
   EventCollector events_;      // those that the agent wrote if it wrote any, else those that watches_ found
   bool has_recorded_ = false;  // the agent wrote some
   std::unique_ptr<Watches> watches_;         // the detectors that are run over the present record

@@ -192,6 +192,7 @@ struct Report {
   // of one run, have a verdict each. Without a verdict, the findings are derived from the other lines.
   std::vector<FindingLine> findings;
   std::set<std::string> agent_verdicts;
+  bool is_healthy = false;            // an agent has said so, and no agent another thing
   std::vector<Condition> conditions;  // found in the records by the rules of this version; faults first
   std::vector<ReportFact> facts;      // facts of the whole run
   bool from_record = false;  // true: the agent wrote the events; false: the report's detectors found them

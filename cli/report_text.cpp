@@ -272,23 +272,29 @@ std::string in_layer(const std::string& layer) {
   return layer.empty() ? "" : " in layer " + layer.substr(0, kLongest);
 }
 
-// Returns a clause about the first warning of the run; "" if no detector warned.
-std::string first_warning(const Report& report) {
+// Returns a clause about the warnings of the run. Those of experimental detectors are only counted.
+std::string warnings_text(const Report& report, const RunCounts& counts) {
+  if (counts.warnings == 0) return ", and no detector warned";
   const RankEpisode* first = nullptr;
-  for (const RankEpisode& each : report.episodes)
-    if (each.warn_step >= 0 && (first == nullptr || each.warn_step < first->warn_step)) first = &each;
-  if (first == nullptr) return "";
-  return ", first at step " + step_text(first->warn_step) + ": " + text_of(first->detector).plain +
-         in_layer(first->layer);
+  uint64_t proven = 0;
+  for (const RankEpisode& each : report.episodes) {
+    if (each.warn_step < 0 || !is_proven(each.detector)) continue;
+    ++proven;
+    if (first == nullptr || each.warn_step < first->warn_step) first = &each;
+  }
+  const auto times = [](uint64_t number) {
+    return grouped_digits(static_cast<double>(number)) + (number == 1 ? " time" : " times");
+  };
+  if (first == nullptr) return "; only experimental detectors warned (" + times(counts.warnings) + ")";
+  return "; detectors warned " + times(proven) + ", first at step " + step_text(first->warn_step) + ": " +
+         text_of(first->detector).plain + in_layer(first->layer);
 }
 
 std::string verdict_without_events(const Report& report, const RunCounts& counts) {
   const std::string begin = counts.losses == 0
                                 ? "The loss of this run is unknown, so loss events cannot be detected"
                                 : "No loss event in " + steps_text(static_cast<int64_t>(counts.steps));
-  if (counts.warnings == 0) return begin + ", and no detector warned.";
-  return begin + "; detectors warned " + grouped_digits(static_cast<double>(counts.warnings)) +
-         (counts.warnings == 1 ? " time" : " times") + first_warning(report) + ".";
+  return begin + warnings_text(report, counts) + ".";
 }
 
 // Returns the text of course_of() for a slow rise. `usual`: the mean loss before the onset.

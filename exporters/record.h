@@ -440,6 +440,7 @@ FORESHOCK_RECORD_LINE(FindingLine, "finding", FORESHOCK_FINDING_FIELDS);
   X(RecordText, verdict, "", "The verdict in the first line of the summary: `healthy`, for example.") \
   X(RecordInteger, step, "steps", "Last step of any rank.")                                           \
   X(RecordCount, findings, "findings", "Number of findings.")                                         \
+  X(RecordText, gap, "", "First attention layers that were not checked, why, and what to do.")        \
   X(RecordCount, replicas_compared, "", "Comparisons of weights between data-parallel replicas.")
 FORESHOCK_RECORD_LINE(VerdictLine, "verdict", FORESHOCK_VERDICT_FIELDS);
 

@@ -7,14 +7,14 @@ const MOST_FINDINGS = 5; // below the first one, which is in the verdict
 function isBad() {
   if (report.conditions.some((c) => c.kind === 'fault')) return true;
   if (report.findings.length || report.verdict_from === 'agent') return report.findings.length > 0;
-  return report.loss_events.length || report.episodes.some((e) => known(e.warn_step));
+  return report.loss_events.length || report.episodes.some((e) => known(e.warn_step) && !e.experimental);
 }
 
 function fillHead() {
   document.title = `${report.headline} – foreshock report`;
   byId('headline').textContent = report.headline;
   byId('verdict').textContent = report.verdict;
-  byId('verdict').className = isBad() ? 'bad' : 'good';
+  byId('verdict').className = isBad() ? 'bad' : report.healthy ? 'good' : 'open';
   byId('findings').append(...report.findings.slice(1, 1 + MOST_FINDINGS).map((f) => element('li', { textContent: `${f.headline}: ${f.text}.` })));
   byId('findings').append(...report.conditions.filter((c) => c.kind === 'look' && !report.verdict.includes(c.text)).map((c) => element('li', { textContent: `Worth a look: ${c.text}. Do: ${c.action}.` })));
   byId('made').textContent = known(report.version) ? `from a record of foreshock ${report.version}` : '';

@@ -20,6 +20,9 @@ function layerText(rank, label) {
   return label + (layer && known(layer.name) ? ` (${layer.name})` : "");
 }
 
+// Returns which attention layers were not checked, why and what to do, a sentence for each cause.
+const gapsOf = (state) => (state?.attention_layers?.gaps || []).map((gap) => gap.text);
+
 // Returns [kind, sentences]: the first finding of the run with what to do, else the agent's verdict. `kind` is good,
 // waiting or bad, the class of the verdict's element. `state`: the state of the run, as the agent serves it.
 function verdict(ranks, state) {
@@ -29,7 +32,9 @@ function verdict(ranks, state) {
   if (first) return ["bad", `${failure}${first.headline}: ${first.text}. Do: ${first.action}.${more > 0 ? ` (and ${more} more)` : ""}`];
   const looks = (state?.conditions || []).filter((c) => c.kind === "look").length;
   const worth = state?.healthy && looks ? `; ${looks} ${looks === 1 ? "thing" : "things"} worth a look` : "";
-  const text = known(state?.verdict) ? state.verdict + worth : "no verdict yet";
+  const [gap, ...gaps] = state?.verdict === "PARTLY CHECKED" ? gapsOf(state) : [];
+  const missing = gap ? `: ${gap}.${gaps.length ? ` (and ${gaps.length} more)` : ""}` : "";
+  const text = known(state?.verdict) ? state.verdict + worth + missing : "no verdict yet";
   return [failed.length ? "bad" : state?.healthy ? "good" : "waiting", failure + text];
 }
 
@@ -38,6 +43,7 @@ function notes(ranks) {
   const onRank = (rank) => (ranks.length > 1 ? ` on rank ${rank.rank}` : ""), lines = [];
   const warn = (text) => lines.push({ text, alarm: true });
   for (const finding of (ui.state?.findings || []).slice(1, 4)) warn(`${finding.text}.`);
+  for (const gap of gapsOf(ui.state).slice((ui.state?.findings || []).length ? 0 : 1, 2)) lines.push({ text: `Not checked: ${gap}.`, alarm: false });
   for (const look of (ui.state?.conditions || []).filter((c) => c.kind === "look").slice(0, 3)) lines.push({ text: `Worth a look: ${look.text}. Do: ${look.action}.`, alarm: false });
   for (const notice of (ui.state?.notices || []).slice(-2)) warn(`${notice}.`);  // about files of the run
   // Detectors that the benchmark has found useful (proven).

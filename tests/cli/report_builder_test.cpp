@@ -168,6 +168,41 @@ TEST_F(ReportBuilding, AVerdictWithoutAFindingIsRepeated) {
   const Report report = builder_.finish();
   EXPECT_EQ(report.verdict, "Healthy. No loss event in 10 steps, and no detector warned.");
   EXPECT_THAT(report.notes, IsEmpty());
+  EXPECT_TRUE(report.is_healthy);
+}
+
+TEST_F(ReportBuilding, ALayerThatWasNotCheckedIsNamedAndTheRunIsNotCalledHealthy) {
+  steps(1, 10);
+  VerdictLine line = verdict_line("PARTLY CHECKED");
+  line.gap = "layer 001: dQ not judged; its backward pass reached no hook. Do: add foreshock.tap";
+  take(line);
+  const Report report = builder_.finish();
+  EXPECT_EQ(report.verdict,
+            "PARTLY CHECKED: " + line.gap + ". No loss event in 10 steps, and no detector warned.");
+  EXPECT_FALSE(report.is_healthy);
+}
+
+TEST_F(ReportBuilding, ATrainingThatFailedIsHealthyOnlyUntilThen) {
+  steps(1, 10);
+  VerdictLine line = verdict_line("healthy");
+  line.state = "failed";
+  take(line);
+  const Report report = builder_.finish();
+  EXPECT_THAT(report.verdict, StartsWith("Healthy until it failed. "));
+  EXPECT_FALSE(report.is_healthy);
+}
+
+TEST_F(ReportBuilding, ARecordWithoutAVerdictIsNotCalledHealthy) {
+  steps(1, 10);
+  EXPECT_FALSE(builder_.finish().is_healthy);
+}
+
+TEST_F(ReportBuilding, WarningsOfExperimentalDetectorsAreOnlyCounted) {
+  steps(1, 150);
+  take(level_line("entropy_drop", "warn", 150, "001"));
+  take(verdict_line("healthy"));
+  EXPECT_EQ(builder_.finish().verdict,
+            "Healthy. No loss event in 150 steps; only experimental detectors warned (1 time).");
 }
 
 SampleLine slice(int64_t step, const std::string& layer, double ratio) {
@@ -212,6 +247,27 @@ TEST_F(ReportBuilding, ASingleSliceBeyondTheLimitIsNoFault) {
   EXPECT_EQ(report.verdict, "No loss event in 10 steps, and no detector warned.");
   EXPECT_EQ(report.attention_text,
             "The largest error was 1.5 of the alarm limit, of attention's output in layer 002 at step 9.");
+}
+
+// Without the error of sound attention, a sample is not judged: it is neither healthy nor a fault.
+TEST_F(ReportBuilding, ASampleWithoutARatioIsNotDrawn) {
+  steps(1, 10);
+  for (const int64_t step : {4, 5, 6}) {
+    SampleLine line = slice(step, "002", 10);
+    line.deviation_ratio = 0.7;
+    if (step == 5) line.fused_ratio.reset();
+    take(line);
+  }
+  const Report report = builder_.finish();
+  const std::vector<float>& forward = report.attention.columns.at(0).second;
+  const std::vector<float>& layer = report.attention_layers.at(0).columns.at(0).second;
+  ASSERT_THAT(forward, SizeIs(3));
+  ASSERT_THAT(layer, SizeIs(3));
+  for (const auto* curve : {&forward, &layer}) {
+    EXPECT_FLOAT_EQ(curve->at(0), 5);
+    EXPECT_TRUE(std::isnan(curve->at(1)));
+    EXPECT_FLOAT_EQ(curve->at(2), 5);
+  }
 }
 
 // Of key positions with many query rows the limit is higher, and three slices are needed.
@@ -314,7 +370,7 @@ TEST_F(ReportBuilding, AWarningWithoutALossEventIsTheStory) {
   take(level_line("max_logit", "warn", 140, "002"));
   EXPECT_EQ(
       builder_.finish().verdict,
-      "No loss event in 150 steps; detectors warned 2 times, first at step 140: attention scores became very "
+      "No loss event in 150 steps; detectors warned 1 time, first at step 140: attention scores became very "
       "large in layer 002.");
 }
 

@@ -142,12 +142,25 @@ def test_no_foreign_script_may_run(page):
 @NEEDS_BROWSER
 def test_a_quiet_run_and_a_narrow_screen(page):
     tab = page(quiet_run(), width=390)
-    assert tab.value("document.getElementById('verdict').className") == "good"
+    assert tab.value("document.getElementById('verdict').className") == "open", "no agent has found it healthy"
     assert "No loss event in 300 steps, and no detector warned." in tab.value("document.body.innerText")
     assert tab.value("document.documentElement.scrollWidth") <= 390, "nothing makes a phone scroll sideways"
     seen = "document.querySelector('#detectors th:nth-child({})').getBoundingClientRect()"
     assert tab.value("document.querySelector('#detectors th:nth-child(2)').textContent") == "warned"
     assert tab.value(seen.format(3) + ".right") < 390, "what a detector has said is seen without scrolling"
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize(
+    ("verdict", "state", "mark"),
+    [("healthy", "finished", "good"), ("healthy", "failed", "open"), ("PARTLY CHECKED", "finished", "open")],
+)
+def test_only_a_healthy_run_has_a_tick(page, verdict, state, mark):
+    gap = "layer 001: dQ not judged; its backward pass reached no hook. Do: add foreshock.tap"
+    tab = page([*quiet_run(), line("verdict", state=state, verdict=verdict, gap=gap)])
+    assert tab.value("document.getElementById('verdict').className") == mark
+    said = tab.value("document.getElementById('verdict').textContent")
+    assert (gap in said) == (verdict != "healthy")
 
 
 @NEEDS_BROWSER

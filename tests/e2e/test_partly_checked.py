@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from forked import forked
-from monitored import Run, assert_conserved, run_monitored, unwrapped
+from monitored import EVERYTHING, Run, assert_conserved, run_monitored, unwrapped
 
 STEPS = 40
 LAYERS = 4
@@ -58,7 +58,7 @@ for _ in range({STEPS}):
 
 
 def train(kind: str) -> Run:
-    run = run_monitored(forked("-c", SCRIPT, kind))
+    run = run_monitored(forked("-c", SCRIPT, kind), *EVERYTHING)
     assert run.rank()["steps"] == STEPS, run.stderr
     assert_conserved(run.rank())
     return run
@@ -99,4 +99,6 @@ def test_layers_that_were_not_checked_are_named(kind, cause, names, text):
     assert run.summary["attention_layers"]["layers"] == LAYERS
     assert verdicts(run) == {"PARTLY CHECKED"}
     assert text in unwrapped(run.stderr)
+    (verdict,) = run.of("verdict")
+    assert verdict["gap"].startswith(text)
     assert "healthy" not in run.stderr

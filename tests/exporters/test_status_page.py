@@ -7,6 +7,7 @@ import browser
 import pytest
 from monitored import ROOT
 from status_page import LIVE, rows, sample_state
+from tiers import keep
 
 RANKS, LAYERS = 8, 96  # of page() without words
 
@@ -115,6 +116,21 @@ def test_unjudged_values_are_not_called_healthy(page):
     tab = page(1, 4, state)
     assert tab.value("byId('verdict').className") == "waiting"
     assert tab.value("byId('verdict-text').textContent") == "attention output not checked"
+
+
+def test_layers_that_were_not_checked_are_in_the_headline_with_what_to_do(page):
+    texts = ["layer 001: dQ not judged; its backward pass reached no hook. Do: add foreshock.tap",
+             "layer 002: dK and dV not judged; too few samples yet. Do: train longer"]  # fmt: skip
+    gaps = {"attention_layers": {"gaps": [{"text": text} for text in texts]}}
+    tab = page(1, 4, sample_state(1, 4) | {"verdict": "PARTLY CHECKED", "healthy": False} | gaps)
+    assert tab.value("byId('verdict').className") == "waiting"
+    assert tab.value("byId('verdict-text').textContent") == f"PARTLY CHECKED: {texts[0]}. (and 1 more)"
+    assert f"Not checked: {texts[1]}." in tab.texts("#notes li")
+    tab = page(2, 4, sample_state(2, 4) | gaps)
+    assert tab.value("byId('verdict').className") == "bad"
+    assert [f"Not checked: {text}." for text in texts] == [
+        note for note in tab.texts("#notes li") if note.startswith("Not checked")
+    ]
 
 
 def test_detectors_are_sorted_by_level(page):
@@ -318,6 +334,18 @@ def test_something_is_drawn(page):
     colours = tab.value(painted)
     assert len(colours) == 10, "eight charts, the map and its scale"
     assert min(colours) > 8, colours
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    keep([(1400, False), (400, True), (1400, True), (400, False)], (1400, False), (400, True), several=True),
+)
+def test_nothing_covers_anything_and_nothing_is_cut(page, width, dark):
+    tab = page(2, 4, width=width, dark=dark)
+    assert browser.layout_problems(tab) == []
+    cut = """[...document.querySelectorAll('main td, main th')].filter((cell) =>
+        cell.checkVisibility() && cell.scrollWidth > cell.clientWidth + 1).map((cell) => cell.textContent)"""
+    assert tab.value(cut) == []
 
 
 def test_the_weights_of_each_layer_are_a_map(page):
