@@ -5,8 +5,11 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdio>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <vector>
 
 #include "agent/limits.h"
@@ -177,6 +180,26 @@ TEST(Pipeline, NanThatStaysIsWrittenLessAndLessOften) {
     if (json["type"] == "event") steps.push_back(json["step"]);
   }
   EXPECT_EQ(steps, (std::vector<int64_t>{1, 2, 4, 8, 16, 32, 64}));
+}
+
+// The agent looks once a second, when all layers have NaN already.
+TEST(Pipeline, TheFirstNanGradientOfALayerHasTheStepThatItsCountShows) {
+  SegmentOfATrainer trainer;
+  auto reader = trainer.open();
+  Pipeline pipeline(nullptr);
+  RankStatistics rank;
+  for (const uint32_t n : {0, 1}) {
+    auto layer = trainer.layer(n);  // published at the end of its scope
+    std::snprintf(layer->label, sizeof layer->label, "%03u", n);
+    layer->gradient_step = layer->last_nonfinite_step = 12;
+    layer->nonfinite_steps = n == 0 ? 2 : 4;
+    layer->ready = 1;
+  }
+  pipeline.refresh(*reader, &rank);
+  std::map<std::string, int64_t> first;
+  for (const RankEvent& event : rank.events)
+    if (event.what == "nonfinite_gradient") first[event.layer] = event.first_step;
+  EXPECT_EQ(first, (std::map<std::string, int64_t>{{"000", 11}, {"001", 9}}));
 }
 
 TEST(Pipeline, ALayerThatIsLabelledLateHasItsLabelFromTheNextSliceOn) {
