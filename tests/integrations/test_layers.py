@@ -279,6 +279,13 @@ def test_adapters_of_a_projection_are_its_layer() -> None:
     assert set(layer_labels(names, names).values()) == {"000.000", "000.001"}
 
 
+def test_a_projection_in_a_wrapper_names_its_block() -> None:
+    """As LinearNorm in LeViT of timm."""
+    names = [f"stages.{stage}.blocks.{block}.{leaf}.linear.weight" for stage in (0, 1) for block in (0, 1)
+             for leaf in ("attn.qkv", "attn.proj.ln", "mlp.ln1")]  # fmt: skip
+    assert set(layer_labels(names, names).values()) == {"000.000", "000.001", "001.000", "001.001"}
+
+
 def test_numbers_of_the_framework_win_over_paths() -> None:
     """Megatron's layer_number counts over all pipeline stages; a path starts again on each."""
     gpt = {f"decoder.layers.{n}": n + 13 for n in range(2)} | {"decoder.layers.0.self_attention": 13}

@@ -17,7 +17,8 @@ QUERY_WORDS = {
 
 
 _NUMBER = re.compile(r"[0-9]+")
-_LORA_PART = re.compile(r"\.(base_layer|lora_[AB](\.[^.]+)?)$")
+# The path of a weight below its projection, which is a wrapper: LoRA, LinearNorm of timm.
+_WRAPPED_PART = re.compile(r"\.(linear|base_layer|lora_[AB](\.[^.]+)?)$")
 
 
 def as_bytes(name: str) -> bytes:
@@ -88,7 +89,7 @@ def _distinct_part(prefix: str, prefixes: set[str]) -> str:
 def _attention_of(matrix: str) -> str:
     """Path of the attention module whose query projection is `matrix`; "" if `matrix` is not a query projection. A part
     of a query projection that PEFT's LoRA has split counts as the projection."""
-    path = _LORA_PART.sub("", matrix.removesuffix(".weight"))
+    path = _WRAPPED_PART.sub("", matrix.removesuffix(".weight"))
     module, _, word = path.rpartition(".")
     return module if word.lower() in QUERY_WORDS else ""
 
