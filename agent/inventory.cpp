@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "segment/layout.h"
+#include "text/printable.h"
 
 namespace foreshock {
 namespace {
@@ -19,6 +20,7 @@ namespace {
 // none is exp(-8) = 3e-4, and then calls of the layer do not reach a hook.
 constexpr uint64_t kSamplesPerLayer = 8;
 constexpr size_t kMostLayersNamed = 3;  // in one text
+constexpr size_t kMostUnseenNamed = 2;  // in one text
 
 // Reasons that pass with time, and calls that are sampled elsewhere.
 constexpr uint32_t kPassingReasons =
@@ -217,7 +219,7 @@ class Table {
     gap.layers.push_back(label);
   }
 
-  // Returns the cause of a gap, and for kSkipped the reasons.
+  // Returns the cause of a gap; for kSkipped the reasons, for kNotHooked what the run used.
   std::pair<GapCause, std::string> cause_of(const LayerChecks& layer, uint32_t tensor) const {
     const uint32_t pass = pass_of(tensor);
     if (is_key_gradient(tensor)) {  // dQ was judged, so backward calls were sampled
@@ -245,13 +247,29 @@ class Table {
           math_path += rank->totals.calls[op];
     }
     if (pass == 0 && math_path > 0 && (skipped & kOff) != 0) return {GapCause::kMathPath, ""};
-    const GapCause unseen = pass == 0 ? GapCause::kNotHooked : GapCause::kNoBackwardSeen;
-    if (layer.is_excluded[pass]) return {unseen, ""};
+    const auto unseen = pass == 0 ? std::pair(GapCause::kNotHooked, unseen_names())
+                                  : std::pair(GapCause::kNoBackwardSeen, std::string());
+    if (layer.is_excluded[pass]) return unseen;
     if (unattributed > 0) return {GapCause::kUnattributed, ""};
     // Calls that an adapter does not describe are skipped without a layer.
     if (const uint32_t lasting = skipped & ~kPassingReasons; lasting != 0)
       return {GapCause::kSkipped, names_of(lasting, segment::kSkipReasonNames)};
-    return {sampled < kSamplesPerLayer * layers_.size() ? GapCause::kFewSamples : unseen, ""};
+    return sampled < kSamplesPerLayer * layers_.size() ? std::pair(GapCause::kFewSamples, std::string())
+                                                       : unseen;
+  }
+
+  // Names of attention that the run used and no hook saw.
+  std::string unseen_names() const {
+    std::set<std::string> names;
+    for (const RankStatistics* rank : ranks_)
+      for (const segment::UnseenName& unseen : rank->unseen)
+        if (std::string_view(segment::unseen_evidence_name(unseen.evidence)) == "used")
+          names.insert(printable(segment::text_of(unseen.name)));
+    std::string text;
+    size_t count = 0;
+    for (const std::string& name : names)
+      if (count++ < kMostUnseenNamed) text += (text.empty() ? "" : "; ") + name;
+    return text + (count > kMostUnseenNamed ? "; and others" : "");
   }
 
   static std::string names_of(uint32_t reasons, const char* const* all_names) {
@@ -304,6 +322,13 @@ nlohmann::json inventory_json(const AttentionInventory& inventory) {
 
 namespace {
 
+// What makes compiled attention visible, by the names of written_graph.py.
+const char* other_way(const std::string& unseen) {
+  if (unseen.find("fused by Inductor") != std::string::npos)
+    return "train without torch.compile or with its backend aot_eager, or ";
+  return unseen.find("compiled: ") != std::string::npos ? "train without torch.compile, or " : "";
+}
+
 // Replaces those reasons that one word does not explain.
 std::string words_of(const std::string& reasons) {
   constexpr std::pair<std::string_view, const char*> kWords[] = {
@@ -343,7 +368,9 @@ std::string text_of(const CoverageGap& gap) {
   const char* of_pass = gap.tensor == 0 ? "forward" : "backward";
   switch (gap.cause) {
     case GapCause::kNotHooked:
-      return text + "no call reached a hook. Do: add foreshock.tap to this attention (docs/coverage.md)";
+      return text + "no call reached a hook" +
+             (gap.reasons.empty() ? "" : ", and the run used " + gap.reasons) +
+             ". Do: " + other_way(gap.reasons) + "add foreshock.tap to this attention (docs/coverage.md)";
     case GapCause::kMathPath:
       return text + "calls take PyTorch's unfused path. Do: leave --math-path on";
     case GapCause::kNoBackwardSeen:

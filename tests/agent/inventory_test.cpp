@@ -84,6 +84,35 @@ TEST(Inventory, LayersWhoseCallsReachNoHookAreNamed) {
   EXPECT_EQ(inventory(rank).layers, 4u);
 }
 
+segment::UnseenName unseen_name(const char* name, uint32_t evidence) {
+  segment::UnseenName unseen = {};
+  std::strcpy(unseen.name, name);
+  unseen.evidence = evidence;
+  return unseen;
+}
+
+TEST(Inventory, WhatTheRunUsedUnseenIsTheCauseOfUnseenLayers) {
+  RankStatistics rank = rank_with(2);
+  judge_all(&rank, "000");
+  rank.unseen = {unseen_name("flash_attn", 2)};  // only imported
+  EXPECT_THAT(text_of(only_gap(rank)), HasSubstr("no call reached a hook. Do: add foreshock.tap"));
+  rank.unseen = {unseen_name("TalkingHeadAttn: linear before softmax", 1)};
+  EXPECT_THAT(
+      text_of(only_gap(rank)),
+      HasSubstr("layer 001: forward not judged; no call reached a hook, and the run used TalkingHeadAttn: "
+                "linear before softmax. Do: add foreshock.tap"));
+  rank.unseen = {unseen_name("compiled: sizes that change", 1)};
+  EXPECT_THAT(text_of(only_gap(rank)),
+              HasSubstr("change. Do: train without torch.compile, or add foreshock"));
+  rank.unseen = {unseen_name("compiled: written-out attention, fused by Inductor", 1)};
+  EXPECT_THAT(
+      text_of(only_gap(rank)),
+      HasSubstr("Do: train without torch.compile or with its backend aot_eager, or add foreshock.tap"));
+  for (const char* name : {"a", "b\n", "c"}) rank.unseen.push_back(unseen_name(name, 1));
+  EXPECT_THAT(only_gap(rank).reasons,
+              testing::AllOf(HasSubstr("; and others"), testing::Not(HasSubstr("\n"))));
+}
+
 TEST(Inventory, ALayerThatIsCalledSeveralTimesAStepIsOneLayer) {
   RankStatistics rank = rank_with(1);
   judge_all(&rank, "000");
