@@ -266,7 +266,9 @@ int64_t last_step_in(const std::string& record) {
 
 void print_missing_summary(const std::string& problem, const std::string& record) {
   say("no summary: " + problem);
-  if (record.empty()) return;
+  std::error_code error;
+  // A pipe is not opened: this would wait for a writer.
+  if (!std::filesystem::is_regular_file(record, error)) return;
   const int64_t step = last_step_in(record);
   say(record + (step < 0 ? " has no step" : " ends at step " + std::to_string(step)) + ": foreshock report " +
       record);

@@ -149,6 +149,20 @@ def test_run_directory_removed(scene, told, half_way):
     told("run directory removed", scene, plain, scene.go_on(process), "no summary: ")
 
 
+def test_agent_gone_for_good_that_wrote_into_a_pipe(scene, told, tmp_path):
+    """The launcher looks for the last step of the record, but not in a pipe, where it would wait for a writer."""
+    root = scene.own_installation()
+    plain = scene.plain_half_way()
+    os.mkfifo(tmp_path / "record")
+    reader = os.open(tmp_path / "record", os.O_RDONLY | os.O_NONBLOCK)
+    process = scene.start_half_way([*scene.run_line("--record", str(tmp_path / "record")), *scene.waiting_line()])
+    (root / "bin" / "foreshock").unlink()
+    os.kill(scene.agent(), signal.SIGKILL)
+    watched = scene.go_on(process)
+    os.close(reader)
+    told("agent killed, its record a pipe", scene, plain, watched, "no summary: ")
+
+
 def notices(scene) -> str:
     """What the launcher prints while the command runs."""
     path = scene.base / RUN_ID / "notices"

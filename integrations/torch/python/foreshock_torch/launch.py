@@ -218,7 +218,7 @@ def _release_segments(run: Launched) -> None:
         with contextlib.suppress(OSError):
             path = os.readlink(f"/proc/self/fd/{descriptor}")
             if path.startswith(directory) and path.endswith(".seg"):
-                os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def _state() -> dict[str, Any]:
