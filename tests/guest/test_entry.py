@@ -63,9 +63,19 @@ FOREIGN = {
 REFUSES_PRELOAD = {"asan", "32_bit"}
 
 
+def compare(program: list[str], bears_preload: bool) -> None:
+    """As the command and as its child: the same output and exit status."""
+    child = ["sh", "-c", f"{' '.join(program)}; exit $?"]
+    for command, options in ((program, []), (child, []), (child, ["--preload"])):
+        if options and not bears_preload:
+            continue
+        plain, run = monitored.run_plain(command), monitored.run_monitored(command, *options)
+        theirs = [line for line in run.stderr.splitlines() if not line.startswith("foreshock: ")]
+        assert (run.returncode, run.stdout, theirs) == (plain.returncode, plain.stdout, plain.stderr.splitlines())
+
+
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_foreign_programs_run_as_without_us(kind, tmp_path):
-    """As the command and as its child: the same output and exit status. Of most also with --preload."""
     source, program = tmp_path / "program.c", tmp_path / "program"
     source.write_text('#include <stdio.h>\nint main(void) { puts("out"); fputs("failed\\n", stderr); return 3; }\n')
     compiler = "musl-gcc" if kind == "musl" else native.c_compiler()
@@ -78,10 +88,43 @@ def test_foreign_programs_run_as_without_us(kind, tmp_path):
             pytest.skip("needs root")
         os.chown(program, 65534, 65534)
         program.chmod(0o4755)
-    child = ["sh", "-c", f"{program}; exit $?"]
-    for command, options in (([str(program)], []), (child, []), (child, ["--preload"])):
-        if options and kind in REFUSES_PRELOAD:
-            continue
-        plain, run = monitored.run_plain(command), monitored.run_monitored(command, *options)
-        theirs = [line for line in run.stderr.splitlines() if not line.startswith("foreshock: ")]
-        assert (run.returncode, run.stdout, theirs) == (plain.returncode, plain.stdout, plain.stderr.splitlines())
+    compare([str(program)], bears_preload=kind not in REFUSES_PRELOAD)
+
+
+# Name of the file, its text, the command that builds it, and the command that runs it.
+LANGUAGES = {
+    "go": (
+        "p.go",
+        'package main\nimport ("fmt"; "os")\n'
+        'func main() { fmt.Println("out"); fmt.Fprintln(os.Stderr, "failed"); os.Exit(3) }\n',
+        ["go", "build", "-o", "program", "p.go"],
+        ["./program"],
+    ),
+    "rust": (
+        "p.rs",
+        'fn main() { println!("out"); eprintln!("failed"); std::process::exit(3) }\n',
+        ["rustc", "-o", "program", "p.rs"],
+        ["./program"],
+    ),
+    "java": (
+        "P.java",
+        'class P { public static void main(String[] a) { System.out.println("out"); System.err.println("failed");'
+        " System.exit(3); } }\n",
+        ["javac", "P.java"],
+        ["java", "P"],
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_programs_of_other_languages_run_as_without_us(language, tmp_path, monkeypatch):
+    name, text, build, command = LANGUAGES[language]
+    (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    try:
+        environment = os.environ | {"GO111MODULE": "off", "GOCACHE": str(tmp_path / "cache")}
+        subprocess.run(build, check=True, capture_output=True, env=environment)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(f"no toolchain for {language} here")
+    compare(command, bears_preload=True)
