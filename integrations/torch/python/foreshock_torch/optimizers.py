@@ -185,7 +185,7 @@ class FormerClocks:
         self._references: list[Any] = []
 
     def note(self, clock: Any, new_clock: Any) -> None:
-        """Call it when `new_clock` becomes the clock instead of `clock`, which is None if it was destroyed."""
+        """Call it when `new_clock` becomes the clock instead of `clock`, or of None if that was destroyed."""
         if clock is None:
             self.take_turns, self._references = False, []
             return
