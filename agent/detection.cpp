@@ -16,7 +16,7 @@
 namespace foreshock {
 namespace {
 
-constexpr char kMagic[] = "foreshock detectors 8\n";  // begins a saved state; 8: version of the format
+constexpr char kMagic[] = "foreshock detectors 9\n";  // begins a saved state; 9: version of the format
 constexpr uint64_t kMostRanks = 4096;                 // ranks with detectors, over all runs
 // Begins the names by which a step has the losses of other optimizers (foreshock_loss_is_of).
 constexpr char kOtherLoss[] = "loss of optimizer ";
@@ -85,7 +85,8 @@ StepFacts facts_of(const StepLine& line) {
           .is_local_loss = line.loss_source == "nll" || line.loss_source == "backward_root",
           .is_nll = line.loss_source == "nll",
           .loss_factor = factor != line.logged.end() ? std::optional(factor->second) : std::nullopt,
-          .is_counted = line.step_source == "counted"};
+          .is_counted = line.step_source == "counted",
+          .attention_calls = line.attention_calls};
 }
 
 AttentionFacts facts_of(const SampleLine& line) {
@@ -335,10 +336,16 @@ const std::vector<EventLine>& Watches::observe(const EventLine& line) {
   if (line.event == kDetectorsBeginAnew)
     std::erase_if(watches_, [&](const auto& each) { return each.first.first == line.run; });
   if (line.event == kDetectorsBeginAnew) conditions_.erase(line.run);
-  if (line.event != kScalerSkips || !line.rank || !line.step || !line.value) return lines_found_;
+  const bool is_skips = line.event == kScalerSkips;
+  if ((!is_skips && line.event != kBackwardWithoutStep) || !line.rank || !line.step || !line.value)
+    return lines_found_;
   RunConditions* conditions = *line.value >= 0 && *line.value < 0x1p53 ? conditions_for(line.run) : nullptr;
   if (conditions == nullptr) return lines_found_;
-  conditions->observe_skipped(*line.rank, *line.step, static_cast<uint64_t>(*line.value), &begun_);
+  const auto count = static_cast<uint64_t>(*line.value);
+  if (is_skips)
+    conditions->observe_skipped(*line.rank, *line.step, count, &begun_);
+  else
+    conditions->observe_backward_calls(*line.rank, *line.step, count, &begun_);
   return end(line.run, *line.rank);
 }
 

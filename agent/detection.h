@@ -20,6 +20,7 @@ namespace foreshock {
 // Name of the event in the record that reports the optimizer steps that a gradient scaler has skipped since
 // the last step; `value` is their number.
 inline constexpr const char* kScalerSkips = "scaler_skips";
+inline constexpr const char* kBackwardWithoutStep = "backward_without_step";
 
 // Name of the event in the record that marks where the detectors of a run start from an empty state.
 inline constexpr const char* kDetectorsBeginAnew = "detectors_begin_anew";
@@ -36,8 +37,8 @@ class Watches {
   const std::vector<EventLine>& observe(const TensorLine& line);
   const std::vector<EventLine>& observe(const OptimizerLine& line);
   const std::vector<EventLine>& observe(const GradientLine& line);
-  // At the event kDetectorsBeginAnew, removes the detectors and conditions of its run. Passes kScalerSkips to
-  // the conditions. Ignores all other events.
+  // At the event kDetectorsBeginAnew, removes the detectors and conditions of its run. Passes kScalerSkips
+  // and kBackwardWithoutStep to the conditions. Ignores all other events.
   const std::vector<EventLine>& observe(const EventLine& line);
   // Reports to the conditions which process a rank has; causes no events.
   const std::vector<EventLine>& observe(const RunLine& line);

@@ -383,6 +383,7 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
   rank->steps_damaged = segment.steps_damaged();
   rank->is_damaged = rank->is_damaged || !segment.is_intact() || rank->coverage.writes_failed > 0;
   if (rank->last_step.sequence == 0) rank->last_step = segment.last_step();  // read by an earlier agent
+  record_backward_calls(rank);
   rank->switched_on = segment.switched_on();
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
     rank->judged[pass] = segment.judged(pass);
@@ -433,6 +434,26 @@ void Pipeline::record_skips(RankStatistics* rank) {
   detect(event_line(*rank, kScalerSkips, step, "", static_cast<double>(in_row)), rank);
 }
 
+// Records the backward calls of attention since the last step if they are far more than any step had calls
+// and have doubled since. Counts the calls from the first reading that knows this step up to the reading
+// before, after which all steps were read: a step that has ended since then is not known yet.
+void Pipeline::record_backward_calls(RankStatistics* rank) {
+  auto& since = rank->backward_since_step;
+  const uint64_t calls = rank->calls(1);
+  if (since.step_sequence != rank->last_step.sequence || calls < since.last)
+    since = {rank->last_step.sequence, calls, calls, 0};
+  const uint64_t count = since.last - since.first;
+  since.last = calls;
+  if (rank->conditions == nullptr || rank->coverage.skipped_in_row > 0 || rank->last_step.sequence == 0)
+    return;
+  const uint64_t least = rank->alive ? 2 * since.recorded : since.recorded + 1;
+  if (count < least || !rank->conditions->have_steps_stopped(rank->identity.rank, count)) return;
+  since.recorded = count;
+  const int64_t step = rank->last_step.step;
+  rank->note_event(kBackwardWithoutStep, step, "", static_cast<double>(count));
+  detect(event_line(*rank, kBackwardWithoutStep, step, "", static_cast<double>(count)), rank);
+}
+
 void Pipeline::announce(RankStatistics* rank) {
   if (rank->announced) return;
   rank->announced = true;
@@ -453,6 +474,7 @@ void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
   }
   for (const SegmentReader::Ready& torn : segment.torn()) segment.consume_lost(torn, segment::Lost::kTorn);
   refresh(segment, rank);
+  record_backward_calls(rank);  // no step follows, so the calls that refresh() has read count too
   // A trainer that was killed may have counted a slice that it had not begun to write. Of a damaged file,
   // slices are missing too.
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {

@@ -110,6 +110,7 @@ class Pipeline {
                     std::optional<double> value, bool is_new = true);
 
   void record_skips(RankStatistics* rank);
+  void record_backward_calls(RankStatistics* rank);
   // Points rank->watch to the detectors of this rank, and rank->conditions to the conditions of its run.
   void set_watch(RankStatistics* rank) const;
   // Makes sure that written lines reach the record even if the agent is killed. Must be called before the

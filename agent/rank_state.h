@@ -347,6 +347,12 @@ struct RankStatistics {
   const RankWatch* watch = nullptr;
   const RunConditions* conditions = nullptr;  // of all ranks of the run; null in the same cases
   uint64_t skips_recorded = 0;                // optimizer steps skipped in a row, as last recorded
+  // Backward calls of attention, as counted when the last step was first seen and when the counts were read
+  // last; those since the last step, as last recorded.
+  struct BackwardSinceStep {
+    uint64_t step_sequence = 0, first = 0, last = 0, recorded = 0;
+  };
+  BackwardSinceStep backward_since_step;
   // The last step that an earlier agent has processed, if this agent has replaced it; else -1.
   int64_t taken_up_step = -1;
   bool loss_events_known = true;  // the loss events of steps up to taken_up_step are known too

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 #include "detect/loss_rules.h"
 
@@ -55,6 +56,12 @@ std::string sentence_of(const Condition& condition) {
     case ConditionId::kStepsSkipped:
       return "the gradient scaler skips " + percent_text(condition.value) + " of the optimizer steps" +
              when_text(condition) + on_rank;
+    case ConditionId::kStepsStopped:
+      return (condition.is_over ? "no step ended for some time after step "
+                                : "no step has ended since step ") +
+             since + on_rank + ", and backward passes " + (condition.is_over ? "went" : "go") +
+             " on: " + count + " backward calls of attention, no step before had more than " + usual +
+             " calls";
     case ConditionId::kRateZero:
       return "the learning rate of the first parameter group is 0" + when_text(condition) + on_rank +
              (condition.usual > 0 ? " (largest before: " + usual + ")" : "");
@@ -89,8 +96,10 @@ std::string sentence_of(const Condition& condition) {
         return "the optimizer's state began again at step " + since +
                " while the weights went on: it counts " + value + " steps for " + condition.place +
                ", and counted " + usual + " before";
-      return "a new process counts its steps from " + since + on_rank + ", but its loss continues at " +
-             value + " where the earlier one stopped at " + usual + ": the optimizer's state began again";
+      return (condition.count > 0 ? "after step " + count + " an optimizer counts its steps from "
+                                  : "a new process counts its steps from ") +
+             since + on_rank + ", but its loss continues at " + value + " where the earlier one stopped at " +
+             usual + ": the optimizer's state began again";
     case ConditionId::kLoneLoss:
       return (condition.episodes > 1
                   ? std::to_string(condition.episodes) + " losses stand out alone, the first"
@@ -314,6 +323,23 @@ void SkipRule::observe(int64_t step, uint64_t skipped, int64_t rank, ConditionBo
   taken_in_block_ = skipped_in_block_ = 0;
 }
 
+void StepStopRule::observe_step(uint64_t calls) {
+  steps_ += calls > 0;
+  most_ = std::max(most_, calls);
+}
+
+bool StepStopRule::has_stopped(uint64_t backward_calls) const {
+  return steps_ >= kStopLearning && backward_calls / kStopFactor >= most_;
+}
+
+void StepStopRule::observe(int64_t step, uint64_t backward_calls, int64_t rank, ConditionBoard* board) const {
+  if (!has_stopped(backward_calls)) return;
+  if (Condition* found = board->note(ConditionId::kStepsStopped, rank, step, step)) {
+    found->count = backward_calls;
+    found->usual = static_cast<double>(most_);
+  }
+}
+
 void LoneLossRule::observe(int64_t step, double loss, int64_t rank, ConditionBoard* board) {
   if (!std::isfinite(loss)) return restart();  // reported as a loss event
   const std::optional<double> usual = usual_beside(loss, window_);
@@ -445,13 +471,12 @@ void RestartRule::observe(const StepFacts& facts, int64_t rank, ConditionBoard* 
   const int64_t step = facts.step;
   const std::optional<double>& loss = facts.loss;
   const bool goes_back = step <= last_step_;
-  last_step_ = step;
+  const int64_t before = std::exchange(last_step_, step);
   if (is_new_process_ || goes_back) {
     const auto summary = last_.summary();
     // A process that starts at a later step has restored its count from a checkpoint.
-    is_checking_ =
-        is_new_process_ && goes_back && step == 1 && !facts.is_counted && last_.full() && firsts_ == kFirst;
-    is_new_process_ = false;
+    is_checking_ = goes_back && step == 1 && !facts.is_counted && last_.full() && firsts_ == kFirst;
+    replaced_step_ = std::exchange(is_new_process_, false) ? 0 : before;
     first_step_ = step;
     new_sum_ = 0;
     news_ = 0;
@@ -473,6 +498,7 @@ void RestartRule::observe(const StepFacts& facts, int64_t rank, ConditionBoard* 
   if (Condition* found = board->note(ConditionId::kOptimizerBeganAgain, rank, first_step_, step)) {
     found->value = now;
     found->usual = usual_;
+    found->count = static_cast<uint64_t>(replaced_step_);
     found->is_over = true;
   }
 }

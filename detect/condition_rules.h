@@ -26,6 +26,7 @@ enum class ConditionId : int {
   kNothingTrained,
   kWeightsNonfinite,
   kStepsSkipped,
+  kStepsStopped,
   kRateZero,
   kRateJump,
   kRateComesBack,
@@ -87,6 +88,11 @@ inline constexpr uint64_t kSkipsInRow = 32;
 inline constexpr uint64_t kSkipBlock = 128;
 inline constexpr double kSkipShare = 0.25;
 inline constexpr uint64_t kSkipsLearning = 8;
+// Backward calls of attention since the last step, in units of the largest number of attention calls, forward
+// and backward, of a step before. A step is as long as the earlier ones or a few times longer (accumulation
+// that grows, a line search). Some trainings measure gradients for longer and drop them, on purpose. The
+// calls of kStopLearning steps must be known.
+inline constexpr uint64_t kStopFactor = 64, kStopLearning = 8;
 // A warm-up from 0 has one step of rate 0. A longer row of zeros trains nothing in these steps.
 inline constexpr uint64_t kZeroRates = 32;
 // A restart of a schedule returns to an earlier rate at most, and a warm-up rises by small factors. Stepwise
@@ -211,6 +217,13 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
     {ConditionId::kStepsSkipped, "steps_skipped", ConditionKind::kLook, "",
      "a gradient scaler skips at least a quarter of 128 iterations", "128 iterations",
      "look for gradients that grow; if the scale is fixed, lower it"},
+    {ConditionId::kStepsStopped, "steps_stopped", ConditionKind::kLook, "",
+     "since the last step, attention had 64 times as many backward calls as any step had calls, and no "
+     "scaler "
+     "skips steps",
+     "128 iterations and 3 s",
+     "look for a condition before optimizer.step() that is no longer met; right if gradients are only "
+     "measured"},
     {ConditionId::kRateZero, "rate_zero", ConditionKind::kLook, "",
      "the learning rate is exactly 0 in 32 steps in a row", "32 steps",
      "compare the number of steps with the total that the scheduler was given"},
@@ -226,9 +239,11 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
      "had at that step or later",
      "1 step", "load the scheduler's state together with the optimizer's"},
     {ConditionId::kOptimizerBeganAgain, "optimizer_began_again", ConditionKind::kLook, "",
-     "a new process has an optimizer that counts from step 1, and its loss continues where the earlier one "
-     "stopped",
-     "2 steps", "load the optimizer's state together with the weights"},
+     "an optimizer that replaces another one, in a new process or in this one, counts from step 1, and the "
+     "loss "
+     "continues where the earlier one stopped",
+     "2 steps",
+     "load the optimizer's state together with the weights; right if a new stage of the training begins"},
     {ConditionId::kLoneLoss, "lone_loss", ConditionKind::kLook, "",
      "the loss of a single step is 5 times as far above the median as any of 64 losses before it", "3 steps",
      "look at the batch of that step"},
@@ -417,6 +432,7 @@ struct StepFacts {
   bool is_nll = false;  // of a function of torch that computes a negative log likelihood
   std::optional<double> loss_factor = {};  // see kLossFactor; absent: 1 or unknown
   bool is_counted = false;  // the step number is a count of this process, not of the optimizer's state
+  std::optional<uint64_t> attention_calls = {};
 };
 
 // A sampled backward call of attention without a mask.
@@ -489,6 +505,25 @@ class SkipRule {
   uint64_t last_ = 0, taken_ = 0, taken_in_block_ = 0, skipped_in_block_ = 0;
   int64_t block_step_ = 0;
   bool has_last_ = false;
+};
+
+// Finds trainings whose steps stop while their backward passes go on.
+class StepStopRule {
+ public:
+  void observe_step(uint64_t calls);  // `calls`: of attention, in the step that has ended
+  // Whether so many backward calls of attention since the last step are far more than any step had calls.
+  bool has_stopped(uint64_t backward_calls) const;
+  // `step`: the last step that has ended.
+  void observe(int64_t step, uint64_t backward_calls, int64_t rank, ConditionBoard* board) const;
+
+  template <class State>
+  void fields(State& state) {
+    state(steps_);
+    state(most_);
+  }
+
+ private:
+  uint64_t steps_ = 0, most_ = 0;  // steps with attention calls; most calls in a step
 };
 
 // Finds single losses that stand out.
@@ -604,7 +639,7 @@ class GradientRiseRule {
   int64_t since_ = -1;       // first step of the first block that exceeds the limit; -1: the last one did not
 };
 
-// Finds a new process that starts at step 1 with trained weights.
+// Finds a new process, or a new optimizer in this one, that starts at step 1 with trained weights.
 class RestartRule {
  public:
   // Returns whether the process has replaced another one.
@@ -615,7 +650,7 @@ class RestartRule {
   void fields(State& state) {
     last_.fields(state);
     state(pid_);
-    for (int64_t* number : {&last_step_, &first_step_}) state(*number);
+    for (int64_t* number : {&last_step_, &first_step_, &replaced_step_}) state(*number);
     for (double* number : {&first_sum_, &new_sum_, &usual_, &spread_}) state(*number);
     for (uint64_t* number : {&firsts_, &news_}) state(*number);
     for (bool* flag : {&is_new_process_, &is_checking_}) state(*flag);
@@ -627,7 +662,8 @@ class RestartRule {
 
   Window<kRestartLosses> last_;
   int64_t pid_ = -1;
-  int64_t last_step_ = -1, first_step_ = 0;  // first_step_: of the new process
+  int64_t last_step_ = -1, first_step_ = 0;  // first_step_: of the new process or optimizer
+  int64_t replaced_step_ = 0;  // last step of the optimizer before, in this process; 0: in an earlier process
   double first_sum_ = 0, new_sum_ = 0;
   double usual_ = 0, spread_ = 0;  // mean and standard deviation of the losses before the restart
   uint64_t firsts_ = 0, news_ = 0;

@@ -21,7 +21,8 @@ RunConditions::Rank* RunConditions::rank_of(int64_t rank) {
 void RunConditions::observe_step(int64_t rank, const StepFacts& facts, std::vector<Condition>* begun) {
   Rank* rules = rank_of(rank);
   if (rules == nullptr) return;
-  board_.end(ConditionId::kNoStepTaken, rank);
+  for (const ConditionId id : {ConditionId::kNoStepTaken, ConditionId::kStepsStopped}) board_.end(id, rank);
+  if (facts.attention_calls) rules->step_stop.observe_step(*facts.attention_calls);
   rules->restart.observe(facts, rank, &board_);
   if (facts.learning_rate) rules->rate.observe(facts.step, *facts.learning_rate, rank, &board_);
   if (facts.skipped_steps) rules->skips.observe(facts.step, *facts.skipped_steps, rank, &board_);
@@ -67,6 +68,18 @@ void RunConditions::observe_skipped(int64_t rank, int64_t step, uint64_t in_row,
   if (Condition* found = board_.note(ConditionId::kNoStepTaken, rank, step + 1, step + 1))
     found->count = in_row;
   append(board_.take_begun(), begun);
+}
+
+void RunConditions::observe_backward_calls(int64_t rank, int64_t step, uint64_t calls,
+                                           std::vector<Condition>* begun) {
+  const Rank* rules = rank_of(rank);
+  if (rules != nullptr) rules->step_stop.observe(step, calls, rank, &board_);
+  append(board_.take_begun(), begun);
+}
+
+bool RunConditions::have_steps_stopped(int64_t rank, uint64_t backward_calls) const {
+  const auto found = ranks_.find(rank);
+  return found != ranks_.end() && found->second.step_stop.has_stopped(backward_calls);
 }
 
 void RunConditions::observe_process(int64_t rank, int64_t pid) {

@@ -32,6 +32,10 @@ class RunConditions {
   void observe_step(int64_t rank, const StepFacts& facts, std::vector<Condition>* begun);
   // The gradient scaler has skipped `in_row` optimizer steps since `step`, the last step of the rank.
   void observe_skipped(int64_t rank, int64_t step, uint64_t in_row, std::vector<Condition>* begun);
+  // Attention had so many backward calls since `step`, the last step of the rank.
+  void observe_backward_calls(int64_t rank, int64_t step, uint64_t calls, std::vector<Condition>* begun);
+  // Whether so many backward calls since the last step of the rank are far more than any step had calls.
+  bool have_steps_stopped(int64_t rank, uint64_t backward_calls) const;
   // Takes a sampled backward call of a rank that has no mask.
   void observe_attention(int64_t rank, const AttentionFacts& facts, std::vector<Condition>* begun);
   // Looks at a tensor of the run. The optimizer's facts must follow the tensor's facts for the same step.
@@ -60,6 +64,7 @@ class RunConditions {
   struct Rank {
     RateRule rate;
     SkipRule skips;
+    StepStopRule step_stop;
     LoneLossRule lone_loss;
     ZeroLossRule zero_loss;
     EarlyRiseRule early_rise;
@@ -71,6 +76,7 @@ class RunConditions {
     void fields(State& state) {
       rate.fields(state);
       skips.fields(state);
+      step_stop.fields(state);
       lone_loss.fields(state);
       zero_loss.fields(state);
       early_rise.fields(state);

@@ -398,6 +398,7 @@ FORESHOCK_RECORD_LINE(GradientLine, "gradient", FORESHOCK_GRADIENT_FIELDS);
     "before this agent, the tensor is now divided into other shards, or there was no room. burst: a "        \
     "detector's level has become watch or warn; from this step on, one step in `value` steps is sampled "    \
     "for a while. scaler_skips: a gradient scaler has skipped `value` optimizer steps since this step. "     \
+    "backward_without_step: attention had `value` backward calls since this step. "                          \
     "no_step_taken and other names of docs/detectors.md#conditions: a condition has started; step is its "   \
     "first. "                                                                                                \
     "Further events are possible.")                                                                          \

@@ -171,6 +171,36 @@ TEST(Conditions, ReportsThatNoStepIsTakenIfTheScalerSkipsAll) {
   EXPECT_TRUE(training.only().is_over);
 }
 
+TEST(Conditions, StepsThatStopWhileBackwardPassesGoOnAreNamed) {
+  Training training;
+  const auto stop = [&](int64_t step, uint64_t calls) {
+    training.conditions.observe_backward_calls(0, step, calls, &training.begun);
+  };
+  for (int64_t n = 1; n <= 100; ++n) {
+    training.step({.step = n, .attention_calls = n % 2 != 0 ? 4 : 8});
+    stop(n, n < 8 ? 1000 : 511);  // the first steps are too few to compare with
+  }
+  EXPECT_EQ(training.name(), "");
+  stop(100, 512);
+  stop(100, 1024);
+  ASSERT_EQ(training.begun.size(), 1u);
+  EXPECT_EQ(training.name(), "steps_stopped");
+  EXPECT_EQ(
+      sentence_of(training.only()),
+      "no step has ended since step 100, and backward passes go on: 1024 backward calls of attention, no "
+      "step before had more than 8 calls");
+  training.step({.step = 101, .attention_calls = 1028});
+  EXPECT_TRUE(training.only().is_over);
+  stop(101, 60'000);  // one step was as long
+  EXPECT_EQ(training.only().episodes, 1u);
+}
+
+TEST(Conditions, ATrainingWithoutAttentionHasNoBackwardCallsToCompare) {
+  Training training;
+  for (int64_t n = 1; n <= 100; ++n) training.step({.step = n, .attention_calls = 0});
+  EXPECT_FALSE(training.conditions.have_steps_stopped(0, 1'000'000));
+}
+
 TEST(Conditions, AScalerThatSkipsManyStepsIsNamed) {
   const auto named = [](uint64_t skips_each, int64_t steps_each) {
     Training training;
@@ -498,6 +528,12 @@ TEST(Conditions, ATrainingThatGoesOnWithoutTheOptimizersStateIsNamed) {
   EXPECT_EQ(name_after_restart(1, 4.2), "");                          // another training with new weights
   EXPECT_EQ(name_after_restart(1, 1.6, 2), "optimizer_began_again");  // a restarted agent announces it again
   EXPECT_EQ(name_after_restart(1, 1.6, 1, true), "");                 // the optimizer counts no steps
+}
+
+TEST(Conditions, ATrainingThatGoesOnWithANewOptimizerInTheSameProcessIsNamed) {
+  EXPECT_EQ(name_after_restart(1, 1.6, 0), "optimizer_began_again");
+  EXPECT_EQ(name_after_restart(201, 1.6, 0), "");  // the process has loaded a checkpoint
+  EXPECT_EQ(name_after_restart(1, 4.2, 0), "");    // another training with new weights
 }
 
 // Looks at tensors, each once in 64 steps. A look is described by a function that changes the usual facts.
