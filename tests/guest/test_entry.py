@@ -108,8 +108,8 @@ LANGUAGES = {
     ),
     "java": (
         "P.java",
-        'class P { public static void main(String[] a) { System.out.println("out"); System.err.println("failed");'
-        " System.exit(3); } }\n",
+        'class P { public static void main(String[] a) { System.out.println("out");'
+        ' throw new RuntimeException("failed"); } }\n',
         ["javac", "P.java"],
         ["java", "P"],
     ),
