@@ -33,7 +33,6 @@ SMALL = {
     "exporters/status_page/grafana": OF_A_PROGRAM,
     "integrations/torch/interpreter": "finds the interpreter, where there is one",
     "integrations/torch/older_runtime": OF_A_BUILD,
-    "integrations/torch/python/foreshock_torch/row_sums": "the log-sum-exp of a call that returns none",
     "integrations/torch/python/foreshock_torch/__init__": "what Python loads first",
     "integrations/torch/python/foreshock_torch/graphs": OF_PYTHON,
     "integrations/torch/python/foreshock_torch/numbers": OF_PYTHON,
