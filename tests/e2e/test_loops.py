@@ -1,0 +1,43 @@
+"""Wrong loops, with other models and optimizers than in test_conditions.py: each is named, and its twin is not."""
+
+import pathlib
+
+import pytest
+from forked import forked
+from monitored import Run, run_monitored, unwrapped
+from tiers import keep
+
+SCRIPT = str(pathlib.Path(__file__).with_name("loop_training.py"))
+CASES = [
+    ("detached", "no_gradient", "6 parameters got no gradient since step"),
+    ("factor_of_0", "zero_gradient", "the gradient of 2 parameters is exactly 0 since step"),
+    ("clipped_to_0", "nothing_trained", "none of 10 tensors has changed"),
+    ("new_optimizer", "optimizer_began_again", "after step 150 an optimizer counts its steps from 1"),
+    ("schedule_not_restored", "rate_not_restored", "the learning rate of a new process is 0.01 at step 151"),
+    ("rate_jumps", "rate_jump", "the learning rate jumps at step 121 to 0.003, its largest value before was 0.0001"),
+    ("one_not_zeroed", "gradient_piled_up", "has the gradients of earlier steps in it"),
+    ("not_divided", "loss_factor", "the gradient is that of 4 times the mean cross-entropy of the step"),
+    ("every_second_overflows", "steps_skipped", "the gradient scaler skips"),
+    ("one_bad_batch", "lone_loss", "one loss stands out alone at step 201"),
+    ("norms_decay", "gains_decay", "weight decay shrinks 1 vector that began near 1"),
+    ("epsilon_of_0", "weights_nonfinite", "weights hold NaN or Inf since step"),
+    ("keys_unseen", "unseen_keys", "causal attention hides the last 8 of 24 keys from all queries"),
+    ("untied", "optimizer_began_again tied_apart", "head.weight, which has the shape of embedding.weight, is trained"),
+    ("steps_stop", "steps_stopped", "no step has ended since step 100, and backward passes go on"),
+]
+
+
+def train(kind: str, which: str, folder: pathlib.Path) -> Run:
+    run = run_monitored(forked(SCRIPT, kind, which, str(folder)), "--max-slowdown", "50%")
+    assert run.returncode == 0, run.stderr
+    return run
+
+
+@pytest.mark.parametrize(("kind", "condition", "text"), keep(CASES, several=True))
+def test_a_wrong_loop_is_named_and_its_twin_is_not(kind, condition, text, tmp_path):
+    run = train(kind, "bad", tmp_path)
+    assert [each["condition"] for each in run.summary["conditions"]] == condition.split()
+    assert text in unwrapped(run.summary["text"])
+    twin = train(kind, "good", tmp_path)
+    assert [each["text"] for each in twin.summary["conditions"]] == []
+    assert twin.summary["findings"] == []
