@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 
@@ -17,8 +18,8 @@ constexpr int kMostLinks = 40;  // as many as the kernel follows
 
 // Like lstat(), which is a symbol only of glibc 2.33 and later. Returns 0 or an errno.
 int examine(const char* path, struct statx* status) {
-  const long result =
-      syscall(SYS_statx, AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_TYPE | STATX_MODE | STATX_UID, status);
+  const long result = syscall(SYS_statx, AT_FDCWD, path, AT_SYMLINK_NOFOLLOW,
+                              STATX_TYPE | STATX_MODE | STATX_UID | STATX_GID, status);
   return result == 0 ? 0 : errno;
 }
 
@@ -41,17 +42,88 @@ bool is_trusted_owner(uid_t owner) {
   return owner == 0 || owner == geteuid() || (owner == kOverflowUser && is_user_namespace());
 }
 
-Distrust distrust_of(const struct statx& status) {
+// The fields of a line of /etc/passwd or /etc/group, which are separated by colons.
+struct AccountLine {
+  char text[1024];
+  char* fields[4];  // of both files: the name is 0, and the number of the user or group 2
+
+  bool split() {
+    char* rest = text;
+    for (char*& field : fields) {
+      field = rest;
+      if (rest == nullptr) return false;
+      char* colon = std::strchr(rest, ':');
+      if (colon != nullptr) *colon = '\0';
+      rest = colon != nullptr ? colon + 1 : nullptr;
+    }
+    return true;
+  }
+  bool has_number(size_t field, uint64_t number) const {
+    char digits[24];
+    std::snprintf(digits, sizeof digits, "%llu", static_cast<unsigned long long>(number));
+    return std::strcmp(fields[field], digits) == 0;
+  }
+};
+
+// Calls `accept` for each line of the file, until it returns false. Returns false then, and if the file
+// cannot be read or has a line that is too long.
+template <class Accept>
+bool all_lines(const char* path, Accept accept) {
+  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return false;
+  AccountLine line;
+  size_t length = 0;
+  char block[4096];
+  ssize_t got = 0;
+  bool is_accepted = true;
+  while (is_accepted && (got = read(fd, block, sizeof block)) > 0)
+    for (ssize_t at = 0; is_accepted && at < got; ++at) {
+      if (block[at] != '\n') {
+        is_accepted = length + 1 < sizeof line.text;
+        line.text[length++] = block[at];
+        continue;
+      }
+      line.text[length] = '\0';
+      length = 0;
+      is_accepted = !line.split() || accept(line);
+    }
+  close(fd);
+  return is_accepted && got == 0;
+}
+
+// Whether `owner` is the only user whose group this is, and the only member that is added to it.
+bool is_private_group(gid_t group, uid_t owner, const AccountFiles& accounts) {
+  char name[256] = "";
+  const bool has_no_other_user = all_lines(accounts.users, [&](const AccountLine& user) {
+    if (!user.has_number(3, group)) return true;
+    std::snprintf(name, sizeof name, "%s", user.fields[0]);
+    return user.has_number(2, owner);
+  });
+  bool is_listed = false;
+  return has_no_other_user && name[0] != '\0' &&
+         all_lines(accounts.groups,
+                   [&](const AccountLine& line) {
+                     if (!line.has_number(2, group)) return true;
+                     is_listed = true;
+                     return line.fields[3][0] == '\0' || std::strcmp(line.fields[3], name) == 0;
+                   }) &&
+         is_listed;
+}
+
+Distrust distrust_of(const struct statx& status, const AccountFiles& accounts) {
   if (!is_trusted_owner(status.stx_uid)) return Distrust::kOwner;
   if (S_ISLNK(status.stx_mode)) return Distrust::kNone;  // the mode of a link has no meaning
-  const bool is_sticky = S_ISDIR(status.stx_mode) && (status.stx_mode & S_ISVTX) != 0;
-  return (status.stx_mode & (S_IWGRP | S_IWOTH)) != 0 && !is_sticky ? Distrust::kWritable : Distrust::kNone;
+  if (S_ISDIR(status.stx_mode) && (status.stx_mode & S_ISVTX) != 0) return Distrust::kNone;
+  if ((status.stx_mode & S_IWOTH) != 0) return Distrust::kWritable;
+  const bool is_closed = (status.stx_mode & S_IWGRP) == 0;
+  return is_closed || is_private_group(status.stx_gid, status.stx_uid, accounts) ? Distrust::kNone
+                                                                                 : Distrust::kWritable;
 }
 
 // The part of the path that is examined (result->where), and the part that remains.
 class Walk {
  public:
-  explicit Walk(PathTrust* result) : result_(*result) {}
+  Walk(PathTrust* result, const AccountFiles& accounts) : result_(*result), accounts_(accounts) {}
 
   // Returns false if the path is too long.
   bool start(const char* path) {
@@ -108,7 +180,7 @@ class Walk {
     if (is_missing_) return;
     if (error != 0) return fail(Distrust::kUnreadable);
     result_.owner = status.stx_uid;
-    fail(distrust_of(status));
+    fail(distrust_of(status, accounts_));
     if (result_.distrust == Distrust::kNone && S_ISLNK(status.stx_mode)) follow_link();
   }
 
@@ -133,6 +205,7 @@ class Walk {
   }
 
   PathTrust& result_;
+  const AccountFiles& accounts_;
   char rest_[kCapacity] = "";
   int links_ = 0;
   bool is_missing_ = false;
@@ -140,9 +213,9 @@ class Walk {
 
 }  // namespace
 
-PathTrust path_trust(const char* path) {
+PathTrust path_trust(const char* path, const AccountFiles& accounts) {
   PathTrust result;
-  Walk walk(&result);
+  Walk walk(&result, accounts);
   if (walk.start(path))
     walk.run();
   else

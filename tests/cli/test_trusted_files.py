@@ -71,7 +71,7 @@ def open_place(cache):
 
 
 def open_cache(cache):
-    cache.chmod(0o775)
+    cache.chmod(0o777)
     return f"{cache} is writable by other users"
 
 
@@ -220,3 +220,27 @@ def test_the_trainer_follows_links_as_the_kernel_does(tmp_path, monkeypatch):
     assert not trust.is_trusted("first"), "a link on the way may be replaced"
     (tmp_path / "open").chmod(0o1777)
     assert trust.is_trusted("first")
+
+
+@pytest.mark.parametrize(
+    ("users", "groups", "is_trusted"),
+    [
+        ("me:x:{user}:{group}::/:/bin/sh", "me:x:{group}:", True),
+        ("me:x:{user}:{group}::/:/bin/sh", "me:x:{group}:me", True),
+        ("me:x:{user}:{group}::/:/bin/sh", "me:x:{group}:me,friend", False),
+        ("me:x:{user}:{group}::/:/bin/sh\nyou:x:1:{group}::/:/bin/sh", "me:x:{group}:", False),
+        ("you:x:1:1::/:/bin/sh", "me:x:{group}:", False),
+        ("me:x:{user}:{group}::/:/bin/sh", "you:x:1:", False),
+    ],
+)
+def test_a_group_may_write_only_if_the_owner_is_its_only_member(tmp_path, monkeypatch, users, groups, is_trusted):
+    """As tests/libmonitor/trusted_path_test.cpp, for the check of the trainer."""
+    numbers = {"user": os.geteuid(), "group": os.getegid()}
+    for name, text in (("USERS", users), ("GROUPS", groups)):
+        (tmp_path / name).write_text(text.format(**numbers) + "\n")
+        monkeypatch.setattr(trust, name, str(tmp_path / name))
+    (tmp_path / "library.so").touch()
+    (tmp_path / "library.so").chmod(0o664)
+    assert trust.is_trusted(str(tmp_path / "library.so")) == is_trusted
+    (tmp_path / "library.so").chmod(0o666)
+    assert not trust.is_trusted(str(tmp_path / "library.so"))

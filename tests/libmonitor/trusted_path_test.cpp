@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <string>
 
 #include "tests/support/temporary_directory.h"
 
@@ -50,12 +51,39 @@ TEST_F(TrustedPathTest, WhatIsOurOwnIsTrusted) {
 
 TEST_F(TrustedPathTest, AFileOrFolderThatOthersMayWriteIsNot) {
   for (const char* name : {"cache", "cache/torch", "cache/torch/adapter.so"}) {
-    for (const mode_t mode : {mode_t{0775}, mode_t{0757}, mode_t{0777}}) {
+    for (const mode_t mode : {mode_t{0757}, mode_t{0777}}) {
       chmod(at(name).c_str(), mode);
       expect(Distrust::kWritable, name);
     }
     chmod(at(name).c_str(), 0755);
   }
+}
+
+// Ubuntu's umask makes files writable by their group, and the group of a user has no other member.
+TEST_F(TrustedPathTest, WhatAGroupMayWriteIsTrustedIfTheOwnerIsItsOnlyMember) {
+  const std::string me = std::to_string(geteuid()), group = std::to_string(getegid());
+  const std::string mine = "me:x:" + me + ":" + group + "::/home/me:/bin/sh\n",
+                    root = "daemon:x:1:1::/:/bin/sh\n", grid = "me:x:" + group + ":";
+  const std::string users = at("users"), groups = at("groups");
+  const auto distrust = [&](const std::string& passwd, const std::string& group_file) {
+    directory_.write("users", passwd, 0644);
+    directory_.write("groups", group_file, 0644);
+    return path_trust(at("cache/torch/adapter.so").c_str(), {users.c_str(), groups.c_str()}).distrust;
+  };
+  for (const char* name : {"cache", "cache/torch", "cache/torch/adapter.so"}) chmod(at(name).c_str(), 0775);
+  EXPECT_EQ(distrust(root + mine, "daemon:x:1:\n" + grid + "\n"), Distrust::kNone);
+  EXPECT_EQ(distrust(root + mine, "daemon:x:1:\n" + grid + "me\n"), Distrust::kNone);
+  EXPECT_EQ(distrust(root + mine, grid + "friend\n"), Distrust::kWritable);
+  EXPECT_EQ(distrust(root + mine, grid + "me,friend\n"), Distrust::kWritable);
+  EXPECT_EQ(distrust("you:x:1:" + group + "::/:/bin/sh\n" + mine, grid + "\n"), Distrust::kWritable);
+  EXPECT_EQ(distrust(mine + "you:x:1:" + group + "::/:/bin/sh\n", grid + "\n"), Distrust::kWritable);
+  EXPECT_EQ(distrust(root, grid + "\n"), Distrust::kWritable) << "the user is not listed";
+  EXPECT_EQ(distrust(mine, "daemon:x:1:\n"), Distrust::kWritable) << "the group is not listed";
+  EXPECT_EQ(distrust("", ""), Distrust::kWritable);
+  EXPECT_EQ(distrust(mine, grid + std::string(5000, 'x') + "\n"), Distrust::kWritable);
+  EXPECT_EQ(path_trust(at("cache").c_str(), {"/nowhere", groups.c_str()}).distrust, Distrust::kWritable);
+  chmod(at("cache").c_str(), 0777);
+  EXPECT_EQ(distrust(mine, grid + "\n"), Distrust::kWritable) << "others may write it";
 }
 
 TEST_F(TrustedPathTest, AStickyFolderProtectsOnlyWhatIsOurs) {
