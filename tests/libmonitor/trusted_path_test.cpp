@@ -62,8 +62,8 @@ TEST_F(TrustedPathTest, AFileOrFolderThatOthersMayWriteIsNot) {
 // Ubuntu's umask makes files writable by their group, and the group of a user has no other member.
 TEST_F(TrustedPathTest, WhatAGroupMayWriteIsTrustedIfTheOwnerIsItsOnlyMember) {
   const std::string me = std::to_string(geteuid()), group = std::to_string(getegid());
-  const std::string mine = "me:x:" + me + ":" + group + "::/home/me:/bin/sh\n",
-                    root = "daemon:x:1:1::/:/bin/sh\n", grid = "me:x:" + group + ":";
+  const std::string mine = "me:x:" + me + ":" + group + "::/:/bin/sh\n", root = "daemon:x:1:1::/:/bin/sh\n",
+                    grid = "me:x:" + group + ":";
   const std::string users = at("users"), groups = at("groups");
   const auto distrust = [&](const std::string& passwd, const std::string& group_file) {
     directory_.write("users", passwd, 0644);
