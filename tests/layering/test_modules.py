@@ -38,7 +38,6 @@ SMALL = {
     "integrations/torch/python/foreshock_torch/numbers": OF_PYTHON,
     "integrations/torch/python/foreshock_torch/signals": OF_PYTHON,
     "integrations/torch/python/foreshock_torch/unseen": OF_PYTHON,
-    "integrations/torch/python/foreshock_torch/trust": OF_PYTHON,
     "kernels/block": "what all kernels of a device share",
     "kernels/device_code_seal": OF_A_BUILD,
     "kernels/device_seal": OF_A_BUILD,
