@@ -1,11 +1,20 @@
-# Compiles once what nearly every file includes. Only under a sanitizer, so that any other build tells which file lacks
-# an include; only for clang, which takes a third of the time with them (GCC as long as without); and not beside a
-# compiler cache, which keeps nothing of what is compiled with them.
-if(NOT FORESHOCK_SANITIZE OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang" OR CMAKE_CXX_COMPILER_LAUNCHER
-   OR NOT FORESHOCK_AGENT)
+# Compiles what nearly every file includes once instead of in each file. Not beside a compiler cache, which works by file.
+if(CMAKE_CXX_COMPILER_LAUNCHER OR NOT FORESHOCK_AGENT)
   return()
 endif()
 
+# GCC (release): five files are compiled as one, in 40 to 60 % of the time. A file that its neighbours would disturb has
+# SKIP_UNITY_BUILD_INCLUSION. Headers compiled in advance gain GCC nothing.
+if(NOT FORESHOCK_SANITIZE)
+  set_target_properties(foreshock_agent foreshock_cli_parts foreshock_exporters foreshock_lab
+                        PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 5)
+  return()
+endif()
+
+# Clang (sanitizers): headers compiled in advance, in a third of the time. There every file is still compiled alone.
+if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  return()
+endif()
 set(common_headers <algorithm> <atomic> <chrono> <cmath> <filesystem> <fstream> <functional> <map> <memory>
                    <nlohmann/json.hpp> <optional> <random> <set> <span> <string> <thread> <vector>)
 foreach(library foreshock_agent foreshock_cli_parts foreshock_exporters foreshock_lab)
