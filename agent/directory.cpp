@@ -166,24 +166,23 @@ bool Directory::has(const std::string& name) const { return status_of(name).has_
 std::optional<std::string> Directory::read(const std::string& name, size_t most) const {
   const int file = open_file(name, O_RDONLY);
   if (file < 0) return std::nullopt;
-  std::string text(most + 1, '\0');  // the last byte shows whether the file is longer than `most`
-  size_t length = 0;
+  std::string text;  // grows with the file: memory may be limited (ulimit -v), and `most` large
+  char block[16384];
   int error = 0;
-  while (error == 0 && length < text.size()) {
-    const ssize_t got = ::read(file, text.data() + length, text.size() - length);
+  while (error == 0 && text.size() <= most) {
+    const ssize_t got = ::read(file, block, sizeof block);
     if (got == 0) break;  // the end of the file
     if (got > 0)
-      length += static_cast<size_t>(got);
+      text.append(block, static_cast<size_t>(got));
     else if (errno != EINTR)
       error = errno;
   }
   close(file);
-  if (length > most) error = EFBIG;
+  if (text.size() > most) error = EFBIG;
   if (error != 0) {
     errno = error;
     return std::nullopt;
   }
-  text.resize(length);
   return text;
 }
 
