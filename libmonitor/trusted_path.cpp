@@ -65,8 +65,8 @@ struct AccountLine {
   }
 };
 
-// Calls `accept` for each line of the file, until it returns false. Returns false then, and if the file
-// cannot be read or has a line that is too long.
+// Calls `accept` for each line of the file, until it returns false; the last line may lack its end. Returns
+// false then, and if the file cannot be read or has a line that is too long.
 template <class Accept>
 bool all_lines(const char* path, Accept accept) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -76,6 +76,11 @@ bool all_lines(const char* path, Accept accept) {
   char block[4096];
   ssize_t got = 0;
   bool is_accepted = true;
+  const auto end_line = [&] {
+    line.text[length] = '\0';
+    length = 0;
+    return !line.split() || accept(line);
+  };
   while (is_accepted && (got = read(fd, block, sizeof block)) > 0)
     for (ssize_t at = 0; is_accepted && at < got; ++at) {
       if (block[at] != '\n') {
@@ -83,12 +88,10 @@ bool all_lines(const char* path, Accept accept) {
         line.text[length++] = block[at];
         continue;
       }
-      line.text[length] = '\0';
-      length = 0;
-      is_accepted = !line.split() || accept(line);
+      is_accepted = end_line();
     }
   close(fd);
-  return is_accepted && got == 0;
+  return is_accepted && got == 0 && (length == 0 || end_line());
 }
 
 // Whether `owner` is the only user whose group this is, and the only member that is added to it.

@@ -77,6 +77,9 @@ TEST_F(TrustedPathTest, WhatAGroupMayWriteIsTrustedIfTheOwnerIsItsOnlyMember) {
   EXPECT_EQ(distrust(root + mine, grid + "me,friend\n"), Distrust::kWritable);
   EXPECT_EQ(distrust("you:x:1:" + group + "::/:/bin/sh\n" + mine, grid + "\n"), Distrust::kWritable);
   EXPECT_EQ(distrust(mine + "you:x:1:" + group + "::/:/bin/sh\n", grid + "\n"), Distrust::kWritable);
+  EXPECT_EQ(distrust(mine + "you:x:1:" + group + "::/:/bin/sh", grid + "\n"), Distrust::kWritable)
+      << "a last line without its end counts";
+  EXPECT_EQ(distrust(mine, grid), Distrust::kNone);
   EXPECT_EQ(distrust(root, grid + "\n"), Distrust::kWritable) << "the user is not listed";
   EXPECT_EQ(distrust(mine, "daemon:x:1:\n"), Distrust::kWritable) << "the group is not listed";
   EXPECT_EQ(distrust("", ""), Distrust::kWritable);
