@@ -506,9 +506,9 @@ bool TargetFile::claim() {
   const size_t slash = path_.rfind('/');
   const size_t name_at = slash == std::string::npos ? 0 : slash + 1;
   const std::string name = path_.substr(0, name_at) + lock_name(path_.substr(name_at));
-  int lock = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
+  int lock = open(name.c_str(), O_RDWR | O_CREAT | kSafeFlags, 0644);
   // A lock file that belongs to another user can only be opened for reading.
-  if (lock < 0) lock = open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (lock < 0) lock = open(name.c_str(), O_RDONLY | kSafeFlags);
   if (lock < 0) return true;
   if (flock(lock, LOCK_EX | LOCK_NB) == 0) {
     lock_ = lock;

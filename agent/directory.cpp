@@ -18,9 +18,6 @@ bool is_shortage(int error) { return error == EMFILE || error == ENFILE || error
 
 namespace {
 
-// O_NOFOLLOW: links are not followed. O_NONBLOCK: opening a FIFO does not wait for its other end.
-constexpr int kSafeFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
-
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
          name.find('\0') == std::string::npos;

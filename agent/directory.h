@@ -4,6 +4,7 @@
 #ifndef FORESHOCK_AGENT_DIRECTORY_H_
 #define FORESHOCK_AGENT_DIRECTORY_H_
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <functional>
@@ -14,6 +15,10 @@
 #include <vector>
 
 namespace foreshock {
+
+// Flags of open(2) for a file in a directory into which another user may put anything: a link is not
+// followed, and opening a pipe does not wait for its other end.
+inline constexpr int kSafeFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
 
 // Whether the errno `error` means a shortage of descriptors or memory, so that a later retry may succeed.
 bool is_shortage(int error);

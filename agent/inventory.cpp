@@ -263,8 +263,7 @@ class Table {
     std::set<std::string> names;
     for (const RankStatistics* rank : ranks_)
       for (const segment::UnseenName& unseen : rank->unseen)
-        if (std::string_view(segment::unseen_evidence_name(unseen.evidence)) == "used")
-          names.insert(printable(segment::text_of(unseen.name)));
+        if (was_used(unseen)) names.insert(printable(segment::text_of(unseen.name)));
     std::string text;
     size_t count = 0;
     for (const std::string& name : names)
@@ -349,6 +348,10 @@ std::string words_of(const std::string& reasons) {
 }
 
 }  // namespace
+
+bool was_used(const segment::UnseenName& unseen) {
+  return std::string_view(segment::unseen_evidence_name(unseen.evidence)) == "used";
+}
 
 std::string text_of(const CoverageGap& gap) {
   std::string text;

@@ -557,9 +557,7 @@ void add_attention_notes(const Ranks& ranks, const AttentionInventory& layers, c
   const bool saw_no_call = passes[0].calls + passes[1].calls == 0 && !passes[0].is_damaged;
   // If attention that no hook sees is known to have run, add_coverage_notes() names it.
   const bool is_named_elsewhere = std::any_of(ranks.begin(), ranks.end(), [](auto* rank) {
-    return std::any_of(rank->unseen.begin(), rank->unseen.end(), [](const segment::UnseenName& name) {
-      return std::string(segment::unseen_evidence_name(name.evidence)) == "used";
-    });
+    return std::any_of(rank->unseen.begin(), rank->unseen.end(), was_used);
   });
   const bool has_none = ranks[0]->coverage.inventory_is_known != 0 && layers.layers == 0;
   if (saw_no_call && has_none)

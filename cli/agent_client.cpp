@@ -24,6 +24,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "agent/directory.h"
 #include "agent/node.h"
 #include "cli/process.h"
 #include "cli/run_dir.h"

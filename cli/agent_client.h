@@ -139,7 +139,7 @@ class ExitExchange {
   Answer wait(SignalPasser* signals, AgentKeeper* keeper) const;
 
  private:
-  // The run directory, and paths in it: exit file, file that reserves the summary's space, summary.
+  // The run directory; paths in it: exit file, file that reserves the summary's space; name of the summary.
   std::string directory_, exit_file_, spare_file_, summary_name_;
 };
 

@@ -5,7 +5,6 @@
 #ifndef FORESHOCK_CLI_RUN_DIR_H_
 #define FORESHOCK_CLI_RUN_DIR_H_
 
-#include <fcntl.h>
 #include <sys/types.h>
 
 #include <cstdint>
@@ -68,10 +67,6 @@ class RunDirectory {
 
 // Whether the directory has the set-group-id bit, which marks a directory that is shared with a service.
 bool is_shared_with_group(const std::string& path);
-
-// Flags of open(2) for a file of a run directory, into which a service or a trainer may put anything: a link
-// is not followed, and opening a pipe does not wait for its other end.
-inline constexpr int kSafeFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
 
 // Returns the content of a file of a run directory; nullopt if it is missing, longer than `most` bytes, or
 // refused by Directory::open_file(). Does not wait.

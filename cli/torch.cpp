@@ -16,6 +16,7 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <vector>
 
@@ -81,9 +82,9 @@ std::string installation_trust_problem(const Installation& installation) {
 // installation may be read-only.
 void create_bytecode_folders(const std::string& helper) {
   std::error_code ignored;
-  std::vector<std::string> folders;
+  std::set<std::string> folders;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(helper, ignored))
-    if (entry.path().extension() == ".py") folders.push_back(entry.path().parent_path() / "__pycache__");
+    if (entry.path().extension() == ".py") folders.insert(entry.path().parent_path() / "__pycache__");
   const mode_t before = umask(S_IWGRP | S_IWOTH);
   for (const std::string& folder : folders) mkdir(folder.c_str(), 0755);
   umask(before);

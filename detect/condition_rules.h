@@ -219,8 +219,7 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
      "look for gradients that grow; if the scale is fixed, lower it"},
     {ConditionId::kStepsStopped, "steps_stopped", ConditionKind::kLook, "",
      "since the last step, attention had 64 times as many backward calls as any step had calls, and no "
-     "scaler "
-     "skips steps",
+     "scaler skips steps",
      "128 iterations and 3 s",
      "look for a condition before optimizer.step() that is no longer met; right if gradients are only "
      "measured"},
@@ -240,8 +239,7 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
      "1 step", "load the scheduler's state together with the optimizer's"},
     {ConditionId::kOptimizerBeganAgain, "optimizer_began_again", ConditionKind::kLook, "",
      "an optimizer that replaces another one, in a new process or in this one, counts from step 1, and the "
-     "loss "
-     "continues where the earlier one stopped",
+     "loss continues where the earlier one stopped",
      "2 steps",
      "load the optimizer's state together with the weights; right if a new stage of the training begins"},
     {ConditionId::kLoneLoss, "lone_loss", ConditionKind::kLook, "",

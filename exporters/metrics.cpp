@@ -388,9 +388,6 @@ bool is_rank_liveness(Metric metric) {
          metric == kWeightChecksumMismatchTotal || metric == kMonitorEnabled;
 }
 
-// The closed `layer` label of foreshock_source_info is the source of layer names, so it does not count here.
-// kPrecursorLayerInfo names the layer in which a detector warns, but counts as a rank series: the agent adds
-// it again every second, so as a layer series it would always be the youngest and be dropped first.
 // Whether the metric is a counter that begins at 0 in each process of a rank. The detectors and the weights
 // of a rank count over all of its processes.
 bool counts_one_process(const MetricInfo& info) {
@@ -402,6 +399,9 @@ bool counts_one_process(const MetricInfo& info) {
              std::end(kOfAllProcesses);
 }
 
+// The closed `layer` label of foreshock_source_info is the source of layer names, so it does not count here.
+// kPrecursorLayerInfo names the layer in which a detector warns, but counts as a rank series: the agent adds
+// it again every second, so as a layer series it would always be the youngest and be dropped first.
 Tier tier_of(const MetricInfo& info) {
   if (has_open_label(info, "layer") && info.metric != Metric::kPrecursorLayerInfo) return kLayerTier;
   if (is_rank_liveness(info.metric)) return kLivenessTier;

@@ -39,27 +39,26 @@ def completed(call: Call) -> Call:
     query, key, value, out = (
         _heads_first(tensor.detach(), call.layout) for tensor in (call.query, call.key, call.value, call.out)
     )
-    kept = call.kept
-    has_own = call.is_written_out and (not call.dropout or kept is not None)
-    own = torch.empty_like(out)
     batch, heads, queries, _ = query.shape
     kv_heads, keys = key.shape[1], key.shape[2]
+    is_known = call.is_written_out and (not call.dropout or call.kept is not None)
+    own = torch.empty_like(out).unflatten(1, (kv_heads, -1)) if is_known else None  # the right output
     wide = torch.float32 if query.dtype.itemsize < 4 else torch.float64
     scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
     mask, kept = (
         part if part is None else part.expand(batch, heads, queries, keys).unflatten(1, (kv_heads, -1))
-        for part in (call.mask, kept)
+        for part in (call.mask, call.kept)
     )
     query = query.unflatten(1, (kv_heads, -1))
     sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
-    own = own.unflatten(1, (kv_heads, -1))
     rows = max(1, min(queries, _MOST_SCORES // (heads * keys)))
     together = max(1, _MOST_SCORES // (heads * rows * keys)) if rows == queries else 1  # batch entries in one piece
     last_keys = torch.arange(queries, device=query.device) + (keys - queries if call.causal == BOTTOM_RIGHT else 0)
     all_keys = torch.arange(keys, device=query.device)
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         for b in range(0, batch, together):
-            columns, values = (part[b : b + together, :, None].to(wide) for part in (key.transpose(-1, -2), value))
+            columns = key[b : b + together, :, None].to(wide).transpose(-1, -2)
+            values = value[b : b + together, :, None].to(wide) if own is not None else None
             for r in range(0, queries, rows):
                 piece = (slice(b, b + together), slice(None), slice(None), slice(r, r + rows))
                 scores = query[piece].to(wide).matmul(columns).mul_(scale)
@@ -72,13 +71,13 @@ def completed(call: Call) -> Call:
                 if call.causal != NO_MASK:
                     scores.masked_fill_(all_keys > last_keys[r : r + rows, None], float("-inf"))
                 sums[piece] = scores.logsumexp(-1).to(torch.float32)
-                if has_own:
+                if own is not None:
                     weights = scores.softmax(-1)
                     if kept is not None:
                         weights.masked_fill_(kept[piece] == 0, 0.0).div_(1 - call.dropout)
                     own[piece] = weights.matmul(values).to(own.dtype)
     lse = sums.flatten(1, 2)
-    if not has_own:
+    if own is None:
         return call._replace(lse=lse)
     own = own.flatten(1, 2)
     right = own.double()
