@@ -86,18 +86,24 @@ def new_optimizer(bad: bool) -> None:
         apply(loss_of(model, batches()), optimizer)
 
 
-def schedule_not_restored(bad: bool) -> None:
-    """The second process loads weights and optimizer, and its scheduler begins at the first rate; Adamax."""
-    folder, parts = pathlib.Path(sys.argv[3]), sys.argv[4:]
-    if not parts:
+def process_of_two() -> str:
+    """Which of two processes this is: "1", or "2", which resumes it. "" in the training itself, which has run both."""
+    if not sys.argv[4:]:
         for each in ("1", "2"):
             subprocess.run([sys.executable, *sys.argv[:4], each], check=True)
+    return "".join(sys.argv[4:])
+
+
+def schedule_not_restored(bad: bool) -> None:
+    """The second process loads weights and optimizer, and its scheduler begins at the first rate; Adamax."""
+    folder, process = pathlib.Path(sys.argv[3]), process_of_two()
+    if not process:
         return
     net = Net()
     optimizer = torch.optim.Adamax(net.parameters(), lr=1e-2)
     schedule = lr_scheduler.LinearLR(optimizer, 1.0, 0.01, STEPS)
     kept = {"net": net, "optimizer": optimizer, "schedule": schedule}
-    if parts == ["2"]:
+    if process == "2":
         loaded = torch.load(folder / "kept.pt", weights_only=False)
         for name, each in kept.items():
             if name != "schedule" or not bad:
@@ -213,16 +219,14 @@ def keys_unseen(bad: bool) -> None:
 
 def untied(bad: bool) -> None:
     """The second process loads the weights and does not tie the head to the embedding again; AdamW."""
-    folder, parts = pathlib.Path(sys.argv[3]), sys.argv[4:]
-    if not parts:
-        for each in ("1", "2"):
-            subprocess.run([sys.executable, *sys.argv[:4], each], check=True)
+    folder, process = pathlib.Path(sys.argv[3]), process_of_two()
+    if not process:
         return
     model, batches = TinyGpt(layers=1), Batches(batch=4, length=24)
-    if parts == ["1"] or not bad:
+    if process == "1" or not bad:
         model.head.weight = model.embedding.weight
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    if parts == ["2"]:
+    if process == "2":
         loaded = torch.load(folder / "kept.pt", weights_only=False)
         model.load_state_dict(loaded["model"])
         if not bad:
