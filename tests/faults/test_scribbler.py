@@ -45,7 +45,10 @@ class Scribbler:
             os.setgroups(groups)
 
     def _look(self) -> None:
-        for path in self.directory.glob("*.[sc][et][gl]"):
+        paths = []
+        with contextlib.suppress(OSError):  # a run that ends removes its directory, also while it is listed
+            paths = list(self.directory.glob("*.[sc][et][gl]"))
+        for path in paths:
             if path.name not in self.files:
                 with contextlib.suppress(OSError):
                     file = os.open(path, os.O_RDWR)
