@@ -84,7 +84,7 @@ def test_nothing_is_run_when_all_is_there(dev, monkeypatch):
 
 
 def test_packages_are_installed_beside_the_build(dev, monkeypatch):
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=120)
     for name in ("ensure_system", "create_venv"):
         monkeypatch.setattr(dev, name, lambda *_: None)
     for name in ("ensure_venv", "build"):

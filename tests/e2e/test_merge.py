@@ -1,24 +1,18 @@
 """`foreshock merge`: the records of two nodes of one job as one, against the weights that the job gathered itself."""
 
 import json
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from monitored import EVERYTHING, PYTHON, Run, run_monitored
 from records import record_lines
+from scraping import free_port
 from weight_checks import check_lines, check_models
 
 TRAINING = str(Path(__file__).with_name("weights_training.py"))
 SUPPORT = {"PYTHONPATH": str(Path(__file__).parents[1] / "support")}
 STEPS = 6
-
-
-def free_port() -> int:
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return place.getsockname()[1]
 
 
 def train_on_two_nodes(folder: Path, kind: str, *options: str) -> tuple[list[Run], list[Path]]:

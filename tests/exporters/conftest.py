@@ -27,7 +27,7 @@ def serve(tmp_path):
     yield start
     for server in servers:
         server.terminate()
-        server.wait(timeout=20)
+        server.wait(timeout=120)
         server.stdin.close()
         server.stdout.close()
 

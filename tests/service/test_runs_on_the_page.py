@@ -15,7 +15,7 @@ def test_two_runs_have_each_their_history(service: Service, start_trainer, tab):
         start_trainer("me", run_id).do(f"hand.train(1, 30, loss={loss})")
     tab.call("Network.setExtraHTTPHeaders", headers={"Authorization": f"Bearer {TOKEN}"})
     tab.open(f"http://{service.address}/")
-    tab.wait_for(f"{LIVE} && document.querySelectorAll('#runs option').length === 2 && {HIGHEST} > 1", seconds=60)
+    tab.wait_for(f"{LIVE} && document.querySelectorAll('#runs option').length === 2 && {HIGHEST} > 1")
     labels = {label.split("/")[-1]: label for label in tab.texts("#runs option")}
     for name, expected in (("low", "< 3"), ("high", "> 30"), ("low", "< 3")):
         tab.value(choose(labels[name]))

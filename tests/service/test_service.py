@@ -130,7 +130,7 @@ def test_prometheus_finds_it_by_file_and_by_http(service, start_trainer, tmp_pat
 
 def test_its_target_file_goes_with_it(service):
     service.process.terminate()
-    assert service.process.wait(20) == 0
+    assert service.process.wait(120) == 0
     assert not service.file_sd.exists()
 
 

@@ -73,7 +73,7 @@ class Browser:
         if session is not None:
             message["sessionId"] = self.session
         os.write(self.commands, json.dumps(message).encode() + b"\0")
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while time.monotonic() < end:
             answer = self.read(end - time.monotonic())
             if answer is None:
@@ -106,7 +106,7 @@ class Browser:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def wait_for(self, script: str, seconds: float = 30) -> object:
+    def wait_for(self, script: str, seconds: float = 120) -> object:
         end = time.monotonic() + seconds
         guarded = f"(() => {{ try {{ return Boolean({script}); }} catch (error) {{ return null; }} }})()"
         while not (result := self.value(guarded)):

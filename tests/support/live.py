@@ -55,7 +55,7 @@ class Live:
         self.errors.seek(0)
         return self.errors.read()
 
-    def finish(self, timeout: float = 60) -> int:
+    def finish(self, timeout: float = 300) -> int:
         """Ends the trainer as by itself; the exit status of the command."""
         if not self.process.stdin.closed:
             self.process.stdin.close()

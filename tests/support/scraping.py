@@ -3,6 +3,7 @@
 import contextlib
 import json
 import pathlib
+import random
 import shutil
 import socket
 import subprocess
@@ -28,7 +29,7 @@ def ended(process: subprocess.Popen) -> Iterator[subprocess.Popen]:
         process.wait(timeout=60)
 
 
-def get(url: str, timeout: float = 5) -> str:
+def get(url: str, timeout: float = 60) -> str:
     with urllib.request.urlopen(url, timeout=timeout) as reply:
         return reply.read().decode()
 
@@ -51,9 +52,14 @@ def wait_until(what: Callable[[], object], seconds: float = 120, of: subprocess.
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port below those that the kernel chooses for connections and for servers (ip_local_port_range): one of them
+    could take the port before the program that it is meant for."""
+    first_of_kernel = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(first_of_kernel // 2, first_of_kernel)
+        with socket.socket() as probe, contextlib.suppress(OSError):  # in use
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def promtool_complaints(metrics: str) -> str:

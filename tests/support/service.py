@@ -41,7 +41,7 @@ class Service:
 
     def get(self, path: str) -> str:
         request = urllib.request.Request(f"http://{self.address}{path}", headers={"Authorization": f"Bearer {TOKEN}"})
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             return reply.read().decode()
 
     def metric(self, name: str, **labels: str) -> float | None:
