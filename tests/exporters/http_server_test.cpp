@@ -16,6 +16,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <future>
 #include <string>
 #include <thread>
@@ -33,6 +34,14 @@ using Clock = std::chrono::steady_clock;
 
 double ms_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+
+// Whether one of three attempts keeps its bound of time. A fault of the server breaks it each time, a busy
+// machine does so now and then.
+bool holds_once(const std::function<bool()>& attempt) {
+  for (int n = 0; n < 3; ++n)
+    if (attempt()) return true;
+  return false;
 }
 
 // A client that may misbehave.
@@ -87,7 +96,7 @@ class Server : public testing::Test {
   }
   std::string get(const std::string& path) {
     std::string body;
-    EXPECT_TRUE(http_get("127.0.0.1", server_.port(), path, 5000, &body, &error_)) << error_;
+    EXPECT_TRUE(http_get("127.0.0.1", server_.port(), path, 60'000, &body, &error_)) << error_;
     return body;
   }
   std::string raw(const std::string& request) const {
@@ -210,36 +219,45 @@ TEST_F(Server, PipelinedRequestsDoNotDelayOtherClients) {
 }
 
 TEST_F(Server, HalfOpenClientsDoNotDelayOtherClients) {
-  std::vector<std::unique_ptr<Client>> idle;
-  for (int i = 0; i < 100; ++i) {
-    idle.push_back(std::make_unique<Client>(server_.port()));
-    if (i % 2 == 0) idle.back()->say("GET /metrics HTT");
-  }
-  for (int i = 0; i < 10; ++i) {
-    const auto begin = Clock::now();
-    get("/metrics");
+  EXPECT_TRUE(holds_once([&] {
+    std::vector<std::unique_ptr<Client>> idle;
+    for (int i = 0; i < 100; ++i) {
+      idle.push_back(std::make_unique<Client>(server_.port()));
+      if (i % 2 == 0) idle.back()->say("GET /metrics HTT");
+    }
+    double longest_ms = 0;
+    for (int i = 0; i < 10; ++i) {
+      const auto begin = Clock::now();
+      get("/metrics");
+      longest_ms = std::max(longest_ms, ms_since(begin));
+    }
     // Whoever waited for one of them would wait for a second, after which it is dropped (below).
-    EXPECT_LT(ms_since(begin), 1000);
-  }
+    return longest_ms < 1000;
+  }));
 }
 
 TEST_F(Server, DropsAnIncompleteRequestAfterASecond) {
-  const auto begin = Clock::now();
-  EXPECT_EQ(raw("GET /metrics HTT"), "");
-  EXPECT_GT(ms_since(begin), 800);
-  EXPECT_LT(ms_since(begin), 3000);
+  EXPECT_TRUE(holds_once([&] {
+    const auto begin = Clock::now();
+    EXPECT_EQ(raw("GET /metrics HTT"), "");
+    EXPECT_GT(ms_since(begin), 800);
+    return ms_since(begin) < 3000;
+  }));
 }
 
 TEST_F(Server, DropsAClientThatDoesNotRead) {
   const size_t size = 32 << 20;  // more than the socket buffers hold
   publish("ok", std::string(size, 'x'));
-  const Client deaf(server_.port());
-  deaf.say("GET /api/v1/state HTTP/1.1\r\nHost: localhost\r\n\r\n");
-  const auto begin = Clock::now();
-  get("/metrics");
-  EXPECT_LT(ms_since(begin), 500);
+  std::vector<std::unique_ptr<Client>> deaf;
+  EXPECT_TRUE(holds_once([&] {
+    deaf.push_back(std::make_unique<Client>(server_.port()));
+    deaf.back()->say("GET /api/v1/state HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    const auto begin = Clock::now();
+    get("/metrics");
+    return ms_since(begin) < 500;
+  }));
   std::this_thread::sleep_for(std::chrono::seconds(5));  // longer than the server waits for a reply to leave
-  EXPECT_LT(deaf.hear().size(), size);
+  for (const auto& client : deaf) EXPECT_LT(client->hear().size(), size);
 }
 
 TEST_F(Server, ClosesTheOldestIdleConnectionAtTheLimit) {
@@ -288,15 +306,18 @@ TEST_F(Server, TakesTheNextFreePortOfARange) {
 }
 
 TEST_F(Server, StopsAtOnceAndStartsAgain) {
-  const Client idle(server_.port());
-  get("/healthz");
-  const auto begin = Clock::now();
-  server_.stop();
-  server_.stop();
-  EXPECT_LT(ms_since(begin), 500);
-  EXPECT_EQ(idle.hear(), "");
-  ASSERT_TRUE(server_.start("127.0.0.1", 0, &error_)) << error_;
-  EXPECT_EQ(get("/healthz"), "ok\n");
+  EXPECT_TRUE(holds_once([&] {
+    const Client idle(server_.port());
+    get("/healthz");
+    const auto begin = Clock::now();
+    server_.stop();
+    server_.stop();
+    const bool was_at_once = ms_since(begin) < 500;
+    EXPECT_EQ(idle.hear(), "");
+    EXPECT_TRUE(server_.start("127.0.0.1", 0, &error_)) << error_;
+    EXPECT_EQ(get("/healthz"), "ok\n");
+    return was_at_once;
+  }));
 }
 
 TEST(HttpServer, ServesOnlyLoopbackWithoutAToken) {

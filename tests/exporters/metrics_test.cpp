@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <clocale>
 #include <cmath>
+#include <ctime>
 #include <limits>
 #include <locale>
 #include <set>
@@ -245,7 +245,13 @@ TEST(Registry, ExpositionIsIndependentOfTheLocale) {
   EXPECT_THAT(text, HasSubstr("foreshock_steps_total{run=\"r\",rank=\"0\"} 1234567\n"));
 }
 
-// The target is 1 us per series on an idle core. The bound here leaves room for sanitizers and a busy
+double thread_cpu_us() {
+  timespec now = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return 1e6 * static_cast<double>(now.tv_sec) + 1e-3 * static_cast<double>(now.tv_nsec);
+}
+
+// The target is 1 us per series on an idle core. The bound here leaves room for sanitizers and a slow
 // machine, and still finds anything that grows faster than the number of series.
 TEST(Registry, ScrapeCostIsLinearInTheSeries) {
   Registry registry(20000);
@@ -253,12 +259,12 @@ TEST(Registry, ScrapeCostIsLinearInTheSeries) {
     registry.set(Metric::kLayerAttentionDeviationRatio, {"r", "0", std::to_string(i), "forward"}, i * 0.1);
   }
   const auto snapshot = registry.snapshot();
-  const auto begin = std::chrono::steady_clock::now();
+  const double begin = thread_cpu_us();
   const size_t bytes = exposition(*snapshot).size();
-  const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+  const double took = thread_cpu_us() - begin;
   EXPECT_GT(bytes, 10000u * 40);
-  RecordProperty("us_per_series", std::to_string(took.count() / 10000));
-  EXPECT_LT(took.count() / 10000, 50);
+  RecordProperty("us_per_series", std::to_string(took / 10000));
+  EXPECT_LT(took / 10000, 50);
 }
 
 bool is_name(std::string_view text) {
