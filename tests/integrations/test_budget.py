@@ -127,7 +127,7 @@ SLOW = """
 import time
 from foreshock_torch.modules import Modules
 named = Modules.named; times = []
-def slow(*given): times.append(1); time.sleep(0.1); return named(*given)
+def slow(*given): times.append(1); time.sleep(SECONDS); return named(*given)
 Modules.named = slow
 note = Modules.note; notes = []
 def noted(*given): notes.append(1); note(*given)
@@ -136,11 +136,12 @@ _fake.fake_sample(1)
 """
 
 
-def train(trainer, changing: bool, limit: str) -> tuple[list[dict], int, int]:
+def train(trainer, changing: bool, limit: str, seconds: float) -> tuple[list[dict], int, int]:
     """Events, how often was named, and how often a module was noted. The training is no other without us."""
     code = TRAINING.format(changing=changing)
+    slow = SLOW.replace("SECONDS", str(seconds))
     rows, times, notes, told = trainer(
-        f"{SLOW}{code}\nprint(json.dumps([events(), len(times), len(notes), told]))", FORESHOCK_MAX_SLOWDOWN=limit
+        f"{slow}{code}\nprint(json.dumps([events(), len(times), len(notes), told]))", FORESHOCK_MAX_SLOWDOWN=limit
     )
     seed = "import torch; torch.manual_seed(0); torch.set_num_threads(1)"
     assert told == trainer(f"{seed}{code}\nprint(json.dumps(told))", monitored=False), "not a bit is changed"
@@ -150,27 +151,25 @@ def train(trainer, changing: bool, limit: str) -> tuple[list[dict], int, int]:
 
 
 def test_parameters_that_are_other_ones_at_every_step(trainer) -> None:
-    rows, times, notes = train(trainer, True, "1%")
+    rows, times, notes = train(trainer, True, "1%", 0.51)
     steps = [n for n, row in enumerate(rows) if row["event"] == "step"]
     given_up = [bool(rows[n]["given"] & GIVEN_UP) for n in steps]
     assert len(steps) == 40, "the clock goes on"
-    # 0.1 s each: six are set-up, the dearest of the others is not counted, five make half a second.
-    assert 11 <= given_up.index(True) <= 12
+    # Half a second each: six are set-up, and the dearest of the others is not counted.
+    assert given_up.index(True) in (7, 8)
     assert given_up == sorted(given_up), "for good"
-    assert times <= 13
+    assert times == given_up.index(True) + 1, "nothing is named any more"
     before, after = rows[: steps[given_up.index(True)]], rows[steps[given_up.index(True)] :]
     assert {"name", "weight_name", "weight", "gradients"} <= {row["event"] for row in before}
     assert {row["event"] for row in after} == {"step", "loss", "names_forgotten"}
     assert sum(row["event"] == "names_forgotten" for row in after) == 1, "they are other tensors' by now"
     assert notes == 6, "five layers and their list, when the model is made"
     assert all(rows[n]["learning_rate"] == 1e-3 for n in steps)
-    # Nobody has slept in what is left of it.
-    assert sum(rows[n]["prepare_ns"] for n in steps[given_up.index(True) + 1 :]) < 100 * MS
 
 
 @pytest.mark.parametrize(("changing", "limit"), [(False, "1%"), (True, "100%")])
 def test_a_sound_training_and_one_without_limit_give_nothing_up(trainer, changing: bool, limit: str) -> None:
-    rows, times, notes = train(trainer, changing, limit)
+    rows, times, notes = train(trainer, changing, limit, 0.1)
     steps = [row for row in rows if row["event"] == "step"]
     assert len(steps) == 40
     assert not [row for row in steps if row["given"] & GIVEN_UP]
@@ -186,9 +185,10 @@ def test_all_that_is_ours_at_steps_is_told(trainer) -> None:
 import sys, time, types
 from foreshock_torch import clock, logs, modules, optimizers
 def slowed(owner, name, seconds=0.02):
-    real = getattr(owner, name)
-    def slow(*given, **more): time.sleep(seconds); return real(*given, **more)
+    real, calls = getattr(owner, name), []
+    def slow(*given, **more): calls.append(1); time.sleep(seconds); return real(*given, **more)
     setattr(owner, name, slow)
+    return calls
 writer = types.ModuleType("tensorboardX.writer")
 class SummaryWriter:
     def add_scalar(self, tag, scalar_value, global_step=None): pass
@@ -201,10 +201,11 @@ def step():
 for _ in range(5): step()
 spent = []
 def of(owner, name):
-    before = getattr(owner, name); events(); slowed(owner, name)
+    before = getattr(owner, name); events(); calls = slowed(owner, name)
     for _ in range(3): step()
     setattr(owner, name, before)
     spent.append([name, [row["prepare_ns"] for row in events("step")]])
+    spent.append(["calls of " + name, len(calls)])
     step()
 of(optimizers.OtherOptimizers, "note_step"); of(clock.Monitor, "_report_unseen_attention")
 of(clock.SplitStep, "begin"); of(logs.Logs, "_note")
@@ -216,5 +217,6 @@ print(json.dumps(spent))
     # The second optimizer steps, and the logger logs, after the step was told: it is in the next one's.
     assert all(spent > 20 * MS for name in ("note_step", "_note") for spent in told[name][1:]), told
     assert all(spent > 20 * MS for spent in told["begin"]), told
-    assert sum(spent > 20 * MS for spent in told["_report_unseen_attention"]) == 1, told  # the tenth tick
+    assert max(told["_report_unseen_attention"]) > 20 * MS, told
+    assert told["calls of _report_unseen_attention"] == 1, "at the tenth tick"
     assert told["note"][0] > 20 * MS, "one module"
