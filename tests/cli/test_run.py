@@ -147,7 +147,8 @@ def test_a_standard_error_that_nobody_reads_does_not_stop_the_command(foreshock,
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_signals_are_passed_on_once(foreshock, environment, number):
-    script = f"count=0; trap 'count=$((count+1))' {int(number)}; echo ready; sleep 1; sleep 1; exit $((40+count))"
+    count = f"count=0; trap 'count=$((count+1))' {int(number)}; echo ready; while [ $count = 0 ]; do sleep 0.1; done"
+    script = f"{count}; sleep 1; exit $((40+count))"
     process = start(foreshock, environment, script)
     process.send_signal(number)
     process.communicate(timeout=60)
@@ -156,7 +157,8 @@ def test_signals_are_passed_on_once(foreshock, environment, number):
 
 def test_interrupt_of_the_terminal_reaches_the_command_once(foreshock, environment):
     """Ctrl-C signals the whole foreground group: run must not send it a second time."""
-    script = "count=0; trap 'count=$((count+1))' INT; echo ready; sleep 1; sleep 1; sleep 1; exit $((40+count))"
+    count = "count=0; trap 'count=$((count+1))' INT; echo ready; while [ $count = 0 ]; do sleep 0.1; done"
+    script = f"{count}; sleep 1; exit $((40+count))"
     pid, terminal = pty.fork()
     if pid == 0:
         os.execve(foreshock, [foreshock, "run", "--", "sh", "-c", script], environment)

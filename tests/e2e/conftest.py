@@ -1,5 +1,7 @@
 """What the tests of the whole path share: the support modules, and trainers that live while a test looks."""
 
+import pathlib
+
 import live
 import monitored
 import pytest
@@ -9,13 +11,20 @@ import pytest
 def start_hand(base, hand_library, tmp_path):
     """start_hand(run_id, *options, **environment): under `foreshock run`, a trainer that does what the test says.
 
-    It has no framework, hence --preload. Its summary will be in `.summary`, its record in `.record`.
+    It has no framework, hence --preload. Its summary will be in `.summary`, its record in `.record`. `foreshock`: the
+    command, if not that of the build.
     """
     started = []
 
-    def start(run_id: str, *options: str, port: int = 0, **environment: str) -> live.Live:
+    def start(
+        run_id: str,
+        *options: str,
+        port: int = 0,
+        foreshock: pathlib.Path = monitored.FORESHOCK,
+        **environment: str,
+    ) -> live.Live:
         summary, record = (tmp_path / f"{len(started)}.{ending}" for ending in ("json", "jsonl"))
-        command = [str(monitored.FORESHOCK), "run", "--preload", "--run-id", run_id, "--port", str(port)]
+        command = [str(foreshock), "run", "--preload", "--run-id", run_id, "--port", str(port)]
         command += [
             "--summary",
             str(summary),

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 
-from monitored import assert_conserved
+from monitored import assert_conserved, copy_installation
 from records import record_lines
 from scraping import wait_until
 from segment_file import segments
@@ -49,8 +49,9 @@ def test_sigterm_of_the_agent_is_no_end_of_the_run(base, start_hand):
     assert ended == 1, "an agent that ends is no rank that ends"
 
 
-def test_agent_that_dies_for_good_is_said_with_the_end_of_the_record(base, start_hand):
-    trainer = start_hand("me")
+def test_agent_that_dies_for_good_is_said_with_the_end_of_the_record(base, start_hand, tmp_path):
+    foreshock = copy_installation(tmp_path / "installation")
+    trainer = start_hand("me", foreshock=foreshock)
 
     def agent() -> int:
         return json.loads((base / "me" / "agent.json").read_text())["pid"]
@@ -61,16 +62,8 @@ def test_agent_that_dies_for_good_is_said_with_the_end_of_the_record(base, start
 
     trainer.do("hand.step(20)")
     wait_until(lambda: recorded() == list(range(1, 21)))
-    killed = set()
-
-    def kill() -> bool:
-        """Until the launcher starts no more: it gives up an agent that keeps dying."""
-        if (pid := agent()) not in killed:
-            killed.add(pid)
-            os.kill(pid, signal.SIGKILL)
-        return len(killed) >= 5
-
-    wait_until(kill)
+    foreshock.unlink()  # the launcher tries to start another one, and gives up
+    os.kill(agent(), signal.SIGKILL)
     trainer.do("hand.step(20)")
     assert trainer.finish() == 0
     errors = trainer.stderr()

@@ -122,6 +122,7 @@ def test_a_trainer_that_dies_and_is_resumed_at_a_lower_step(base, start_hand, fo
     training.run(50, loss=0.5, gradient=0.2)
     training.step = 40
     training.run(150)
+    training.settle()
     recorded = training.recorded()
     os.kill(training.trainer.pid, signal.SIGKILL)
     assert training.trainer.finish() != 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import re
 import signal
@@ -12,6 +13,7 @@ import monitored
 import pytest
 from hand_training import BIASED, Training
 from scraping import wait_until
+from segment_file import segments
 from status_page import LIVE, keep, rows
 
 DEMO = [monitored.PYTHON, str(monitored.ROOT / "integrations" / "torch" / "demo" / "train.py")]
@@ -44,17 +46,22 @@ def faulty_training(base, tmp_path):
             line, env=monitored.clean_environment(FORESHOCK_DIR=str(base)), stdout=said, stderr=said
         )
     yield base / "demo"
+    for segment in segments(base / "demo"):
+        os.kill(segment.pid, signal.SIGCONT)
     process.send_signal(signal.SIGINT)
-    process.wait(timeout=60)
+    process.wait(timeout=300)
 
 
 def test_a_layer_that_errs_is_seen_on_the_page(faulty_training, tab):
     started = time.time()
     tab.open(address_of(faulty_training))
-    tab.wait_for(LIVE, seconds=120)
+    pid = wait_until(lambda: next((segment.pid for segment in segments(faulty_training) if segment.steps()), None))
+    os.kill(pid, signal.SIGSTOP)  # until the page has been seen before the fault
+    tab.wait_for(LIVE)
     early = tab.value("ui.state.ranks[0].step")
     assert early < STEPS / 3, "the page came too late to see it begin"
     assert tab.value("byId('verdict').className") != "bad"
+    os.kill(pid, signal.SIGCONT)
 
     warned = "lanesOf(ui.state.ranks).filter((lane) => warningSteps([lane]).length).map((lane) => lane.name)"
     tab.wait_for(
@@ -102,7 +109,7 @@ def test_what_came_before_a_spike_is_told(base, start_hand, tab):
     training.run(40)
     training.run(20, gradient=20)
     training.run(10, loss=9)
-    tab.wait_for("lossIncidents(ui.state.ranks).length > 0 && document.querySelector('#before tbody tr')", seconds=60)
+    tab.wait_for("lossIncidents(ui.state.ranks).length > 0 && document.querySelector('#before tbody tr')")
     before = rows(tab, "Loss events, and what came before")
     assert before[0][:2] == ["spike", "261"]
     spoke = {row[5]: row for row in before}

@@ -21,6 +21,7 @@ HEADER_REGIONS, REGION = 32, struct.Struct("<QQQ")
 SLOT_HEADER, SLOT_PAYLOADS = 648, 320  # of struct Slot: its size, and where the offsets of payloads begin
 SERVICE = 54321  # user and group
 STEPS = 6000  # of a round: about a second on a machine that does nothing else
+MOST_WAITED = 11  # attacks
 
 
 class Scribbler:
@@ -108,17 +109,22 @@ def end_under(
     scene: Scene, attack: Callable[[Scribbler], None], seed: int, rounds: int | None = None, user: int | None = None
 ) -> int:
     """A training under run, attacked from its first step to its end; its result must be `plain`'s. Returns the number
-    of attacks. `rounds`: at most so many."""
-    plain = scene.end(scene.start(scene.trainer_line(str(STEPS), "exit")))
-    process = scene.start([*scene.run_line(), *scene.trainer_line(str(STEPS), "exit")])
+    of attacks. `rounds`: at most so many. In its middle, the training waits for MOST_WAITED attacks."""
+    line = scene.trainer_line(str(STEPS), "exit", "wait")
+    plain = scene.go_on(scene.start_half_way(line))
+    go_file = scene.folder / f"go{scene.rounds}"
+    process = scene.start([*scene.run_line(), *line], GO=str(go_file))
     scribbler = Scribbler(scene.base / RUN_ID, seed, user)
-    done = 0
+    done, end = 0, time.monotonic() + 60
     while process.poll() is None and (rounds is None or done < rounds):
         scribbler.look()
         if any(name.endswith(".seg") for name in scribbler.files):
             attack(scribbler)
             done += 1
+        if done >= MOST_WAITED or time.monotonic() > end:
+            go_file.touch()
         time.sleep(0.001)
+    go_file.touch()
     watched = scene.end(process)
     scribbler.close()
     assert_same_result(plain, watched)
@@ -132,7 +138,7 @@ NAMES = [Scribbler.replace_files, Scribbler.remove_directory]
 
 @pytest.mark.parametrize("attack", CONTENT)
 def test_what_is_written_into_a_segment_does_not_reach_the_training(scene, attack):
-    assert end_under(scene, attack, seed=1) > 10
+    assert end_under(scene, attack, seed=1) >= MOST_WAITED
 
 
 def anything(scribbler: Scribbler) -> None:
@@ -145,7 +151,7 @@ def test_what_the_user_of_a_service_writes_does_not_reach_the_training(scene):
         pytest.skip("becoming another user needs root")
     os.chown(scene.base, 0, SERVICE)
     scene.base.chmod(0o2770)
-    assert end_under(scene, anything, seed=3, user=SERVICE) > 10
+    assert end_under(scene, anything, seed=3, user=SERVICE) >= MOST_WAITED
 
 
 @pytest.mark.parametrize("attack", NAMES)

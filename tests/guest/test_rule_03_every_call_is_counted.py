@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 
 import monitored
 import pytest
@@ -79,12 +78,12 @@ def test_after_a_signal_the_counts_are_whole_within_one(start_run, number):
         assert abs(of["calls"] - truth[name]) <= 1
 
 
-def test_a_trainer_killed_in_the_middle_of_training_leaves_whole_sums(start_run):
+def test_a_trainer_killed_in_the_middle_of_training_leaves_whole_sums(start_run, base):
     trainer = start_run("--every", "1", "--max-slowdown", "100%")
     trainer.do("hand.step(10)")
     before = trainer.do("hand.calls")
     trainer.do("import threading; threading.Thread(target=hand.step, args=(10**7,), daemon=True).start()")
-    time.sleep(0.5)
+    wait_until(lambda: attention(base / "me")["forward"]["calls"] > before["forward"])
     os.kill(trainer.pid, signal.SIGKILL)
     assert trainer.finish() == -signal.SIGKILL
     (rank,) = json.loads(trainer.summary.read_text())["ranks"]

@@ -172,7 +172,7 @@ def test_nothing_to_be_had_of_dev_shm(needs_root, tmp_path, options, prepare, wh
 TRAINING = textwrap.dedent("""
     import sys
     sys.path.insert(0, {support!r})
-    import os
+    import os, time
     import torch
     from torch.utils.data import DataLoader, Dataset
     from tiny_gpt import Batches, TinyGpt, fingerprint, loss_of, set_up, tell
@@ -185,6 +185,10 @@ TRAINING = textwrap.dedent("""
             # 2 MiB beside the tokens, so that the workers' batches (shared memory) fill most of the 64 MiB.
             return batches()[0], torch.full((1 << 19,), float(n))
 
+    def in_use():
+        state = os.statvfs("/dev/shm")
+        return (state.f_blocks - state.f_bfree) * state.f_frsize
+
     set_up()
     model = TinyGpt(layers=2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -195,8 +199,9 @@ TRAINING = textwrap.dedent("""
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        state = os.statvfs("/dev/shm")
-        most = max(most, (state.f_blocks - state.f_bfree) * state.f_frsize)
+        while (used := in_use()) <= 24 << 20 and len(losses) == 1:  # until the workers have gone ahead
+            time.sleep(0.01)
+        most = max(most, used)
     tell(digest=fingerprint(losses, model), most=most)
 """).format(support=str(monitored.ROOT / "tests" / "support"))
 

@@ -34,7 +34,9 @@ def test_the_agent_lowers_only_a_session_of_its_own(base, own_session):
     pid = json.loads(address.read_text())["pid"]
     try:
         wait_until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == 19)
-        time.sleep(0.2)  # the session's turn comes right after the thread's
+        if own_session:  # the session's turn comes right after the thread's
+            wait_until(lambda: nice_of_session(pid) > 0)
+        time.sleep(0.2)
         assert (nice_of_session(pid) > 0) == own_session
         assert nice_of_session(job.pid) == 0
     finally:

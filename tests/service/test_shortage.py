@@ -14,7 +14,7 @@ def lasting_descriptors(service: Service) -> set[int]:
     looks = []
     for _ in range(50):
         looks.append({int(entry.name) for entry in pathlib.Path(f"/proc/{service.process.pid}/fd").iterdir()})
-        time.sleep(0.01)
+        time.sleep(0.05)
     return set.intersection(*looks)
 
 

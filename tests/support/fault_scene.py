@@ -7,10 +7,8 @@ import dataclasses
 import json
 import pathlib
 import re
-import shutil
 import statistics
 import subprocess
-import time
 
 import monitored
 from segment_file import Segment, segments
@@ -30,7 +28,6 @@ class Outcome:
     delays: list[int]
     statuses: list[int]
     summary: dict | None
-    seconds: float
     errors: str
 
 
@@ -79,8 +76,7 @@ class Scene:
 
     def end(self, process: subprocess.Popen, read: str = "") -> Outcome:
         """Waits for it. `read` is what has been read of its output before."""
-        begin = time.monotonic()
-        out, errors = process.communicate(timeout=120)
+        out, errors = process.communicate(timeout=300)
         rows = re.findall(r"^exit_timer (-?\d+) (\d+)$", errors, re.MULTILINE)
         summary = self.folder / f"summary{self.rounds}.json"
         with contextlib.suppress(OSError, ValueError):
@@ -88,7 +84,7 @@ class Scene:
         outcome = Outcome(
             process.returncode, re.sub(r"half of \d+\n", "", read + out), lines_said(errors),
             [int(delay) for delay, _ in rows if int(delay) >= 0], [int(status) for _, status in rows],
-            summary if isinstance(summary, dict) else None, time.monotonic() - begin, errors,
+            summary if isinstance(summary, dict) else None, errors,
         )  # fmt: skip
         self.rounds += 1
         return outcome
@@ -146,12 +142,7 @@ class Scene:
     def own_installation(self) -> pathlib.Path:
         """A copy of foreshock that may be damaged; used from now on."""
         root = self.folder / "installation"
-        for part in ("bin/foreshock", "lib/libforeshock.so"):
-            (root / part).parent.mkdir(parents=True)
-            shutil.copy2(monitored.BUILD / part, root / part)
-        for part in ("share", "include"):
-            shutil.copytree(monitored.BUILD / part, root / part)
-        self.foreshock = str(root / "bin" / "foreshock")
+        self.foreshock = str(monitored.copy_installation(root))
         return root
 
     def left_files(self) -> list[str]:

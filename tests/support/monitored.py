@@ -49,6 +49,16 @@ def prepared_adapters() -> pathlib.Path:
     return folder
 
 
+def copy_installation(root: pathlib.Path) -> pathlib.Path:
+    """Copies foreshock to `root`, where it may be damaged. Returns the command."""
+    for part in ("bin/foreshock", "lib/libforeshock.so"):
+        (root / part).parent.mkdir(parents=True)
+        shutil.copy2(BUILD / part, root / part)
+    for part in ("share", "include"):
+        shutil.copytree(BUILD / part, root / part)
+    return root / "bin" / "foreshock"
+
+
 @dataclasses.dataclass
 class Run:
     """What a run left: its process, the summary as a dict, and the lines of its record by type."""
