@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
-from foreshock_torch import flex_graph, seams, written_graph
+from foreshock_torch import seams
 from foreshock_torch.unseen import IMPORTED, USED, attention_unseen
 
 pytestmark = pytest.mark.quick
@@ -23,8 +23,8 @@ def test_old_releases_of_transformer_engine_are_named() -> None:
 
 
 def test_flex_attention_is_named_unless_all_its_calls_are_seen(monkeypatch) -> None:
-    monkeypatch.setattr(seams, "described", set())
-    monkeypatch.setattr(seams, "traced", set())
+    for names in ("described", "traced", "described_in_graphs", "missed_in_graphs"):
+        monkeypatch.setattr(seams, names, set())
     used = types.SimpleNamespace(flex_attention=types.SimpleNamespace(_dispatch_cache={1: 2}))
     modules = {"torch._higher_order_ops.flex_attention": used}
     named = [("flex_attention", USED)]
@@ -33,12 +33,12 @@ def test_flex_attention_is_named_unless_all_its_calls_are_seen(monkeypatch) -> N
     assert attention_unseen(modules) == []
     seams.traced.add("flex_attention")
     assert attention_unseen(modules) == named
-    monkeypatch.setattr(flex_graph, "is_described", True)
+    seams.described_in_graphs.add("flex_attention")
     assert attention_unseen(modules) == []
-    monkeypatch.setattr(flex_graph, "is_missed", True)
+    seams.missed_in_graphs.add("flex_attention")
     assert attention_unseen(modules) == named
 
 
 def test_attention_of_compiled_graphs_that_is_not_followed_is_named(monkeypatch) -> None:
-    monkeypatch.setattr(written_graph, "missed", {"weights are used elsewhere": 2})
+    monkeypatch.setattr(seams, "not_followed", {"weights are used elsewhere": 2})
     assert attention_unseen({}) == [("compiled: weights are used elsewhere", USED)]

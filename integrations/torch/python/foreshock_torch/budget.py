@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from time import perf_counter_ns
 
 DEFAULT_LIMIT = 0.01  # default of --max-slowdown, as a ratio
@@ -10,8 +9,10 @@ DEFAULT_LIMIT = 0.01  # default of --max-slowdown, as a ratio
 
 def limit_of(text: str | None) -> float:
     """The ratio in `text`, the value of FORESHOCK_MAX_SLOWDOWN, parsed as the core does; DEFAULT_LIMIT if invalid."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?) ?(%?)", text or "")
-    value = float(found[1]) / (100 if found[2] else 1) if found else DEFAULT_LIMIT
+    number = (text or "").removesuffix("%").removesuffix(" ")
+    whole, _, part = number.partition(".")
+    is_number = number.isascii() and whole.isdigit() and (not part or part.isdigit())
+    value = float(number) / (100 if text and text.endswith("%") else 1) if is_number else DEFAULT_LIMIT
     return value if value <= 1 else DEFAULT_LIMIT
 
 

@@ -28,8 +28,7 @@ OPERATION = "flex_attention"  # under which the calls are counted, as those of e
 _SCHEMA = "(Tensor[] tensors, str call) -> ()"  # few arguments: torch converts each at each call
 _NO_BLOCKS = 1 << 30  # size of the only block if the call has no BlockMask
 
-is_missed = False  # a graph has a call that is not reported
-is_described = False  # a call of a graph has been described
+
 _library: Any = None  # keeps the definitions registered until the process ends
 _reports: tuple[Any, Any]  # the operations for the two passes
 _marked: weakref.WeakSet[Any] = weakref.WeakSet()  # tracers whose graph had a mark
@@ -83,14 +82,13 @@ def prepare(watch: seams.Watch) -> None:
 def _followed(original: Callable[..., Any], traced: Any, report: Any) -> Callable[..., Any]:
     @functools.wraps(original)
     def follow(mode: Any, *args: Any, **kwargs: Any) -> Any:
-        global is_missed
         result = original(mode, *args, **kwargs)
         try:
             _add(mode.tracer, traced, report)
         except Exception as error:  # what the graph has is not what is described here
             if is_of_trainer(error):
                 raise
-            is_missed = True
+            seams.missed_in_graphs.add(OPERATION)
         return result
 
     return follow
@@ -180,10 +178,10 @@ class _Report(GraphReport):
             self._report(lambda: self._described(tensors, call))
 
     def _described(self, tensors: list[Any], text: str) -> Call | int:
-        global is_described
         with _with_vmap(self._watch.torch._C):
             call = self._call(tensors, _read(text))
-        is_described = is_described or isinstance(call, Call)
+        if isinstance(call, Call):
+            seams.described_in_graphs.add(OPERATION)
         return call
 
     def _call(self, tensors: list[Any], traced: _Traced) -> Call | int:

@@ -34,16 +34,17 @@ _OTHER_NAMES = {
     "a_log", "dt_bias", "dt_proj", "q_conv1d", "in_proj_ba", "in_proj_qkvz", "rg_lru", "time_decay", "time_first",
 }  # fmt: skip
 # Classes of other mixers. They count as such only with projections of their own, since a whole model may be "Mamba".
-_OTHER_CLASS = re.compile(
+# Patterns are strings, which `re` compiles at their first use: `import torch` must not wait for it.
+_OTHER_CLASS = (
     r"Mamba|R[Ww][Kk][Vv]|Delta_?Net|LinearAtt|LinearSelfAtt|Lightning_?Att|Retention|Hyena|GatedLinear|SSM|StateSpace"
 )
-_NOT_A_MIXER = re.compile(r"feed_?forward|ffn|mlp|channel_?mix|norm|moe|expert|cache|embed", re.IGNORECASE)
-_ATTENTION_NAME = re.compile(r"att(n|ention)", re.IGNORECASE)
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_NOT_A_MIXER = r"(?i)feed_?forward|ffn|mlp|channel_?mix|norm|moe|expert|cache|embed"
+_ATTENTION_NAME = r"(?i)att(n|ention)"
+_CAMEL = r"(?<=[a-z0-9])(?=[A-Z])"
 
 
 def _words(name: str) -> set[str]:
-    return set(_CAMEL.sub("_", name).lower().split("_"))
+    return set(re.sub(_CAMEL, "_", name).lower().split("_"))
 
 
 def _own_parameters(module: Any) -> list[tuple[str, Any]]:
@@ -80,9 +81,9 @@ def _is_other(module: Any, attribute: str, projections: dict[str, list[Any]]) ->
     names = {name.lower() for name, _ in [*_own_parameters(module), *children_of(module)]}
     if names & _OTHER_NAMES and projections:
         return True
-    is_named = _OTHER_CLASS.search(class_name) or attribute.lower() == "linear_attn"
+    is_named = re.search(_OTHER_CLASS, class_name) or attribute.lower() == "linear_attn"
     own = [p for p in _matrices_of(module, 1) if p.dim() == 2 or set(p.shape[2:]) == {1}]  # or a convolution of 1 x 1
-    return bool(is_named) and len(own) >= 2 and not _NOT_A_MIXER.search(f"{class_name} {attribute}")
+    return bool(is_named) and len(own) >= 2 and not re.search(_NOT_A_MIXER, f"{class_name} {attribute}")
 
 
 def _query_of(module: Any, attribute: str, projections: dict[str, list[Any]]) -> list[Any]:
@@ -96,12 +97,12 @@ def _query_of(module: Any, attribute: str, projections: dict[str, list[Any]]) ->
     fused += [name for name in named(_QUERY) if words[name] & _KEY and words[name] & _VALUE]  # query_key_value
     if fused:
         return projections[fused[0]]
-    is_attention = bool(_ATTENTION_NAME.search(type(module).__name__) or _ATTENTION_NAME.search(attribute))
+    is_attention = bool(re.search(_ATTENTION_NAME, type(module).__name__) or re.search(_ATTENTION_NAME, attribute))
     queries = named(_QUERY)
     if queries and (is_attention or (named(_KEY) and named(_VALUE))):
         # The last matrix of a low-rank query (q_a_proj, q_b_proj; linear_q_down_proj, linear_q_up_proj) computes it.
         return projections[next((name for name in queries if words[name] & {"b", "up"}), queries[0])]
-    if not is_attention or _NOT_A_MIXER.search(type(module).__name__):
+    if not is_attention or re.search(_NOT_A_MIXER, type(module).__name__):
         return []
     # Attention written by hand with names of its own: a matrix with three times as many outputs as inputs beside an
     # output projection, or four projections of the same input.

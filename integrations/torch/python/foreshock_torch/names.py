@@ -16,9 +16,9 @@ QUERY_WORDS = {
 }  # fmt: skip
 
 
-_NUMBER = re.compile(r"[0-9]+")
+_NUMBER = r"[0-9]+"
 # The path of a weight below its projection, which is a wrapper: LoRA, LinearNorm of timm.
-_WRAPPED_PART = re.compile(r"\.(linear|base_layer|lora_[AB](\.[^.]+)?)$")
+_WRAPPED_PART = r"\.(linear|base_layer|lora_[AB](\.[^.]+)?)$"
 
 
 def as_bytes(name: str) -> bytes:
@@ -43,7 +43,7 @@ def naming_order(name: str, is_trained: bool) -> tuple[bool, bool, int]:
     numbers in its path goes first, since the many experts of a model are numbered within a numbered layer.
     """
     word = name.removesuffix(".weight").rpartition(".")[2].lower()
-    return not is_trained, word not in QUERY_WORDS, len(_NUMBER.findall(name))
+    return not is_trained, word not in QUERY_WORDS, len(re.findall(_NUMBER, name))
 
 
 def plain_name(name: str) -> str:
@@ -89,7 +89,7 @@ def _distinct_part(prefix: str, prefixes: set[str]) -> str:
 def _attention_of(matrix: str) -> str:
     """Path of the attention module whose query projection is `matrix`; "" if `matrix` is not a query projection. A part
     of a query projection that PEFT's LoRA has split counts as the projection."""
-    path = _WRAPPED_PART.sub("", matrix.removesuffix(".weight"))
+    path = re.sub(_WRAPPED_PART, "", matrix.removesuffix(".weight"))
     module, _, word = path.rpartition(".")
     return module if word.lower() in QUERY_WORDS else ""
 

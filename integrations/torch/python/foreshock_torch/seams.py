@@ -20,7 +20,7 @@ from time import perf_counter_ns
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from . import flex, providers, sinks, tap, written_graph
+from . import flex, providers, sinks, tap
 from .providers import SKIP_UNKNOWN, Call, Given
 from .row_sums import completed
 from .signals import is_of_trainer
@@ -81,11 +81,19 @@ SEAMS = (
         output=flex.output, rest=flex.rest,
     ),
 )  # fmt: skip
+# {module: functions} that compile the graphs of a model, which written_graph.py wraps after their import.
+GRAPH_FUNCTIONS = {
+    "torch._functorch.partitioners": ("min_cut_rematerialization_partition", "default_partition"),
+    "torch._functorch.aot_autograd": ("aot_module_simplified",),
+}
 
 
 _runs = 0  # of the custom operations
 described: set[str] = set()  # operations of which a call has been described
 traced: set[str] = set()  # operations whose functions torch.compile has traced into a graph
+described_in_graphs: set[str] = set()  # of these, the ones of which a call has been described
+missed_in_graphs: set[str] = set()  # and those of which a graph has a call that is not reported
+not_followed: dict[str, int] = {}  # {why attention that a compiled model writes out is not followed: how often}
 graph_mark: Any = None  # an operation that marks traced calls of flex_attention; set by flex_graph.prepare()
 _active: Watch | None = None
 
@@ -340,7 +348,7 @@ def _wrapped(wrapper: Wrapper, original: Any, compiler: Any, operation: str) -> 
     return seam
 
 
-_MODULES = frozenset(seam.module for seam in SEAMS)
+_MODULES = {seam.module for seam in SEAMS} | set(GRAPH_FUNCTIONS)
 
 
 class Watch:
@@ -356,8 +364,7 @@ class Watch:
         self.outside: Callable[[], Any] = contextlib.nullcontext  # suspends the mode of written.py
         global _active
         _active = self
-        self._changes = written_graph.changes(self)  # {module: what changes it after its import}
-        for name in [name for name in sys.modules if name in _MODULES or name in self._changes]:
+        for name in _MODULES & set(sys.modules):
             self._wrap(sys.modules[name])
         sys.meta_path.insert(0, self)
 
@@ -379,7 +386,7 @@ class Watch:
         self.core.core.foreshock_note_unseen(name.encode(errors="replace"), evidence)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in _MODULES and name not in self._changes:
+        if name not in _MODULES:
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
@@ -404,11 +411,14 @@ class Watch:
 
     def _wrap(self, module: ModuleType) -> None:
         try:
+            name = vars(module).get("__name__")
             for seam in SEAMS:
-                if vars(module).get("__name__") == seam.module:
+                if name == seam.module:
                     self._wrap_function(module, seam)
-            if (change := self._changes.get(vars(module).get("__name__", ""))) is not None:
-                change(module)
+            if name in GRAPH_FUNCTIONS:
+                from . import written_graph
+
+                written_graph.change(module, GRAPH_FUNCTIONS[name], self)
         except Exception as error:  # the training's import must not fail
             if is_of_trainer(error):
                 raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from . import flex_graph, seams, written_graph
+from . import seams
 
 USED, IMPORTED = 1, 2  # as in hook.h (FORESHOCK_UNSEEN_...): the function ran; or its module was only imported
 # Training steps of this process, counted from 1. Several, since a training may import or call more as it goes on.
@@ -18,13 +18,12 @@ def attention_unseen(modules: dict[str, Any] | None = None) -> list[tuple[str, i
     modules = sys.modules if modules is None else modules
     found = []
     flex = getattr(modules.get("torch._higher_order_ops.flex_attention"), "flex_attention", None)
+    described = seams.described_in_graphs if "flex_attention" in seams.traced else seams.described
+    is_seen = "flex_attention" in described - seams.missed_in_graphs
     # The operator fills this cache at its first call, which may come from the compiler.
-    of_graphs = "flex_attention" in seams.traced
-    is_seen = flex_graph.is_described if of_graphs else "flex_attention" in seams.described
-    is_seen = is_seen and not flex_graph.is_missed
     if getattr(flex, "_dispatch_cache", None) and not is_seen:
         found.append(("flex_attention", USED))
-    found += [(f"compiled: {why}", USED) for why in written_graph.missed]
+    found += [(f"compiled: {why}", USED) for why in seams.not_followed]
     # seams.py sees the calls from version 2.0 on. No version: 2 is assumed.
     engine = modules.get("transformer_engine")
     if str(getattr(engine, "__version__", "2.")).startswith(("0.", "1.")):

@@ -21,17 +21,14 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from . import seams
 from .signals import is_of_trainer
-
-if TYPE_CHECKING:
-    from . import seams
 
 _LONGEST = 256  # operations between the first product and the softmax, masks included
 _NEAR = 8  # operations between a softmax and the second product, of attention that is not followed
 
-missed: dict[str, int] = {}  # {why attention of a compiled graph is not followed: how often}
 _operations: tuple[Any, Any, Any] | None = None  # the mark, and the operations of the two passes
 _watch: seams.Watch | None = None
 
@@ -67,22 +64,14 @@ class NotFollowedError(ValueError):
     """The attention has another form than those described here; the message says which."""
 
 
-def changes(watch: seams.Watch) -> dict[str, Callable[[ModuleType], None]]:
-    """{module: what changes it after its import}."""
+def change(module: ModuleType, names: Iterable[str], watch: seams.Watch) -> None:
+    """Wraps the functions `names` (seams.GRAPH_FUNCTIONS) of a module after its import."""
     global _watch
     _watch = watch
-
-    def wrap(module: ModuleType, names: Iterable[str], wrapper: Callable[[Any], Any]) -> None:
-        for name in names:
-            original = vars(module).get(name)
-            if original is not None:
-                setattr(module, name, wrapper(original))
-
-    partitioners = ("min_cut_rematerialization_partition", "default_partition")
-    return {
-        "torch._functorch.partitioners": lambda module: wrap(module, partitioners, _with_reports),
-        "torch._functorch.aot_autograd": lambda module: wrap(module, ("aot_module_simplified",), _with_mark),
-    }
+    for name in names:
+        original = vars(module).get(name)
+        if original is not None:
+            setattr(module, name, _with_mark(original) if name == "aot_module_simplified" else _with_reports(original))
 
 
 def _with_mark(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,7 +148,7 @@ def add_reports(graph: Any, forward_outputs: int, is_fused: bool) -> None:
                 if found is not None and not marks:
                     raise NotFollowedError("written-out attention, fused by Inductor")
             except NotFollowedError as why:
-                missed[str(why)] = missed.get(str(why), 0) + 1
+                seams.not_followed[str(why)] = seams.not_followed.get(str(why), 0) + 1
                 continue
             if found is not None:
                 _add(graph, found, finder.place)
