@@ -36,6 +36,8 @@ struct LayerChecks {
   bool is_in_model = false;        // in the inventory
   bool needs_backward = false;     // its calls or its parameters need a gradient
   bool is_annotated = false;       // the training named it (foreshock.tap)
+  bool has_gradient = false;       // of its parameters, which the optimizer has
+  bool lacks_gradient = false;     // they need one, and only other layers of the rank have one
   bool is_without_result = false;  // forward slices were judged, but no output could be compared
   bool seen[segment::kPasses] = {};
   uint32_t skipped[segment::kPasses] = {};  // bits, as segment::Layer::skipped
@@ -115,6 +117,8 @@ class Table {
   using Gaps = std::map<std::tuple<GapCause, uint32_t, std::string>, CoverageGap>;
 
   void add_rank(const RankStatistics& rank) {
+    const bool has_gradient_norms = std::ranges::any_of(
+        rank.layers, [](const auto& layer) { return layer.second.gradient_norm.has_value(); });
     for (const LayerName& record : rank.layer_names) {
       constexpr uint32_t kOfCalls = segment::kForwardSeen | segment::kBackwardSeen;
       // If the calls are known only by their order, layers_ has calls, and add_unnamed() compares the
@@ -129,6 +133,11 @@ class Table {
       layer.seen[0] |= (record.attention & segment::kForwardSeen) != 0;
       layer.seen[1] |= (record.attention & segment::kBackwardSeen) != 0;
       for (uint32_t n = 0; n < segment::kPasses; ++n) layer.skipped[n] |= record.skipped[n];
+      const auto statistics = rank.layers.find(record.label);
+      const bool has_norm = statistics != rank.layers.end() && statistics->second.gradient_norm.has_value();
+      layer.has_gradient |= has_norm;
+      layer.lacks_gradient |=
+          !has_norm && (record.attention & segment::kTrainsAttention) != 0 && has_gradient_norms;
     }
     for (const auto& [label, statistics] : rank.layers) {
       // Calls before the names were known were counted by their order in the step.
@@ -247,8 +256,11 @@ class Table {
           math_path += rank->totals.calls[op];
     }
     if (pass == 0 && math_path > 0 && (skipped & kOff) != 0) return {GapCause::kMathPath, ""};
-    const auto unseen = pass == 0 ? std::pair(GapCause::kNotHooked, unseen_names())
-                                  : std::pair(GapCause::kNoBackwardSeen, std::string());
+    const bool is_without_gradient = layer.lacks_gradient && !layer.has_gradient;
+    const auto unseen =
+        pass == 0 ? std::pair(GapCause::kNotHooked, unseen_names())
+                  : std::pair(is_without_gradient ? GapCause::kNoGradient : GapCause::kNoBackwardSeen,
+                              std::string());
     if (layer.is_excluded[pass]) return unseen;
     if (unattributed > 0) return {GapCause::kUnattributed, ""};
     // Calls that an adapter does not describe are skipped without a layer.
@@ -291,7 +303,7 @@ class Table {
 AttentionInventory inventory_of(const Ranks& ranks) { return Table(ranks).inventory(); }
 
 const char* name_of(GapCause cause) {
-  constexpr const char* kNames[] = {"not_hooked",   "math_path", "no_backward_seen",
+  constexpr const char* kNames[] = {"not_hooked",   "math_path", "no_gradient", "no_backward_seen",
                                     "unattributed", "skipped",   "few_samples"};
   return kNames[static_cast<size_t>(cause)];
 }
@@ -376,6 +388,8 @@ std::string text_of(const CoverageGap& gap) {
              ". Do: " + other_way(gap.reasons) + "add foreshock.tap to this attention (docs/coverage.md)";
     case GapCause::kMathPath:
       return text + "calls take PyTorch's unfused path. Do: leave --math-path on";
+    case GapCause::kNoGradient:
+      return text + "no gradient of its parameters was seen. Do: check whether the loss uses its output";
     case GapCause::kNoBackwardSeen:
       return text +
              "its backward pass reached no hook. Do: add foreshock.tap in its backward (docs/coverage.md)";

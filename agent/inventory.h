@@ -19,6 +19,7 @@ namespace foreshock {
 enum class GapCause {
   kNotHooked,       // no call of the layer reached a hook
   kMathPath,        // calls took torch's unfused path, which is only counted with --math-path off
+  kNoGradient,      // the forward pass was seen; other layers have gradients, and this one has none
   kNoBackwardSeen,  // the forward pass was seen, but the backward pass of the layer reached no hook
   kUnattributed,    // calls were checked whose layer is unknown; some of them may belong to this layer
   kSkipped,         // the layer's calls, or calls without a known layer, are skipped for a reason

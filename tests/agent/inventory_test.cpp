@@ -141,6 +141,27 @@ TEST(Inventory, ABackwardPassThatReachesNoHookIsNamed) {
   EXPECT_THAT(text_of(gap), HasSubstr("layer 001: dQ not judged; its backward pass reached no hook."));
 }
 
+TEST(Inventory, ALayerWhoseParametersGetNoGradientIsNamedAsSuch) {
+  RankStatistics rank = rank_with(2);
+  judge_all(&rank, "000");
+  judge(&rank, "001", 0);
+  EXPECT_EQ(only_gap(rank).cause, GapCause::kNoBackwardSeen);  // no gradient norm of any layer is known
+  rank.layer_of("000")->gradient_norm = 0.5;
+  EXPECT_EQ(only_gap(rank).cause, GapCause::kNoGradient);
+  EXPECT_THAT(
+      text_of(only_gap(rank)),
+      HasSubstr("layer 001: dQ not judged; no gradient of its parameters was seen. Do: check whether"));
+  RankStatistics other = rank;
+  other.layer_of("001")->gradient_norm = 0.0;
+  EXPECT_EQ(only_gap(other).cause, GapCause::kNoBackwardSeen);
+  EXPECT_EQ(inventory_of({&rank, &other}).gaps.at(0).cause, GapCause::kNoBackwardSeen);
+  // A frozen layer has no gradient of its own.
+  rank.layer_names[1].attention = segment::kHasAttention | kSeen;
+  EXPECT_EQ(only_gap(rank).cause, GapCause::kFewSamples);
+  rank.layer_names[1].attention &= ~uint32_t{segment::kBackwardSeen};
+  EXPECT_EQ(only_gap(rank).cause, GapCause::kNoBackwardSeen);
+}
+
 TEST(Inventory, AFrozenLayerWithoutGradientNeedsNoBackwardPass) {
   RankStatistics rank = rank_with(2);
   judge_all(&rank, "000");
