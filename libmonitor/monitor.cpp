@@ -233,8 +233,12 @@ int Monitor::enter(int32_t op, uint32_t flags) {
   if ((g_process.hot() & kHotArmed) == 0) return enter_unarmed(op, flags);
   const uint32_t pass = g_process.pass_of(op);
   const bool in_backward = (flags & FORESHOCK_IN_BACKWARD) != 0;
-  // A forward call in a backward pass repeats an earlier call, so it begins no step.
-  if ((g_process.hot() & kHotTickPending) != 0 && pass == FORESHOCK_FORWARD && !in_backward) begin_step();
+  // A forward call in a backward pass repeats an earlier call, so it begins no step, unless hooks see no
+  // other forward calls: a reentrant checkpoint runs the first ones without autograd.
+  if ((g_process.hot() & kHotTickPending) != 0 && pass == FORESHOCK_FORWARD) {
+    if (!in_backward) begins_in_backward_.store(false, std::memory_order_relaxed);
+    if (!in_backward || begins_in_backward_.load(std::memory_order_relaxed)) begin_step();
+  }
 
   const Counting counting = g_process.counting();
   // The previous call on this thread is still open: it threw, and its hook did not notice.

@@ -181,6 +181,7 @@ class Monitor {
   std::atomic<bool> is_eventful_{false};  // * see note_event()
   bool may_be_brief_ = false;  // the next steps may be brief; set at the end of a step that is not brief
   bool step_was_sampled_ = false;
+  std::atomic<bool> begins_in_backward_{false};  // * no forward call outside of backward passes is seen
   bool steps_are_explicit_ = false;  // set once the trainer reports a step; then detected steps are ignored
   std::atomic<int64_t> period_steps_{1};  // steps from one report to the next: n if every n-th is reported
   std::atomic<uint64_t> interval_{8};     // sampling interval in this step, in steps

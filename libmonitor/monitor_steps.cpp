@@ -140,6 +140,7 @@ void Monitor::end_step(const foreshock_step& step) {
                     !graphs_.is_capturing() && g_process.settings().count_kernels == 0;
   }
   advance(ended);
+  if ((g_process.hot() & kHotTickPending) != 0) begins_in_backward_.store(true, std::memory_order_relaxed);
   g_process.set_bits(kHotTickPending);
   if (!is_brief_step) g_process.writer().publish_facts();
   unreported_ns_ = monotonic_ns() - measured_until;

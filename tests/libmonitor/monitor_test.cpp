@@ -471,6 +471,25 @@ TEST_F(Monitor, ATickDuringBackwardTakesEffectAtTheNextForward) {
   EXPECT_EQ(per_step, std::vector<int>({0, 0, 3, 3, 3, 0, 0, 0}));
 }
 
+TEST_F(Monitor, ForwardCallsThatAreSeenInBackwardPassesOnlyAreSampled) {
+  in_child({}, [] {
+    Trainer trainer;
+    for (int n = 1; n <= 4; ++n) {
+      trainer.attention(false, FORESHOCK_NEEDS_GRADIENT | FORESHOCK_IN_BACKWARD);
+      trainer.attention(true, FORESHOCK_IN_BACKWARD);
+      trainer.end(n);
+    }
+  });
+  auto reader = open();
+  SegmentReader::Ready ready;
+  std::vector<int> per_step(6);
+  while (reader->next_ready(&ready)) {
+    ++per_step[ready.view.header.step];
+    reader->consume_judged(ready);
+  }
+  EXPECT_EQ(per_step, std::vector<int>({0, 0, 0, 2, 2, 0}));
+}
+
 TEST_F(Monitor, ThreadsCountExactly) {
   in_child({{"FORESHOCK_EVERY", "3"}}, [] {
     Trainer trainer;
