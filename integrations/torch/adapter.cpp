@@ -160,7 +160,9 @@ class LateOps final : public c10::OpRegistrationListener {
   void onOperatorRegistered(const c10::OperatorHandle& op) override try {
     const c10::OperatorName& name = op.operator_name();
     if (!is_listed(name)) {
-      if (is_of_torch(name.name) || (!family_of(op.schema()) && !looks_like_attention(op.schema()))) return;
+      if (is_of_torch(name.name) ||
+          (!family_of(op.schema()) && !looks_like_attention(op.schema()) && !reports_graph_call(op.schema())))
+        return;
       const std::lock_guard<std::mutex> lock(arrived_lock_);
       arrived_.push_back(name);
     }
@@ -207,7 +209,11 @@ class LateOps final : public c10::OpRegistrationListener {
                                        c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
     std::string local = name.name.substr(colons + 2);
     if (!name.overload_name.empty()) local += "." + name.overload_name;
-    library->impl(local.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ArrivedHook>()));
+    library->impl(
+        local.c_str(),
+        reports_graph_call(op->schema())
+            ? torch::CppFunction::makeFromBoxedFunctor(std::make_unique<GraphReportHook>(op->schema()))
+            : torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ArrivedHook>()));
   }
 
   // Does nothing without Python. Py_AddPendingCall may be called without the interpreter lock.
@@ -404,13 +410,15 @@ FORESHOCK_EXPORT void foreshock_adapter_call_back(void* function, void* referenc
   foreshock::adapter::call_back(function, reference);
 }
 
-// For attention that a Python function computes (seams.py). Counts a call. Returns the sum of 1 if it is
+// For attention that a Python function computes (seams.py). Counts a call, unless a GraphReportHook of this
+// thread has counted it. Returns the sum of 1 if it is
 // sampled, and 2 if the step is. A caller that gets 1 must then call the operation, with `entered`, or
 // foreshock_attention_skip. `query`: TensorImpl address; a tensor without data (fake, meta, traced) is not
 // counted. `operation`: from foreshock_register_op. `in_function`: as in enter_attention().
 FORESHOCK_EXPORT int foreshock_adapter_enter(const void* query, int32_t operation, uint32_t backward,
                                              uint32_t in_function) {
   using namespace foreshock::adapter;
+  if (std::exchange(is_entered_graph_call, false)) return 1 | (foreshock_step_is_sampled() != 0 ? 2 : 0);
   auto* impl = static_cast<c10::TensorImpl*>(const_cast<void*>(query));
   const at::Tensor held(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
   if (attention_depth != 0 || !reaches_kernel(held.key_set() & kBelow) || !has_data(held)) return 0;

@@ -28,6 +28,9 @@ inline constexpr Semantics kFlash{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTO
 inline constexpr Semantics kTap{Order::kByArgument, kSquareOnly};
 inline constexpr std::string_view kOwnNamespace = "foreshock::";
 
+// The operations of this namespace report calls of compiled graphs (flex_graph.py).
+inline constexpr std::string_view kGraphNamespace = "foreshock_graph::";
+
 // Arguments are written "name:type", with a space between them: t a tensor, i an integer, f a floating-point
 // number, b a boolean. Optional arguments have the same letters.
 struct Family {
@@ -91,6 +94,19 @@ inline constexpr Family kFamilies[] = {
 #undef FORESHOCK_FLASH2
 #undef FORESHOCK_FLASH3
 #undef FORESHOCK_XFORMERS
+
+// Whether the operation reports a call: its first argument is the list of the call's tensors, query first.
+inline bool reports_graph_call(const c10::FunctionSchema& schema) {
+  return schema.name().rfind(kGraphNamespace, 0) == 0 && argument_index(schema, "tensors") == 0;
+}
+
+inline bool is_backward_name(std::string_view name) {
+  constexpr std::string_view kEnd = "_backward";
+  return name.size() > kEnd.size() && name.substr(name.size() - kEnd.size()) == kEnd;
+}
+
+// Whether this thread runs the kernel of a GraphReportHook, which has counted the call.
+inline thread_local bool is_entered_graph_call = false;
 
 // The letter of a type in Family; '?' for all other types.
 inline char letter_of(const c10::TypePtr& type) {
@@ -190,10 +206,7 @@ class ArrivedHook final : public c10::OperatorKernel {
     const Family* family = family_of(schema);
     const bool is_own = name.rfind(kOwnNamespace, 0) == 0;
     if (is_own || family) {
-      const std::string_view end = "_backward";
-      const bool is_backward =
-          is_own ? name.size() > end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0
-                 : family->pass == FORESHOCK_BACKWARD;
+      const bool is_backward = is_own ? is_backward_name(name) : family->pass == FORESHOCK_BACKWARD;
       const int32_t number =
           foreshock_register_op(name.c_str(), is_backward ? FORESHOCK_BACKWARD : FORESHOCK_FORWARD);
       if (number >= 0)
@@ -205,6 +218,40 @@ class ArrivedHook final : public c10::OperatorKernel {
 
   std::atomic<const Known*> known_{nullptr};
   std::atomic<bool> is_noted_{false};
+};
+
+// The hook of an operation with reports_graph_call(), which returns nothing. It counts the call, so that the
+// operation's kernel in Python runs for sampled calls only.
+class GraphReportHook final : public c10::OperatorKernel {
+ public:
+  explicit GraphReportHook(const c10::FunctionSchema& schema)
+      : arguments_(static_cast<int>(schema.arguments().size())),
+        is_backward_(is_backward_name(schema.name())),
+        number_(foreshock_register_op(
+            (std::string(kOwnNamespace) + schema.name().substr(kGraphNamespace.size())).c_str(),
+            is_backward_ ? FORESHOCK_BACKWARD : FORESHOCK_FORWARD)) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::DispatchKeySet below = keys & kBelow;
+    const auto tensors = peek(*stack, arguments_, 0).toListRef();
+    if (number_ < 0 || tensors.empty() || !reaches_kernel(below) || !has_data(tensors[0].toTensor()))
+      return op.redispatchBoxed(below, stack);
+    // In a compiled graph the query needs no gradient, whatever the training does.
+    if (attention_depth != 0 || !enter_attention(number_, is_backward_, tensors[0].toTensor(), true))
+      return torch::jit::drop(*stack, static_cast<size_t>(arguments_));
+    const Entered entered;
+    op.redispatchBoxed(below, stack);
+  }
+
+ private:
+  struct Entered {
+    Entered() { is_entered_graph_call = true; }
+    ~Entered() { is_entered_graph_call = false; }
+  };
+
+  int arguments_;
+  bool is_backward_;
+  int32_t number_;
 };
 
 }  // namespace foreshock::adapter

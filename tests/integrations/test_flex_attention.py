@@ -211,6 +211,26 @@ print(json.dumps(results))
     assert [row.get("reason", -1) for row in results[5][0]] == [-1]  # the loss uses the log-sum-exp too
 
 
+def test_compiled_calls_that_are_not_sampled_run_no_python_of_ours(trainer) -> None:
+    runs, calls = trainer(f"""{SET_UP}
+from foreshock_torch import flex_graph
+runs, kernel = [], flex_graph._Report.__call__
+def counted(self, *more): runs.append(1); return kernel(self, *more)
+flex_graph._Report.__call__ = counted
+@torch.compile(backend="aot_eager", fullgraph=True)
+def attend(x, k, v): return flex.flex_attention(linear(x).view(2, 16, 4, 8).transpose(1, 2), k, v)
+def step():
+    before = len(runs); events(); attend(torch.randn(2, 16, 32), *heads(4)).square().sum().backward()
+    return [len(runs) - before, [row["event"] for row in events() if row.get("op", "").startswith("foreshock::flex")]]
+step(); results = []
+for on in (0, 1, 0):
+    _fake.fake_sample(on); results.append(step())
+print(json.dumps([*zip(*results)]))
+""")
+    assert runs == [0, 2, 0]
+    assert calls == [["enter"] * 2, ["enter", "leave"] * 2, ["enter"] * 2]
+
+
 def test_what_is_exported_or_run_without_a_graph_has_no_operation_of_ours(trainer) -> None:
     exported, named = trainer(f"""{SET_UP}
 class Model(torch.nn.Module):
