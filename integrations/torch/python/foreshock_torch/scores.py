@@ -24,6 +24,7 @@ class Trace(NamedTuple):
     backward: seams.Backward
     inputs: tuple[tuple[Any, int], ...]  # tensors of the call with their versions
     factor: float
+    dtype: Any = None  # of the product of query and key, to which autocast rounds both
     gain: Any = None  # a further factor of each head, (batch, head, 1, 1)
     cap: float = 0.0
     added: Any = None

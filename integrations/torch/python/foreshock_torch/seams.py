@@ -305,7 +305,10 @@ class Backward:
             try:
                 names = (seam.query, *seam.keys_and_values)
                 of_query, of_key, of_value = (gradients.get(name) for name in names)
-                of_all = (call.of_out(gradients["out"]), call.of_query(of_query), of_key, of_value)
+                of_inputs = (call.of_query(of_query), of_key, of_value)
+                # Exact: where autocast has rounded an input, its gradient has the format of the rounded one.
+                of_inputs = (part if part is None else part.to(call.query.dtype) for part in of_inputs)
+                of_all = (call.of_out(gradients["out"]), *of_inputs)
                 call = sinks.with_key(call)
                 call = completed(call) if call.lse is None else call
                 whole = sinks.with_gradients(call._replace(gradients=of_all))

@@ -299,7 +299,10 @@ class Tracker:
                 trace = trace._replace(factor=float(kwargs.get("alpha", 1)))
                 if beta := float(kwargs.get("beta", 1)):
                     trace = trace._replace(added=args[0].detach() * beta)
-            keep = functools.partial(self._keep, trace=trace)
+
+            def keep(scores: Any) -> None:
+                self._keep(scores, trace._replace(dtype=scores.dtype))
+
             return (*args[:place], new_left, new_right, *args[place + 2 :]), kwargs, keep
 
     def _report(self, trace: Trace, weights: Any, value: Any, forms: _Forms, views: dict, result: Any) -> None:
@@ -327,9 +330,12 @@ class Tracker:
     @staticmethod
     def _call(trace: Trace, weights: Any, value: Any, result: Any, form: _Form) -> Call | int:
         """The call, or the reason why it is not described. `form`: that of the result."""
-        query, key, gain, out = trace.query, trace.key, trace.gain, form.whole(result)
-        if len({tensor.dtype for tensor in (query, key, value, out)}) != 1:
-            return SKIP_UNKNOWN  # autocast computes in another precision
+        factors = (trace.query, trace.key, value)
+        # Autocast rounds the factors of a product to the format of its result. A gradient in fp32 has all its bits.
+        if any(part.dtype != trace.dtype and part.dtype.itemsize != 4 for part in (*factors, result)):
+            return SKIP_UNKNOWN
+        query, key, value = (part.to(trace.dtype) for part in factors)
+        gain, out = trace.gain, form.whole(result)
         whole, of_out, of_query = (*query.shape[:3], key.shape[2]), form.whole, itself
         mask, hidden = (
             part if part is None or part.dim() == 0 else part.expand(weights.shape).reshape(whole)
@@ -352,6 +358,8 @@ class Tracker:
                 of_out = functools.partial(_checked, form, blind)
         if gain is not None:
             query, of_query = query * gain, gain.reciprocal().mul
+        if not query.dtype == key.dtype == out.dtype:
+            return SKIP_UNKNOWN  # the factor of a head, or one of the products, has another format
         kept = None if trace.kept is None else trace.kept.reshape(whole)
         if sink is not None:
             mask = None if mask is None else _additive(mask)
