@@ -159,24 +159,26 @@ struct JudgedPart {
   uint32_t tensor;
 };
 
-// One kind of alarm: whether the last slices give it, its value, and whether a slice shows it by itself.
+// One kind of alarm: whether the last slices give it, its value, whether a slice shows it by itself, and the
+// step of the first of the last slices that does; null: that of the slice with which the alarm begins.
 struct AlarmRule {
   AlarmKind kind;
   bool (*holds)(const JudgedPart& part);
   std::optional<double> (*value)(const PassStatistics& statistics);
   bool (*is_shown_by)(const SliceDeviation& slice, const JudgedPart& part);
+  std::optional<int64_t> (*first_step)(const PassStatistics& statistics);
 };
 constexpr AlarmRule kAlarmRules[kAlarmKinds] = {
     {AlarmKind::kNonfinite,
      [](const JudgedPart& part) { return max_of(part.statistics.nonfinite_slices).value_or(0) > 0; },
      [](const PassStatistics&) { return std::optional<double>(); },
-     [](const SliceDeviation& slice, const JudgedPart&) { return is_nonfinite(slice); }},
+     [](const SliceDeviation& slice, const JudgedPart&) { return is_nonfinite(slice); }, nullptr},
     // A bias is visible only in the pool of slices, so every slice that the pool takes contributes to it; a
     // slice whose denominator is 0 has no value for the pool.
     {AlarmKind::kBias,
      [](const JudgedPart& part) { return is_biased(part.statistics, part.tensor) && !part.layer.is_mixed; },
      [](const PassStatistics& statistics) { return std::optional(statistics.bias.bias()->ulp); },
-     [](const SliceDeviation& slice, const JudgedPart&) { return slice.bias.denominator > 0; }},
+     [](const SliceDeviation& slice, const JudgedPart&) { return slice.bias.denominator > 0; }, nullptr},
     // The ratio to unfused attention gives no alarm. At large scores unfused attention may be as wrong as a
     // faulty kernel, and in small slices it may be more exact than a sound fused kernel.
     {AlarmKind::kFusedRatio,
@@ -184,7 +186,8 @@ constexpr AlarmRule kAlarmRules[kAlarmKinds] = {
      [](const PassStatistics& statistics) { return max_of(statistics.fused_ratio); },
      [](const SliceDeviation& slice, const JudgedPart& part) {
        return slice.fused_ratio && part.statistics.ratio_of_limit.latest(0) > 1;
-     }},
+     },
+     [](const PassStatistics& statistics) { return statistics.ratio_of_limit.first_step_above(1); }},
     {AlarmKind::kConservation,
      [](const JudgedPart& part) {
        return several_beyond(part.statistics.conservation_ratio, kConservationRatio);
@@ -192,12 +195,18 @@ constexpr AlarmRule kAlarmRules[kAlarmKinds] = {
      [](const PassStatistics& statistics) { return max_of(statistics.conservation_ratio); },
      [](const SliceDeviation& slice, const JudgedPart&) {
        return slice.conservation_ratio.value_or(0) > kConservationRatio;
+     },
+     [](const PassStatistics& statistics) {
+       return statistics.conservation_ratio.first_step_above(kConservationRatio);
      }},
     {AlarmKind::kLogSumExp,
      [](const JudgedPart& part) { return several_beyond(part.statistics.lse_error_ratio, kLseErrorRatio); },
      [](const PassStatistics& statistics) { return max_of(statistics.lse_error_ratio); },
      [](const SliceDeviation& slice, const JudgedPart&) {
        return slice.lse_error_ratio.value_or(0) > kLseErrorRatio;
+     },
+     [](const PassStatistics& statistics) {
+       return statistics.lse_error_ratio.first_step_above(kLseErrorRatio);
      }},
 };
 
@@ -221,7 +230,8 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor,
     // stored.
     const AlarmRule& rule = kAlarmRules[static_cast<size_t>(alarm.kind)];
     if (!rule.is_shown_by(deviation, {*layer, statistics, tensor})) continue;
-    const auto [found, is_new] = statistics.past.try_emplace(alarm.kind, PastAlarm{step, step, alarm.value});
+    const int64_t first = rule.first_step != nullptr ? rule.first_step(statistics).value_or(step) : step;
+    const auto [found, is_new] = statistics.past.try_emplace(alarm.kind, PastAlarm{first, step, alarm.value});
     PastAlarm& past = found->second;
     past.slices += is_new ? 0 : 1;
     past.first_step = std::min(past.first_step, step);
@@ -345,6 +355,10 @@ void add_known(SampleWindow& window, const std::optional<double>& value) {
   if (value) window.add(*value);
 }
 
+void add_known(SteppedWindow& window, const std::optional<double>& value, int64_t step) {
+  if (value) window.add(*value, step);
+}
+
 // Whether no key column of the slice could be compared: a mask hides all of them, the output's gradient is 0,
 // or their weights are noise (kScoresAreNoise).
 bool has_no_comparable_column(const SliceDeviation& deviation) {
@@ -367,7 +381,7 @@ void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, DType
   add_known(pass->relative_error_max, deviation.relative_error_max);
   add_known(pass->deviation_ratio, deviation.deviation_ratio);
   if (deviation.fused_ratio) pass->add_fused_ratio(*deviation.fused_ratio, limit);
-  add_known(pass->lse_error_ratio, deviation.lse_error_ratio);
+  add_known(pass->lse_error_ratio, deviation.lse_error_ratio, cluster.step);
   pass->bias.add(cluster, deviation.bias);
   pass->excess_bias.add(cluster, excess_bias(deviation.bias, deviation.floor_bias));
   pass->rounded_bias.add(cluster, deviation.rounded_bias);
@@ -576,7 +590,7 @@ void add_whole_call(const SliceDeviation& deviation, const segment::Slot& slot, 
   PassStatistics& rows = layer->pass[1];
   if (rows.judged >= kWholeCalls && rows.with_partial_rows == 0)
     add_known(statistics_of(static_cast<uint32_t>(deviation.tensor), layer).conservation_ratio,
-              deviation.conservation_ratio);
+              deviation.conservation_ratio, slot.step);
   if (!deviation.nonfinite_grad_query) return;
   ++rows.nonfinite;
   rows.nonfinite_slices.add(1);

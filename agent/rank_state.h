@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -71,6 +72,25 @@ class History {
 using SampleWindow = Window<BiasPool::kSlices>;
 using StepWindow = Window<64>;
 
+// A window of the values of slices that also has their steps.
+class SteppedWindow : public SampleWindow {
+ public:
+  // NaN and Inf are only counted, as in Window.
+  void add(double value, int64_t step) {
+    SampleWindow::add(value);
+    if (std::isfinite(value)) steps_.add(static_cast<double>(step));
+  }
+  // Returns the step of the first value in the window that exceeds the limit; nothing if none does.
+  std::optional<int64_t> first_step_above(double limit) const {
+    for (size_t back = size(); back-- > 0;)
+      if (latest(back) > limit) return static_cast<int64_t>(steps_.latest(back));
+    return std::nullopt;
+  }
+
+ private:
+  SampleWindow steps_;
+};
+
 // These functions return nothing for an empty window.
 std::optional<double> figure_of(const auto& window, double WindowSummary::*figure) {
   const auto summary = window.summary();
@@ -97,6 +117,7 @@ constexpr const char* name_of(AlarmKind kind) { return kAlarmKindNames[static_ca
 
 // The steps and the largest value of one kind of alarm of a layer, which may still be active.
 struct PastAlarm {
+  // first_step: of the first slice that showed it, which may come before the slice that gave the alarm.
   int64_t first_step, last_step;
   std::optional<double> most;  // the LayerAlarm::value furthest from 0; absent for nonfinite
   // The largest relative_error_mean of the slices that showed it; absent if none had one.
@@ -117,22 +138,24 @@ struct PassStatistics {
   // Errors of the trainer's result: relative to the norm of the reference (relative_error_...), divided by
   // the error of unfused attention (deviation_ratio), and divided by the error of fused attention
   // (fused_ratio). lse_error_ratio is the error of the log-sum-exp divided by its tolerance.
-  SampleWindow relative_error_mean, relative_error_max, deviation_ratio, fused_ratio, lse_error_ratio;
-  SampleWindow ratio_of_limit;  // fused_ratio divided by the limit of its slice
-  BiasPool bias;                // mean signed error of the trainer's result
-  BiasPool excess_bias;         // that bias minus the bias of fused attention on the same slices
-  BiasPool rounded_bias;        // control: bias of the reference rounded once to the trainer's precision
+  SampleWindow relative_error_mean, relative_error_max, deviation_ratio, fused_ratio;
+  SteppedWindow lse_error_ratio;
+  SteppedWindow ratio_of_limit;  // fused_ratio divided by the limit of its slice
+  BiasPool bias;                 // mean signed error of the trainer's result
+  BiasPool excess_bias;          // that bias minus the bias of fused attention on the same slices
+  BiasPool rounded_bias;         // control: bias of the reference rounded once to the trainer's precision
   // dK and dV only: how far their sums over all keys are from the values that every correct kernel gives,
   // relative to the tolerance.
-  SampleWindow conservation_ratio;
+  SteppedWindow conservation_ratio;
   // A row is partial if its log_sum_exp covers more keys than the call has (context parallelism).
   uint64_t with_partial_rows = 0;  // slices with at least one partial row
   uint64_t partial = 0;            // slices in which nearly all rows are partial
   int64_t last_step = -1;          // step of the last checked slice
 
+  // The slice is that of last_step.
   void add_fused_ratio(double ratio, double limit) {
     fused_ratio.add(ratio);
-    ratio_of_limit.add(ratio / limit);
+    ratio_of_limit.add(ratio / limit, last_step);
   }
 };
 

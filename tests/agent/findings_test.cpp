@@ -40,6 +40,7 @@ void add_slice(int64_t step, double ratio, double relative_error, RankStatistics
   deviation.relative_error_mean = relative_error;
   deviation.deviation_ratio = ratio;
   deviation.fused_ratio = ratio;
+  layer->pass[1].last_step = step;
   layer->pass[1].relative_error_mean.add(relative_error);
   layer->pass[1].deviation_ratio.add(ratio);
   layer->pass[1].add_fused_ratio(ratio, kDeviationRatioBackward);
@@ -53,11 +54,11 @@ TEST(Findings, AnErrorIsASentenceWithPercentStepLargestAndPresentSize) {
   const std::vector<Finding> found = findings({&rank});
   ASSERT_EQ(found.size(), 1u);
   EXPECT_THAT(found[0].text, HasSubstr("layer 001: dQ is wrong by up to 5 % (up to 162 times the error of "));
-  EXPECT_THAT(found[0].text, HasSubstr(" attention, 12.5 times in the last samples) since step "));
+  EXPECT_THAT(found[0].text, HasSubstr(" attention, 12.5 times in the last samples) since step 1"));
   EXPECT_EQ(found[0].largest, 162);
   EXPECT_EQ(found[0].now, 12.5);
   EXPECT_EQ(found[0].relative_error, 0.05);
-  EXPECT_LE(found[0].since_step, 8);
+  EXPECT_EQ(found[0].since_step, 1);
   EXPECT_EQ(found[0].last_step, 200);
   EXPECT_EQ(sentence_of(found[0]),
             found[0].text + ". Do: " + info_of(FindingKind::kAttentionError).action + ".");

@@ -305,7 +305,7 @@ TEST(Rank, ABiasCountsByTheDriftThatItCauses) {
 
 TEST(Rank, AWrongLogSumExpIsAnAlarm) {
   LayerStatistics layer = sound_layer("001");
-  for (int n = 0; n < 2; ++n) layer.pass[0].lse_error_ratio.add(1.5);
+  for (int n = 0; n < 2; ++n) layer.pass[0].lse_error_ratio.add(1.5, n);
   expect_alarm(layer, 0, "log_sum_exp");
 }
 
@@ -313,6 +313,7 @@ TEST(Rank, AnAlarmNamesTheStepThatLastSupportedIt) {
   LayerStatistics layer = sound_layer("001");
   SliceDeviation wrong;
   wrong.fused_ratio = 8;
+  layer.pass[0].last_step = 70;
   layer.pass[0].add_fused_ratio(8, kDeviationRatioForward);
   layer.pass[0].add_fused_ratio(8, kDeviationRatioForward);
   note_alarms(wrong, 70, 0, &layer);
@@ -321,6 +322,43 @@ TEST(Rank, AnAlarmNamesTheStepThatLastSupportedIt) {
   layer.pass[0].add_fused_ratio(1, kDeviationRatioForward);
   note_alarms(sound, 90, 0, &layer);
   EXPECT_EQ(rank_of(layer).alarms().at(0).last_step, 70);
+}
+
+// One slice gives no alarm; the slice that gives it is not the first that was wrong.
+TEST(Rank, AnErrorBeginsAtItsFirstSliceBeyondTheLimit) {
+  LayerStatistics layer = sound_layer("001");
+  const auto judge = [&](double ratio, int64_t step) {
+    SliceDeviation slice;
+    slice.fused_ratio = ratio;
+    layer.pass[0].last_step = step;
+    layer.pass[0].add_fused_ratio(ratio, kDeviationRatioForward);
+    note_alarms(slice, step, 0, &layer);
+  };
+  judge(8, 10);
+  for (int64_t step = 11; step < 80; ++step) judge(1, step);  // as many as a window has, and more
+  EXPECT_TRUE(layer.pass[0].past.empty());
+  judge(INFINITY, 79);  // an alarm of another kind; the windows have finite values only
+  judge(8, 80);
+  judge(1, 81);
+  judge(9, 90);
+  judge(9, 95);
+  EXPECT_EQ(layer.pass[0].past.at(AlarmKind::kFusedRatio).first_step, 80);
+  EXPECT_EQ(layer.pass[0].past.at(AlarmKind::kFusedRatio).last_step, 95);
+}
+
+TEST(Rank, WrongSumsAndAWrongLogSumExpBeginAtTheirFirstSlice) {
+  LayerStatistics layer = sound_layer("001");
+  SliceDeviation wrong;
+  wrong.conservation_ratio = 3 * kConservationRatio;
+  wrong.lse_error_ratio = 2;
+  for (const int64_t step : {40, 48}) {
+    statistics_of(2, &layer).conservation_ratio.add(*wrong.conservation_ratio, step);
+    layer.pass[0].lse_error_ratio.add(*wrong.lse_error_ratio, step);
+    note_alarms(wrong, step, 0, &layer);
+    note_alarms(wrong, step, 2, &layer);
+  }
+  EXPECT_EQ(layer.keys[0].past.at(AlarmKind::kConservation).first_step, 40);
+  EXPECT_EQ(layer.pass[0].past.at(AlarmKind::kLogSumExp).first_step, 40);
 }
 
 TEST(Rank, ValuesThatAreNotFiniteAreAnAlarm) {

@@ -223,8 +223,8 @@ TEST_F(ReportBuilding, AnAttentionFaultIsInTheVerdictWithItsCurveAndItsLayer) {
   EXPECT_THAT(
       report.verdict,
       StartsWith("ATTENTION FAULT: layer 002: the output is wrong by up to 24 times the error of fused "
-                 "attention since step 68. Do: "))
-      << "the second slice beyond the limit";
+                 "attention since step 64. Do: "))
+      << "the first slice beyond the limit";
   EXPECT_EQ(report.attention_text,
             "The largest error was 12 of the alarm limit, of attention's output in layer 002 at step 80.");
   ASSERT_THAT(report.findings, SizeIs(1));
@@ -295,7 +295,7 @@ TEST_F(ReportBuilding, ErrorsOfKeyGradientsHaveLimitsOfTheirOwn) {
   const Report report = builder_.finish();
   ASSERT_THAT(report.findings, SizeIs(1));
   EXPECT_EQ(report.findings[0].tensor, "grad_value");
-  EXPECT_EQ(report.findings[0].since_step, 9);  // the third of its slices beyond their limits
+  EXPECT_EQ(report.findings[0].since_step, 7);  // the first of its slices beyond their limits
   EXPECT_EQ(report.findings[0].largest, 9);
 }
 

@@ -83,6 +83,8 @@ def test_every_view_has_the_same_finding(tmp_path):
     assert [line["text"] for line in final] == [finding["text"] for finding in (first, *others)]
     began = [line for line in run.of("finding") if line["state"] == "began"]
     assert began[0]["since_step"] == final[0]["since_step"] == first["since_step"]
+    # The head errs from the start. The alarm needs two slices of it.
+    assert first["since_step"] == min(sample["step"] for sample in samples(run, GUILTY) if sample["kv_head"] == 2)
     of_slices = [sample["relative_error_mean"] for sample in samples(run, GUILTY)]
     assert first["relative_error"] == pytest.approx(max(of_slices))
     (verdict,) = run.of("verdict")
