@@ -174,11 +174,20 @@ constexpr AlarmRule kAlarmRules[kAlarmKinds] = {
      [](const PassStatistics&) { return std::optional<double>(); },
      [](const SliceDeviation& slice, const JudgedPart&) { return is_nonfinite(slice); }, nullptr},
     // A bias is visible only in the pool of slices, so every slice that the pool takes contributes to it; a
-    // slice whose denominator is 0 has no value for the pool.
+    // slice whose denominator is 0 has no value for the pool. Slices whose errors are too large for rounding
+    // have a bias too, which says nothing beside the error. So a bias is not an alarm while the error is one,
+    // unless it began before.
     {AlarmKind::kBias,
-     [](const JudgedPart& part) { return is_biased(part.statistics, part.tensor) && !part.layer.is_mixed; },
+     [](const JudgedPart& part) {
+       const bool is_of_error =
+           has_large_errors(part.statistics, part.tensor) && !part.statistics.past.contains(AlarmKind::kBias);
+       return is_biased(part.statistics, part.tensor) && !part.layer.is_mixed && !is_of_error;
+     },
      [](const PassStatistics& statistics) { return std::optional(statistics.bias.bias()->ulp); },
-     [](const SliceDeviation& slice, const JudgedPart&) { return slice.bias.denominator > 0; }, nullptr},
+     [](const SliceDeviation& slice, const JudgedPart& part) {
+       return slice.bias.denominator > 0 && !has_large_errors(part.statistics, part.tensor);
+     },
+     nullptr},
     // The ratio to unfused attention gives no alarm. At large scores unfused attention may be as wrong as a
     // faulty kernel, and in small slices it may be more exact than a sound fused kernel.
     {AlarmKind::kFusedRatio,

@@ -64,6 +64,52 @@ TEST(Findings, AnErrorIsASentenceWithPercentStepLargestAndPresentSize) {
             found[0].text + ". Do: " + info_of(FindingKind::kAttentionError).action + ".");
 }
 
+// Adds a slice of dQ with this error and this bias; the rounded reference has none.
+void add_biased_slice(int64_t step, double ratio, double bias_ulp, RankStatistics* rank) {
+  PassStatistics& pass = rank->layer_of("001")->pass[1];
+  const double noise = step % 2 == 0 ? 0.03 : -0.03;
+  pass.bias.add({0, 0, step, 0}, {bias_ulp * (1 + noise), 1});
+  pass.excess_bias.add({0, 0, step, 0}, {bias_ulp * (1 + noise), 1});
+  pass.rounded_bias.add({0, 0, step, 0}, {noise, 1});
+  LayerStatistics* layer = rank->layer_of("001");
+  layer->label = "001";
+  pass.last_step = step;
+  pass.add_fused_ratio(ratio, kDeviationRatioBackward);
+  SliceDeviation deviation;
+  deviation.fused_ratio = ratio;
+  deviation.bias = {bias_ulp, 1};
+  note_alarms(deviation, step, 1, layer);
+}
+
+TEST(Findings, TheBiasOfSlicesWithLargeErrorsIsNotAFinding) {
+  RankStatistics rank = rank_at(300);
+  const auto expect_error_alone = [&] {
+    const std::vector<Finding> found = findings({&rank});
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_EQ(found[0].kind, FindingKind::kAttentionError);
+  };
+  for (int64_t step = 1; step <= 100; ++step) add_biased_slice(step, 500, 540831, &rank);
+  expect_error_alone();
+  for (int64_t step = 101; step <= 300; ++step) {
+    add_biased_slice(step, 1, 0, &rank);
+    expect_error_alone();
+  }
+}
+
+TEST(Findings, ABiasThatBeganBeforeTheErrorsStaysAFinding) {
+  RankStatistics rank = rank_at(200);
+  for (int64_t step = 1; step <= 100; ++step) add_biased_slice(step, 1, 40, &rank);
+  const int64_t since = findings({&rank}).at(0).since_step;
+  for (int64_t step = 101; step <= 200; ++step) add_biased_slice(step, 500, 540831, &rank);
+  const std::vector<Finding> found = findings({&rank});
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].kind, FindingKind::kAttentionBias);
+  EXPECT_EQ(found[0].since_step, since);
+  EXPECT_THAT(found[0].text, HasSubstr("dQ is biased by +40.00 ulp since step "));
+  EXPECT_EQ(found[1].kind, FindingKind::kAttentionError);
+  EXPECT_EQ(found[1].since_step, 101);
+}
+
 TEST(Findings, SizesBeyondAMeaningAreNotPrinted) {
   RankStatistics rank = rank_at(40);
   for (int64_t step = 1; step <= 40; ++step) add_slice(step, 1e62, 1e60, &rank);
