@@ -293,10 +293,11 @@ void summarise(const Errors& errors, SliceDeviation* d) {
   d->plain_effective_rows = effective_count(plain.floor, plain.squares_of_floor);
   d->deviation_ratio = error_ratio(d->tensor, plain);
   d->fused_ratio = error_ratio(d->tensor, errors.fused);
-  if (const auto across = error_ratio(d->tensor, errors.fused_across); d->fused_ratio && across)
-    d->fused_ratio = std::max(*d->fused_ratio, *across);
-  if (const auto given_out = error_ratio(JudgedTensor::kOut, errors.given_out))
-    d->fused_ratio = std::max(d->fused_ratio.value_or(0), *given_out);
+  // Where too few rows decide about the gradient itself, the other two ratios do not stand for it.
+  if (d->fused_ratio)
+    for (const auto& other :
+         {error_ratio(d->tensor, errors.fused_across), error_ratio(JudgedTensor::kOut, errors.given_out)})
+      d->fused_ratio = std::max(*d->fused_ratio, other.value_or(0));
   d->unexplained_bias = unexplained_bias(d->bias, {d->rounded_bias, d->floor_bias});
 }
 

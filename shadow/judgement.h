@@ -71,7 +71,7 @@ struct SliceDeviation {
   // the errors are taken against the gradient that the given out and log_sum_exp (the trainer's) define
   // (Reference::given_grad_query), and the value is the largest of three ratios: of the whole errors, of the
   // errors without their component along the mean key, in which rounding errors add up, and of the errors of
-  // the given out, which may be wrong where the forward call was right.
+  // the given out, which may be wrong where the forward call was right. Absent if the first one is.
   std::optional<double> fused_ratio;
 
   BiasSums bias;          // of the trainer's result, against the exact values with which fused is compared
