@@ -72,6 +72,14 @@ std::string fault_text(const Finding& finding, const PassStatistics& statistics)
   return tensor + " is wrong by " + percent_text(*finding.relative_error) + " (" + size + ")";
 }
 
+// Returns " since step 317", and the last sound step if steps between the two had no sample.
+std::string since_text(const PastAlarm& past) {
+  const std::string since = " since step " + std::to_string(past.first_step);
+  const bool is_known = past.sound_step >= 0 && past.sound_step < past.first_step;
+  if (!is_known || past.first_step - past.sound_step == 1) return since;
+  return since + " (a sample of step " + std::to_string(past.sound_step) + " was sound)";
+}
+
 // Returns ", last seen at step N" if the alarm's last bad slice is long ago. An alarm holds until 64 later
 // slices have replaced that slice, which may never happen after a divergence: NaN slices do not replace it.
 std::string last_seen_text(const LayerAlarm& alarm, const RankStatistics& rank) {
@@ -109,8 +117,7 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
                                           is_stored ? &past->second : nullptr, Severity::kAlarm);
       finding.now = alarm.value;
       finding.text = place_of(alarm.layer->label, on_rank(ranks, *rank)) + ": " +
-                     fault_text(finding, statistics) +
-                     (is_stored ? " since step " + std::to_string(finding.since_step) : "") +
+                     fault_text(finding, statistics) + (is_stored ? since_text(past->second) : "") +
                      last_seen_text(alarm, *rank);
       findings->push_back(std::move(finding));
     }

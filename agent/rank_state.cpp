@@ -160,19 +160,20 @@ struct JudgedPart {
 };
 
 // One kind of alarm: whether the last slices give it, its value, whether a slice shows it by itself, and the
-// step of the first of the last slices that does; null: that of the slice with which the alarm begins.
+// onset among the last slices; null: the alarm begins with the slice that gives it.
 struct AlarmRule {
   AlarmKind kind;
   bool (*holds)(const JudgedPart& part);
   std::optional<double> (*value)(const PassStatistics& statistics);
   bool (*is_shown_by)(const SliceDeviation& slice, const JudgedPart& part);
-  std::optional<int64_t> (*first_step)(const PassStatistics& statistics);
+  SteppedWindow::Onset (*onset)(const PassStatistics& statistics);
 };
 constexpr AlarmRule kAlarmRules[kAlarmKinds] = {
     {AlarmKind::kNonfinite,
      [](const JudgedPart& part) { return max_of(part.statistics.nonfinite_slices).value_or(0) > 0; },
      [](const PassStatistics&) { return std::optional<double>(); },
-     [](const SliceDeviation& slice, const JudgedPart&) { return is_nonfinite(slice); }, nullptr},
+     [](const SliceDeviation& slice, const JudgedPart&) { return is_nonfinite(slice); },
+     [](const PassStatistics& statistics) { return statistics.nonfinite_slices.onset_above(0); }},
     // A bias is visible only in the pool of slices, so every slice that the pool takes contributes to it; a
     // slice whose denominator is 0 has no value for the pool. Slices whose errors are too large for rounding
     // have a bias too, which says nothing beside the error. So a bias is not an alarm while the error is one,
@@ -196,7 +197,7 @@ constexpr AlarmRule kAlarmRules[kAlarmKinds] = {
      [](const SliceDeviation& slice, const JudgedPart& part) {
        return slice.fused_ratio && part.statistics.ratio_of_limit.latest(0) > 1;
      },
-     [](const PassStatistics& statistics) { return statistics.ratio_of_limit.first_step_above(1); }},
+     [](const PassStatistics& statistics) { return statistics.ratio_of_limit.onset_above(1); }},
     {AlarmKind::kConservation,
      [](const JudgedPart& part) {
        return several_beyond(part.statistics.conservation_ratio, kConservationRatio);
@@ -206,7 +207,7 @@ constexpr AlarmRule kAlarmRules[kAlarmKinds] = {
        return slice.conservation_ratio.value_or(0) > kConservationRatio;
      },
      [](const PassStatistics& statistics) {
-       return statistics.conservation_ratio.first_step_above(kConservationRatio);
+       return statistics.conservation_ratio.onset_above(kConservationRatio);
      }},
     {AlarmKind::kLogSumExp,
      [](const JudgedPart& part) { return several_beyond(part.statistics.lse_error_ratio, kLseErrorRatio); },
@@ -214,9 +215,7 @@ constexpr AlarmRule kAlarmRules[kAlarmKinds] = {
      [](const SliceDeviation& slice, const JudgedPart&) {
        return slice.lse_error_ratio.value_or(0) > kLseErrorRatio;
      },
-     [](const PassStatistics& statistics) {
-       return statistics.lse_error_ratio.first_step_above(kLseErrorRatio);
-     }},
+     [](const PassStatistics& statistics) { return statistics.lse_error_ratio.onset_above(kLseErrorRatio); }},
 };
 
 }  // namespace
@@ -239,9 +238,11 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor,
     // stored.
     const AlarmRule& rule = kAlarmRules[static_cast<size_t>(alarm.kind)];
     if (!rule.is_shown_by(deviation, {*layer, statistics, tensor})) continue;
-    const int64_t first = rule.first_step != nullptr ? rule.first_step(statistics).value_or(step) : step;
-    const auto [found, is_new] = statistics.past.try_emplace(alarm.kind, PastAlarm{first, step, alarm.value});
+    const auto onset = rule.onset != nullptr ? rule.onset(statistics) : SteppedWindow::Onset{step};
+    const auto [found, is_new] =
+        statistics.past.try_emplace(alarm.kind, PastAlarm{onset.step, step, alarm.value});
     PastAlarm& past = found->second;
+    if (is_new && onset.before < onset.step) past.sound_step = onset.before;  // step numbers may fall
     past.slices += is_new ? 0 : 1;
     past.first_step = std::min(past.first_step, step);
     past.last_step = std::max(past.last_step, step);
@@ -385,7 +386,7 @@ void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, DType
   pass->partial += deviation.partial;
   pass->with_partial_rows += deviation.partial_rows > 0;
   pass->nonfinite += is_nonfinite(deviation);
-  pass->nonfinite_slices.add(is_nonfinite(deviation));
+  pass->nonfinite_slices.add(is_nonfinite(deviation), cluster.step);
   add_known(pass->relative_error_mean, deviation.relative_error_mean);
   add_known(pass->relative_error_max, deviation.relative_error_max);
   add_known(pass->deviation_ratio, deviation.deviation_ratio);
@@ -602,7 +603,7 @@ void add_whole_call(const SliceDeviation& deviation, const segment::Slot& slot, 
               deviation.conservation_ratio, slot.step);
   if (!deviation.nonfinite_grad_query) return;
   ++rows.nonfinite;
-  rows.nonfinite_slices.add(1);
+  rows.nonfinite_slices.add(1, slot.step);
 }
 
 // Returns a hash of format, head sizes, scale and heads per slice, which all calls of one layer share. Never

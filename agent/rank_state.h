@@ -80,14 +80,19 @@ class SteppedWindow : public SampleWindow {
     SampleWindow::add(value);
     if (std::isfinite(value)) steps_.add(static_cast<double>(step));
   }
-  // Returns the step of the first value in the window that exceeds the limit; nothing if none does.
-  std::optional<int64_t> first_step_above(double limit) const {
+  struct Onset {
+    int64_t step = -1;    // of the first value in the window that exceeds the limit; -1: none does
+    int64_t before = -1;  // of the value before it; -1: that is not in the window
+  };
+  Onset onset_above(double limit) const {
     for (size_t back = size(); back-- > 0;)
-      if (latest(back) > limit) return static_cast<int64_t>(steps_.latest(back));
-    return std::nullopt;
+      if (latest(back) > limit) return {step_of(back), back + 1 < size() ? step_of(back + 1) : -1};
+    return {};
   }
 
  private:
+  int64_t step_of(size_t back) const { return static_cast<int64_t>(steps_.latest(back)); }
+
   SampleWindow steps_;
 };
 
@@ -122,7 +127,8 @@ struct PastAlarm {
   std::optional<double> most;  // the LayerAlarm::value furthest from 0; absent for nonfinite
   // The largest relative_error_mean of the slices that showed it; absent if none had one.
   std::optional<double> relative_error = {};
-  uint64_t slices = 1;  // that contributed to it
+  uint64_t slices = 1;      // that contributed to it
+  int64_t sound_step = -1;  // of the slice before the first one, which did not show it; -1: unknown
 };
 
 // Statistics of one checked tensor of a rank or a layer: the output in the forward pass; dQ, dK or dV in the
@@ -133,7 +139,7 @@ struct PassStatistics {
   DType dtype = DType::kNone;  // format of the last slice; kNone: none yet
   // Slices with NaN or Inf; for a layer's dQ, also slices of key positions whose call has NaN or Inf in dQ.
   uint64_t nonfinite = 0;
-  SampleWindow nonfinite_slices;  // 1 for a slice with NaN or Inf, else 0
+  SteppedWindow nonfinite_slices;  // 1 for a slice with NaN or Inf, else 0
   std::map<AlarmKind, PastAlarm> past;
   // Errors of the trainer's result: relative to the norm of the reference (relative_error_...), divided by
   // the error of unfused attention (deviation_ratio), and divided by the error of fused attention

@@ -72,8 +72,12 @@ void restore_alarm(const json& alarm, RankStatistics* rank) {
   layer->label = *label;
   const int64_t slices = std::max<int64_t>(integer_in(alarm, "slices").value_or(1), 1);
   statistics_of(*tensor, layer).past[static_cast<AlarmKind>(known - std::begin(kAlarmKindNames))] = {
-      *first, *last, number_in(alarm, "most"), number_in(alarm, "relative_error"),
-      static_cast<uint64_t>(slices)};
+      *first,
+      *last,
+      number_in(alarm, "most"),
+      number_in(alarm, "relative_error"),
+      static_cast<uint64_t>(slices),
+      integer_in(alarm, "sound_step").value_or(-1)};
 }
 
 void restore_event(const json& event, RankStatistics* rank) {
@@ -139,7 +143,8 @@ json past_alarms_json(const RankStatistics& rank) {
                         {"last_step", past.last_step},
                         {"most", number_or_null(past.most)},
                         {"relative_error", number_or_null(past.relative_error)},
-                        {"slices", past.slices}});
+                        {"slices", past.slices},
+                        {"sound_step", count_or_null(past.sound_step)}});
   });
   return alarms;
 }

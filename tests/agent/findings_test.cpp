@@ -64,6 +64,19 @@ TEST(Findings, AnErrorIsASentenceWithPercentStepLargestAndPresentSize) {
             found[0].text + ". Do: " + info_of(FindingKind::kAttentionError).action + ".");
 }
 
+// Between two samples of a layer there may be many steps, and the error began in one of them.
+TEST(Findings, TheLastSoundSampleIsNamed) {
+  RankStatistics rank = rank_at(500);
+  for (const int64_t step : {64, 128, 190}) add_slice(step, 1, 0.001, &rank);
+  for (const int64_t step : {255, 317}) add_slice(step, 90, 0.05, &rank);
+  EXPECT_THAT(findings({&rank}).at(0).text, HasSubstr(" since step 255 (a sample of step 190 was sound)"));
+  RankStatistics dense = rank_at(500);
+  for (const int64_t step : {253, 254}) add_slice(step, 1, 0.001, &dense);
+  for (const int64_t step : {255, 256}) add_slice(step, 90, 0.05, &dense);
+  EXPECT_THAT(findings({&dense}).at(0).text,
+              testing::AllOf(HasSubstr(" since step 255"), Not(HasSubstr("sample of"))));
+}
+
 // Adds a slice of dQ with this error and this bias; the rounded reference has none.
 void add_biased_slice(int64_t step, double ratio, double bias_ulp, RankStatistics* rank) {
   PassStatistics& pass = rank->layer_of("001")->pass[1];

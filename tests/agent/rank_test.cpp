@@ -363,9 +363,9 @@ TEST(Rank, WrongSumsAndAWrongLogSumExpBeginAtTheirFirstSlice) {
 
 TEST(Rank, ValuesThatAreNotFiniteAreAnAlarm) {
   LayerStatistics layer = sound_layer("001");
-  layer.pass[0].nonfinite_slices.add(1);
+  layer.pass[0].nonfinite_slices.add(1, 1);
   expect_alarm(layer, 0, "nonfinite");
-  for (size_t n = 0; n < BiasPool::kSlices; ++n) layer.pass[0].nonfinite_slices.add(0);
+  for (size_t n = 0; n < BiasPool::kSlices; ++n) layer.pass[0].nonfinite_slices.add(0, 2);
   EXPECT_TRUE(rank_of(layer).alarms().empty()) << "none among the last slices";
 }
 

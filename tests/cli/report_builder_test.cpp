@@ -223,7 +223,7 @@ TEST_F(ReportBuilding, AnAttentionFaultIsInTheVerdictWithItsCurveAndItsLayer) {
   EXPECT_THAT(
       report.verdict,
       StartsWith("ATTENTION FAULT: layer 002: the output is wrong by up to 24 times the error of fused "
-                 "attention since step 64. Do: "))
+                 "attention since step 64 (a sample of step 60 was sound). Do: "))
       << "the first slice beyond the limit";
   EXPECT_EQ(report.attention_text,
             "The largest error was 12 of the alarm limit, of attention's output in layer 002 at step 80.");
