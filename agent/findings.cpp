@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <string_view>
 #include <tuple>
@@ -389,9 +390,20 @@ std::vector<Finding> findings_of(const Ranks& ranks, const Mismatches& mismatche
   add_loss(ranks, &findings);
   add_conditions(ranks, &findings);
   note_consequences(ranks, &findings);
+  // A wrong output makes dQ wrong too, and which of the two is sampled first is chance. So the tensors of a
+  // layer with the same kind of fault stay together, in their order.
+  const auto fault_of = [](const Finding& each) {
+    return std::tuple(each.severity, each.kind, each.rank, each.layer);
+  };
+  const auto onset_of = [](const Finding& each) { return static_cast<uint64_t>(each.since_step); };
+  std::map<std::tuple<Severity, FindingKind, int64_t, std::string>, uint64_t> first;
+  for (const Finding& each : findings) {
+    const auto found = first.try_emplace(fault_of(each), onset_of(each)).first;
+    found->second = std::min(found->second, onset_of(each));
+  }
   // An unknown onset (-1) comes last among equals.
-  const auto order = [](const Finding& finding) {
-    return std::pair(finding.severity, static_cast<uint64_t>(finding.since_step));
+  const auto order = [&](const Finding& each) {
+    return std::pair(each.severity, each.tensor >= 0 ? first.at(fault_of(each)) : onset_of(each));
   };
   std::stable_sort(findings.begin(), findings.end(),
                    [&](const Finding& a, const Finding& b) { return order(a) < order(b); });

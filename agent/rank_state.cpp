@@ -159,6 +159,13 @@ struct JudgedPart {
   uint32_t tensor;
 };
 
+// Whether a bias says nothing beside the errors of the same slices. Rounding moves a value by less than one
+// spacing, so a larger bias is the mean of larger errors. One that began before them is an alarm of its own.
+bool is_bias_of_errors(const PassStatistics& pass, uint32_t tensor) {
+  const std::optional<Bias> bias = pass.bias.bias();
+  return bias && std::fabs(bias->ulp) > 1 && has_large_errors(pass, tensor);
+}
+
 // One kind of alarm: whether the last slices give it, its value, whether a slice shows it by itself, and the
 // onset among the last slices; null: the alarm begins with the slice that gives it.
 struct AlarmRule {
@@ -175,18 +182,16 @@ constexpr AlarmRule kAlarmRules[kAlarmKinds] = {
      [](const SliceDeviation& slice, const JudgedPart&) { return is_nonfinite(slice); },
      [](const PassStatistics& statistics) { return statistics.nonfinite_slices.onset_above(0); }},
     // A bias is visible only in the pool of slices, so every slice that the pool takes contributes to it; a
-    // slice whose denominator is 0 has no value for the pool. Slices whose errors are too large for rounding
-    // have a bias too, which says nothing beside the error. So a bias is not an alarm while the error is one,
-    // unless it began before.
+    // slice whose denominator is 0 has no value for the pool.
     {AlarmKind::kBias,
      [](const JudgedPart& part) {
-       const bool is_of_error =
-           has_large_errors(part.statistics, part.tensor) && !part.statistics.past.contains(AlarmKind::kBias);
-       return is_biased(part.statistics, part.tensor) && !part.layer.is_mixed && !is_of_error;
+       const bool is_known = part.statistics.past.contains(AlarmKind::kBias);
+       return is_biased(part.statistics, part.tensor) && !part.layer.is_mixed &&
+              (is_known || !is_bias_of_errors(part.statistics, part.tensor));
      },
      [](const PassStatistics& statistics) { return std::optional(statistics.bias.bias()->ulp); },
      [](const SliceDeviation& slice, const JudgedPart& part) {
-       return slice.bias.denominator > 0 && !has_large_errors(part.statistics, part.tensor);
+       return slice.bias.denominator > 0 && !is_bias_of_errors(part.statistics, part.tensor);
      },
      nullptr},
     // The ratio to unfused attention gives no alarm. At large scores unfused attention may be as wrong as a

@@ -109,6 +109,16 @@ TEST(Findings, TheBiasOfSlicesWithLargeErrorsIsNotAFinding) {
   }
 }
 
+// Rounding in one direction raises the error too. The bias says more then: it is the rounding.
+TEST(Findings, ABiasThatRoundingCanHaveIsAFindingBesideTheError) {
+  RankStatistics rank = rank_at(100);
+  for (int64_t step = 1; step <= 100; ++step) add_biased_slice(step, 3.5, 0.8, &rank);
+  std::vector<FindingKind> kinds;
+  for (const Finding& finding : findings({&rank})) kinds.push_back(finding.kind);
+  EXPECT_THAT(kinds,
+              testing::UnorderedElementsAre(FindingKind::kAttentionBias, FindingKind::kAttentionError));
+}
+
 TEST(Findings, ABiasThatBeganBeforeTheErrorsStaysAFinding) {
   RankStatistics rank = rank_at(200);
   for (int64_t step = 1; step <= 100; ++step) add_biased_slice(step, 1, 40, &rank);
@@ -156,6 +166,17 @@ TEST(Findings, AmongEqualsTheFirstOnsetComesFirst) {
   std::vector<int64_t> onsets;
   for (const Finding& finding : findings({&rank})) onsets.push_back(finding.since_step);
   EXPECT_THAT(onsets, ElementsAre(3, 40, 72));
+}
+
+TEST(Findings, AWrongOutputComesBeforeTheGradientThatIsWrongBecauseOfIt) {
+  RankStatistics rank = rank_at(100);
+  for (const char* label : {"000", "001"}) rank.layer_of(label)->label = label;
+  rank.layer_of("001")->pass[0].past[AlarmKind::kFusedRatio] = {4, 90, 20};
+  rank.layer_of("001")->pass[1].past[AlarmKind::kFusedRatio] = {2, 90, 20};
+  rank.layer_of("000")->pass[0].past[AlarmKind::kFusedRatio] = {3, 90, 20};
+  std::vector<std::pair<std::string, int>> places;
+  for (const Finding& finding : findings({&rank})) places.emplace_back(finding.layer, finding.tensor);
+  EXPECT_THAT(places, ElementsAre(std::pair("001", 0), std::pair("001", 1), std::pair("000", 0)));
 }
 
 TEST(Findings, RanksAreNamedIfThereAreSeveral) {
