@@ -391,6 +391,11 @@ std::string text_of(const CoverageGap& gap) {
     case GapCause::kNoGradient:
       return text + "no gradient of its parameters was seen. Do: check whether the loss uses its output";
     case GapCause::kNoBackwardSeen:
+      // Calls under torch.no_grad() and those of a frozen model have no layer and no backward pass.
+      if (gap.layers.size() == 1 && gap.layers.front().empty())
+        return text +
+               "no backward call reached a hook. Do: nothing if no gradient passes through them (frozen, or "
+               "torch.no_grad()); else add foreshock.tap in their backward (docs/coverage.md)";
       return text +
              "its backward pass reached no hook. Do: add foreshock.tap in its backward (docs/coverage.md)";
     case GapCause::kUnattributed:

@@ -229,6 +229,19 @@ TEST(Inventory, EvaluationCallsWithoutALayerAreNotCheckedLayers) {
   EXPECT_THAT(inventory(rank).judged, ElementsAre(0, 0, 0, 0));
 }
 
+// A head that is trained on a base under torch.no_grad(): a backward pass may not exist.
+TEST(Inventory, CallsWithoutALayerMayNeedNoBackwardPass) {
+  RankStatistics rank = rank_with(0);
+  rank.unnamed.pass[0].judged = rank.judged[0] = 100;
+  rank.unnamed.pass[0].relative_error_mean.add(0.002);
+  rank.totals.calls[0] = 100;
+  EXPECT_EQ(only_gap(rank).cause, GapCause::kNoBackwardSeen);
+  EXPECT_THAT(
+      text_of(only_gap(rank)),
+      HasSubstr("calls without a layer: dQ not judged; no backward call reached a hook. Do: nothing if "
+                "no gradient passes through them"));
+}
+
 TEST(Inventory, WithoutAnInventoryTheLayersAreThoseOfTheCalls) {
   RankStatistics rank = rank_with(0);
   rank.coverage.inventory_is_known = 0;

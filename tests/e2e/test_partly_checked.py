@@ -1,4 +1,4 @@
-"""The verdict counts the attention layers that the model has, not those that were seen: three short trainings."""
+"""The verdict counts the attention layers that the model has, not those that were seen: four short trainings."""
 
 import re
 import sys
@@ -49,6 +49,14 @@ def attention(q, k, v, **others):
 
 functional.scaled_dot_product_attention = attention
 model, batches = TinyGpt(layers={LAYERS}), Batches()
+if kind == "head":
+    base, head = model, torch.nn.Linear(32, 64)
+    base.head = torch.nn.Identity()
+    def model(tokens):
+        with torch.no_grad():
+            x = base(tokens)
+        return head(x)
+    model.parameters = head.parameters
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range({STEPS}):
     loss_of(model, batches()).backward()
@@ -83,6 +91,16 @@ def test_a_model_whose_layers_are_all_checked_is_healthy():
     assert (layers["source"], layers["layers"], layers["seen"]) == ("model", LAYERS, LAYERS)
     assert layers["judged"] == layers["needed"] == judged(LAYERS)
     assert verdicts(run) == {"healthy"}
+
+
+def test_a_head_on_a_base_without_gradients_is_not_asked_for_a_backward_pass():
+    run = train("head")
+    assert verdicts(run) == {"PARTLY CHECKED"}
+    assert run.rank()["attention"]["backward"]["calls"] == 0
+    assert (
+        "calls without a layer: dQ not judged; no backward call reached a hook. Do: nothing if no gradient"
+        in unwrapped(run.stderr)
+    )
 
 
 @pytest.mark.parametrize(
