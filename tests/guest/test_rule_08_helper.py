@@ -23,11 +23,12 @@ def train(case: str, seconds: float, limit: str) -> tuple[Run, dict]:
 
 
 def test_a_helper_that_is_dear_gives_up_what_makes_it_so():
-    """Parameters that are other ones at every step, and a tenth of a second to name them."""
-    run, rank = train("churn", 0.1, "10%")
+    """Parameters that are other ones at every step, and half a second to name them."""
+    run, rank = train("churn", 0.51, "10%")
     since = rank["tensors_given_up_step"]
-    # Six steps are set-up, the dearest after them is not counted, and five of a tenth make half a second.
-    assert 11 <= since <= 14
+    # Six steps are set-up, and the dearest after them is not counted. Later, if the training itself was stopped for
+    # seconds: the time of the others must be more than all of its own in the window.
+    assert 8 <= since <= 20
     assert "names, gradient norms and weights from step" in " ".join(run.stderr.split())
     after = [line for line in run.of("step") if line["step"] > since]
     assert len(after) == STEPS - since

@@ -260,7 +260,7 @@ def test_reported_steps_keep_rate_and_cost(trainer, every: int, optimizer: str) 
 import foreshock_torch, time
 from foreshock_torch import start
 model = Toy(); opt = torch.optim.{optimizer}(model.parameters()); due = start.monitor.weights.fetch_due
-def slow(): time.sleep(0.02); due()
+def slow(): time.sleep(0.1); due()
 start.monitor.weights.fetch_due = slow
 for step in range(1, 10):
     opt.param_groups[0]["lr"] = step / 64
@@ -280,9 +280,9 @@ print(json.dumps(events()))
     assert [row["value"] for row in rows if row["event"] == "loss" and row["source"] == 1] == [
         100.0 + step for step in reported
     ]
-    assert all(row["prepare_ns"] >= 20_000_000 for row in told[:every])
-    assert all(row["prepare_ns"] >= every * 20_000_000 for row in told[every:-1])
-    assert told[-1]["prepare_ns"] < 20_000_000, "what was spent before has been told"
+    assert all(row["prepare_ns"] >= 100_000_000 for row in told[:every])
+    assert all(row["prepare_ns"] >= every * 100_000_000 for row in told[every:-1])
+    assert told[-1]["prepare_ns"] < 100_000_000, "what was spent before has been told"
 
 
 def test_reports_are_ticks(trainer) -> None:
