@@ -4,11 +4,11 @@ import contextlib
 import os
 import pathlib
 import sys
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
+from agent_view import wait_until_slots_are_free
 from tiny_gpt import Batches, TinyGpt, fingerprint, leave_group, loss_of, set_up, tell
 
 STEPS = 8
@@ -62,7 +62,7 @@ def train(case: str, profile: bool) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         step()
         optimizer.zero_grad()
-        time.sleep(0.05)  # the agent empties the ring meanwhile, so that every call finds a slot
+        wait_until_slots_are_free()
     facts = {"digest": fingerprint(losses, model), "losses": losses, "profiler": counter.counts()}
     if case == "ddp":
         del runner, loss  # before the process group goes: torch can deadlock at exit otherwise

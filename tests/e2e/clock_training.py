@@ -6,11 +6,11 @@ A call belongs to the step whose optimizer call comes next; the calls of an eval
 
 import pathlib
 import sys
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
+from agent_view import wait_until_slots_are_free
 from tiny_gpt import Batches, TinyGpt, loss_of, set_up, tell
 from torch import nn
 from torch.nn import functional
@@ -44,7 +44,7 @@ class Ledger:
 
     def tick(self) -> None:
         self.step += 1
-        time.sleep(0.05)  # the agent empties the ring meanwhile, so that every call finds a slot
+        wait_until_slots_are_free()
 
 
 class Lora(nn.Module):

@@ -3,11 +3,12 @@ half at every step until the loss is not finite; 12 more steps follow."""
 
 import math
 import sys
-import time
 
 import torch
 from planted_training import LAYERS, WrongKernel
-from tiny_gpt import Batches, TinyGpt, loss_of, set_up, tell
+
+from agent_view import wait_until_slots_are_free  # isort: skip
+from tiny_gpt import Batches, TinyGpt, loss_of, set_up, tell  # isort: skip
 
 STEADY, PAST, MOST = 40, 12, 200
 
@@ -32,7 +33,7 @@ def train(plant: str, seed: int) -> None:
             nan_at = step
         if nan_at is not None and step >= nan_at + PAST:
             break
-        time.sleep(0.02)  # the agent empties the ring meanwhile
+        wait_until_slots_are_free()
     tell(calls=kernel.calls, diverging=diverging, nan_at=nan_at)
 
 

@@ -5,12 +5,12 @@ and its dV in the third.
 
 import pathlib
 import sys
-import time
 import warnings
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
+from agent_view import wait_until_slots_are_free
 from tiny_gpt import VOCABULARY, Batches, set_up, tell
 from torch import nn
 from torch.nn import functional
@@ -102,7 +102,7 @@ def train(steps: int) -> None:
         functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
         optimizer.step()
         optimizer.zero_grad()
-        time.sleep(0.02)  # the agent empties the ring meanwhile
+        wait_until_slots_are_free()
     tell(calls=kernel.calls)
 
 

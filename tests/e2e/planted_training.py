@@ -5,12 +5,12 @@ TENSORS the model has five layers, all of them wrong, and so many small tensors 
 
 import pathlib
 import sys
-import time
 import warnings
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
+from agent_view import wait_until_slots_are_free
 from tiny_gpt import Batches, TinyGpt, loss_of, set_up, tell
 
 LAYERS, GUILTY, LAYERS_OF_MANY = 3, 1, 5
@@ -91,7 +91,7 @@ def train(plant: str, micro: int, steps: int, tensors: int = 0) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        time.sleep(0.02)  # the agent empties the ring meanwhile
+        wait_until_slots_are_free()
     tell(calls=kernel.calls)
 
 

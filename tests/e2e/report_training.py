@@ -1,11 +1,11 @@
 """Trainings of test_report_pictures.py: `report_training.py PLANT STEPS FROM_STEP`. All are well before FROM_STEP."""
 
 import sys
-import time
 
 from planted_training import WrongKernel, set_up
 
 import torch  # isort: skip
+from agent_view import wait_until_slots_are_free  # isort: skip
 from tiny_gpt import VOCABULARY, Batches, TinyGpt, loss_of  # isort: skip
 
 BATCHES = 3  # bad ones in a row: fewer are no spike by the rule
@@ -28,7 +28,7 @@ def train(plant: str, steps: int, from_step: int) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        time.sleep(0.005)  # the agent empties the ring meanwhile
+        wait_until_slots_are_free()
 
 
 if __name__ == "__main__":

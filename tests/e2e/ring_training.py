@@ -8,12 +8,12 @@ WRONG: the relative error of the query's gradient in the call of the last block 
 
 import pathlib
 import sys
-import time
 import warnings
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
+from agent_view import wait_until_slots_are_free
 from tiny_gpt import set_up, tell
 
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -157,7 +157,7 @@ def train(ranks: int, mode: str, error: float, steps: int) -> None:
         torch.nn.functional.mse_loss(output(out.float()), x.roll(1, 1)).backward()
         optimizer.step()
         optimizer.zero_grad()
-        time.sleep(0.05)  # the agent empties the ring meanwhile
+        wait_until_slots_are_free()
     tell(relative_error=relative_error(ring))
 
 

@@ -7,10 +7,14 @@ their rounding makes it several times as wrong as fused attention. KIND `wrong`:
 """
 
 import functools
+import pathlib
 import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import foreshock
 import torch
+from agent_view import wait_until_slots_are_free
 from torch import nn
 from torch.nn import functional
 
@@ -70,6 +74,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        wait_until_slots_are_free()
 
 
 if __name__ == "__main__":

@@ -7,11 +7,16 @@ import time
 import urllib.request
 from collections.abc import Callable
 
+from segment_file import Segment, segments
+
+
+def run_directory() -> pathlib.Path:
+    return pathlib.Path(os.environ["FORESHOCK_DIR"], os.environ["FORESHOCK_RUN_ID"])
+
 
 def agent_state(accept: Callable[[dict], object], seconds: float = 120) -> dict:
     """The rank's part of /api/v1/state, as soon as `accept` does."""
-    directory = pathlib.Path(os.environ["FORESHOCK_DIR"], os.environ["FORESHOCK_RUN_ID"])
-    port = json.loads((directory / "agent.json").read_text())["port"]
+    port = json.loads((run_directory() / "agent.json").read_text())["port"]
     end = time.monotonic() + seconds
     while True:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/state", timeout=60) as reply:
@@ -36,3 +41,17 @@ def wait_until_called(calls: int) -> None:
     """Until the agent has seen so many forward calls and judged all that was sampled, for trainings whose steps begin
     anew."""
     agent_state(lambda rank: rank["attention"]["forward"]["calls"] >= calls and _has_judged_all(rank))
+
+
+def wait_until_slots_are_free(seconds: float = 120) -> None:
+    """Between two steps: until the agent has taken all that was sampled, so that the next samples find free slots
+    however busy the machine is. Without a run it returns at once."""
+    end = time.monotonic() + seconds
+    while "FORESHOCK_RUN_ID" in os.environ and not all(map(_is_taken, segments(run_directory()))):
+        if time.monotonic() > end:
+            raise TimeoutError("the agent has not taken all samples")
+        time.sleep(0.005)
+
+
+def _is_taken(segment: Segment) -> bool:
+    return all(of["judged"] + sum(of["lost"].values()) >= of["sampled"] for of in segment.attention().values())
