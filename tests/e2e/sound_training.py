@@ -2,8 +2,10 @@
 own attention. No kernel is wrong. KIND `noise`: the target is the input, moved by one row, so there is little to learn
 and the gradients become small. KIND `flat`: a language model whose weights begin with a standard deviation of 0.02, so
 that the scores are almost equal and PyTorch's kernel has a bias of about half an ulp of fp32. KIND `fast`: `noise` with
-a rate that saturates the softmax. KIND `written`: attention that is written out in bf16, with scores so large that
-their rounding makes it several times as wrong as fused attention. KIND `wrong`: the same, 5 % too large: a fault.
+a rate that saturates the softmax. KIND `padded`: `flat` with sequences that are padded on the left, as Hugging Face's
+causal models mask them: the rows of the padding see no key, and no label counts in the last sequence. KIND `written`:
+attention that is written out in bf16, with scores so large that their rounding makes it several times as wrong as fused
+attention. KIND `wrong`: the same, 5 % too large: a fault.
 """
 
 import functools
@@ -54,6 +56,18 @@ def flat(model: nn.Module) -> torch.Tensor:
     return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
+def padded(model: nn.Module) -> torch.Tensor:
+    tokens = torch.randint(64, (4, LENGTH + 1)).cumsum(1) % 64
+    position = torch.arange(LENGTH)
+    is_real = position >= torch.tensor([[0], [8], [40], [60]])
+    is_seen = (position[:, None] >= position) & is_real[:, None]  # [batch, query, key]
+    mask = torch.zeros(is_seen.shape).masked_fill(~is_seen, torch.finfo(torch.float32).min)
+    Block.attend = staticmethod(functools.partial(functional.scaled_dot_product_attention, attn_mask=mask[:, None]))
+    labels = tokens[:, 1:].masked_fill(~is_real, -100)
+    labels[-1] = -100
+    return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), labels.flatten())
+
+
 def main() -> None:
     kind, seed, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.manual_seed(seed)
@@ -61,16 +75,17 @@ def main() -> None:
     if kind in ("written", "wrong"):
         Block.attend = staticmethod(functools.partial(written_out, 1.05 if kind == "wrong" else 1))
     blocks = [Block(64), Block(64)]
-    if kind == "flat":
+    if kind in ("flat", "padded"):
         model = nn.Sequential(nn.Embedding(64, 64), *blocks, nn.LayerNorm(64), nn.Linear(64, 64))
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02)
     else:
         model = nn.Sequential(*blocks)
-    optimizer = torch.optim.AdamW(model.parameters(), {"flat": 2e-3, "fast": 0.1}.get(kind, 1e-3))
+    optimizer = torch.optim.AdamW(model.parameters(), {"flat": 2e-3, "padded": 2e-3, "fast": 0.1}.get(kind, 1e-3))
+    loss_of = {"flat": flat, "padded": padded}.get(kind, noise)
     for _ in range(steps):
-        loss = flat(model) if kind == "flat" else noise(model)
+        loss = loss_of(model)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

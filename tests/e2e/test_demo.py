@@ -40,6 +40,18 @@ def test_the_layer_that_errs_is_named(runs):
     assert re.search(rf"ATTENTION FAULT finding layer {GUILTY}: dQ is wrong by (up to|more than) ", said)
 
 
+def test_the_printed_size_is_the_largest_of_the_run_and_the_step_that_of_the_first_wrong_sample(runs):
+    run = runs["fault"]
+    (first, *_) = (each for each in run.summary["findings"] if each["finding"] == "attention_error")
+    lines = [line for line in run.of("sample") if (line["layer"], line["tensor"]) == (GUILTY, "grad_query")]
+    ratios = [(line["step"], line["fused_ratio"]) for line in lines if line["fused_ratio"] is not None]
+    planted = int(re.search(r"^step +(\d+) +from here on attention of layer", run.stdout, re.MULTILINE)[1])
+    assert first["largest"] == pytest.approx(max(ratio for _, ratio in ratios))
+    assert planted <= first["since_step"] == min(step for step, ratio in ratios if ratio > 3)
+    times = f"up to {first['largest']:.3g} times the error" if first["largest"] <= 1000 else "more than 1000 times"
+    assert times in unwrapped(run.stderr)
+
+
 def test_gradient_of_keys_that_errs_is_named_and_nothing_else(runs):
     run = runs["grad_key"]
     assert f"from here on attention of layer {GUILTY} is wrong" in run.stdout

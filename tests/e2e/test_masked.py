@@ -2,9 +2,11 @@
 
 import functools
 import pathlib
+import tempfile
 
 from forked import forked
 from monitored import EVERYTHING, Run, run_monitored
+from scraping import wait_until
 
 SCRIPT = str(pathlib.Path(__file__).with_name("masked_training.py"))
 STEPS, LAYERS = 24, ("000", "001", "002", "003")
@@ -12,9 +14,13 @@ WRONG = {("001", "grad_key"), ("002", "grad_value")}
 FEW_KEYS = "002"
 
 
+ALERTED = pathlib.Path(tempfile.mkdtemp()) / "alerted"
+ON_ALERT = f'echo "$FORESHOCK_ALERT_EVENT $FORESHOCK_ALERT_LAYER $FORESHOCK_ALERT_TENSOR" >> {ALERTED}'
+
+
 @functools.cache
 def run_of() -> Run:
-    return run_monitored(forked(SCRIPT, str(STEPS)), *EVERYTHING)
+    return run_monitored(forked(SCRIPT, str(STEPS)), *EVERYTHING, "--on-alert", ON_ALERT)
 
 
 def samples(layer: str, tensor: str) -> list[dict]:
@@ -42,6 +48,19 @@ def test_only_the_planted_errors_are_named():
         for tensor in ("grad_key", "grad_value"):
             ratios = [line["fused_ratio"] for line in samples(layer, tensor)]
             assert min(ratios) > 6 if (layer, tensor) in WRONG else max(ratios) < 4, (layer, tensor, ratios)
+
+
+def test_the_command_of_on_alert_is_run_for_dk_or_dv():
+    findings = {(each["finding"], each["layer"], each["tensor"]) for each in run_of().summary["findings"]}
+    assert {finding[1:] for finding in findings} == WRONG
+
+    def alerted() -> set[tuple[str, ...]]:
+        lines = ALERTED.read_text().splitlines() if ALERTED.exists() else []
+        return {tuple(line.split()) for line in lines if line.startswith("attention_")}  # without detectors
+
+    # Of each kind the first one; the others of the same minute are counted. A command may outlast the run.
+    wait_until(lambda: {alert[0] for alert in alerted()} == {finding[0] for finding in findings})
+    assert alerted() <= findings
 
 
 def test_the_sums_over_all_keys_are_conserved():

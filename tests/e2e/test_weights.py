@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from forked import forked
 from monitored import EVERYTHING, PYTHON, Run, run_monitored, run_plain, unwrapped
+from scraping import wait_until
 from tiers import keep
 from weight_checks import check_lines, check_models
 
@@ -87,7 +88,9 @@ def test_replicas_of_shards_agree(tmp_path):
 
 
 def test_one_flipped_bit_is_found_at_the_next_step_and_names_its_rank(tmp_path):
-    run = train(tmp_path, "ddp", "flip", "1", "4", ranks=3)
+    alerted = tmp_path / "alerted"
+    on_alert = f'echo "$FORESHOCK_ALERT_EVENT of rank $FORESHOCK_ALERT_RANK" >> {alerted}'
+    run = train(tmp_path, "ddp", "flip", "1", "4", ranks=3, options=("--on-alert", on_alert))
     odd = [line for line in run.of("tensor") if line["odd_ranks"]]
     assert [(line["tensor"], line["step"], line["odd_ranks"]) for line in odd] == [
         ("blocks.1.up.weight", step, [1]) for step in range(5, STEPS + 1)
@@ -102,6 +105,8 @@ def test_one_flipped_bit_is_found_at_the_next_step_and_names_its_rank(tmp_path):
     events = [event for event in run.of("event") if event["event"] == "weight_mismatch"]
     assert [event["step"] for event in events] == list(range(5, STEPS + 1))
     assert {event["layer"] for event in events} == {"001"}
+    wait_until(lambda: alerted.exists() and alerted.read_text())  # the command may outlast the run
+    assert alerted.read_text() == "replicas_differ of rank 1\n"
 
 
 @pytest.mark.long
