@@ -33,7 +33,7 @@ def test_without_an_agent_the_ring_fills_and_a_later_agent_goes_on(start_alone, 
 
     agent = subprocess.Popen(
         [str(monitored.FORESHOCK), "agent", "--dir", str(directory), "--run-id", "alone", "--port", "0"],
-        env=monitored.clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env=monitored.clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
         wait_until(lambda: sum(of["judged"] for of in attention(directory).values()) == segment.slots)

@@ -162,9 +162,10 @@ def test_group_access_is_enough(start_service, start_trainer, tree, tmp_path):
     with (tmp_path / "log").open("w") as log:
         agent = subprocess.Popen(
             command, user=4399, group=4399, extra_groups=[], cwd="/", stdout=log, stderr=log,
-            env=monitored.clean_environment(),
+            env=monitored.clean_environment(), start_new_session=True,
         )  # fmt: skip
     try:
+        wait_until((base / "job" / "agent.json").exists)
         trainer.do("hand.step(5)")
         assert trainer.finish() == 0
         assert " finished, 10 steps in " in trainer.stderr(), (tmp_path / "log").read_text()

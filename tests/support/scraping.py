@@ -34,7 +34,7 @@ def get(url: str, timeout: float = 60) -> str:
         return reply.read().decode()
 
 
-def wait_until(what: Callable[[], object], seconds: float = 120, of: subprocess.Popen | None = None) -> object:
+def wait_until(what: Callable[[], object], seconds: float = 300, of: subprocess.Popen | None = None) -> object:
     """What `what` gives once that is something. Not awaited further when the process `of` has ended."""
     end = time.monotonic() + seconds
     refused = None

@@ -29,7 +29,10 @@ class Service:
         command += ["--token-file", str(self.token_file), "--file-sd", str(self.file_sd), *options]
         with self.log.open("a") as log:
             environment = monitored.clean_environment()
-            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, preexec_fn=confine)
+            # In a session of its own, as under systemd: the agent is nice, and kernels compare that within a session.
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, preexec_fn=confine, start_new_session=True
+            )
         try:
             wait_until(lambda: self.process.poll() is not None or self.file_sd.exists())
             assert self.process.poll() is None, self.log.read_text()
