@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "agent/findings.h"
@@ -38,6 +39,28 @@ class LayerOwners {
 
  private:
   std::map<std::string, int> lowest_;  // by label: the rank of unknown ownership that exports the layer
+};
+
+// Sets the series of one rank. Unknown values are not exported; series that become unknown are removed.
+class RankWriter {
+ public:
+  RankWriter(const RankStatistics& rank, Registry* registry)
+      : run_(rank.run), rank_(std::to_string(rank.identity.rank)), registry_(registry) {}
+
+  // Sets a series; an absent value removes it. Numbers of any type convert to `value`.
+  template <class... Labels>
+  void set(Metric metric, const std::optional<double>& value, const Labels&... labels) {
+    if (value)
+      registry_->set(metric, {run_, rank_, std::string_view(labels)...}, *value);
+    else
+      registry_->unset(metric, {run_, rank_, std::string_view(labels)...});
+  }
+  // Removes the rank's series of a metric whose labels describe a state, before the present one is set.
+  void clear(Metric metric) { registry_->clear_metric(metric, run_, rank_); }
+
+ private:
+  std::string run_, rank_;
+  Registry* registry_;
 };
 
 // Sets the series of one rank, without those of publish_precursors(). If `owners` is given, layers that other

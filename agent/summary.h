@@ -6,10 +6,13 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "agent/flagged.h"
+#include "agent/inventory.h"
 #include "agent/rank_state.h"
+#include "agent/totals.h"
 #include "agent/weights.h"
 
 namespace foreshock {
@@ -33,6 +36,11 @@ struct SummaryInput {
   std::string record;                    // path of the record; empty: the agent writes none
   std::string record_problem;  // why the record lacks lines or cannot be written now; empty: it is well
 };
+
+using Notes = std::vector<std::pair<std::string, std::string>>;  // label and text of each note
+// Returns what was not seen, sampled or read, the most important first (summary_notes.cpp). `layers` and
+// `passes` are those of `input.ranks`, which has a rank.
+Notes notes_of(const SummaryInput& input, const AttentionInventory& layers, const PassTotals (&passes)[2]);
 
 // Returns at most kSummaryLines lines of kSummaryColumns columns. Control characters in names are replaced.
 std::string summary_text(const SummaryInput& input);

@@ -21,9 +21,9 @@ std::string formatted(const char* format, std::optional<double> value) {
   return value ? formatted(format, *value) : "unknown";
 }
 
-std::string grouped(uint64_t value) {
-  std::string digits = std::to_string(value);
-  for (int index = static_cast<int>(digits.size()) - 3; index > 0; index -= 3)
+std::string grouped_digits(std::string digits) {
+  const int first = digits.starts_with('-') ? 1 : 0;
+  for (int index = static_cast<int>(digits.size()) - 3; index > first; index -= 3)
     digits.insert(static_cast<size_t>(index), 1, ' ');
   return digits;
 }

@@ -2,6 +2,7 @@
 #ifndef FORESHOCK_AGENT_TEXT_H_
 #define FORESHOCK_AGENT_TEXT_H_
 
+#include <concepts>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -14,8 +15,8 @@ namespace foreshock {
 // `format`: a printf format for one double, of at most 63 characters when printed.
 std::string formatted(const char* format, double value);
 std::string formatted(const char* format, std::optional<double> value);  // "unknown" if absent
-// 1234567 -> "1 234 567".
-std::string grouped(uint64_t value);
+std::string grouped_digits(std::string digits);                          // "1234567" -> "1 234 567"
+std::string grouped(std::integral auto value) { return grouped_digits(std::to_string(value)); }
 std::string counted(uint64_t value, const char* singular, const char* plural);
 std::string spaced(std::string text);  // replaces "_" by " "
 // Formats counts as "3 budget, 1 mask"; "" if all are 0.

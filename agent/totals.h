@@ -56,6 +56,9 @@ uint64_t max_over(const Ranks& ranks, const Value& value) {
   return most;
 }
 
+// Steps of one process, with those whose records the agent did not read in time.
+inline uint64_t steps_of(const RankStatistics& rank) { return rank.steps + rank.steps_lost; }
+
 // Returns " on rank 3"; "" if there is one process.
 std::string on_rank(const Ranks& ranks, const RankStatistics& rank);
 

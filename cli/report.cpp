@@ -14,6 +14,7 @@
 #include "agent/condition_list.h"
 #include "agent/detection.h"
 #include "agent/publish.h"
+#include "agent/text.h"
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/report_builder.h"

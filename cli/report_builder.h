@@ -17,83 +17,13 @@
 #include "agent/detection.h"
 #include "agent/rank_state.h"
 #include "agent/replay.h"
+#include "cli/report_events.h"
+#include "cli/report_facts.h"
 #include "cli/report_model.h"
-#include "cli/report_text.h"
 #include "detect/watch.h"
 #include "exporters/record_reader.h"
 
 namespace foreshock::cli {
-
-// An event of the record that names a fault, unlike loss events and changes of a detector's level: nonfinite,
-// nonfinite_gradient, nonfinite_gradient_norm or weight_mismatch.
-struct FaultEvent {
-  std::string name, layer;     // one of these names; layer "": unknown
-  int64_t rank = 0, step = 0;  // rank -1: weights that differ between nodes, which have no single rank
-  size_t attempt = 0;          // index in Trail::attempts() of the rank; of the lowest rank, if `rank` is -1
-};
-
-// The data of a run from which the circumstances of its loss events are derived.
-struct RunSeen {
-  std::map<int64_t, Trail> trails;     // the newest steps, and the attempts so far, by rank
-  std::map<int64_t, Signals> signals;  // the input values of the detectors, by rank
-  std::vector<FaultEvent> fault_events;
-  size_t records = 1;
-  uint64_t tensors = 0;                              // snapshots of weight tensors
-  uint64_t replicas_compared = 0;                    // those whose tensor has replicas on other ranks
-  uint64_t attention_calls = 0, slices[2] = {0, 0};  // slices: forward, backward
-};
-
-// Returns the circumstances of a loss event: one fact per topic, always the same topics in the same order.
-// Appends to `*clues` the circumstances for which explain() has a text. `events`: all loss events of the run.
-std::vector<ReportFact> facts_of(const ReportEvent& event, const std::vector<ReportEvent>& events,
-                                 const RunSeen& run, std::vector<Clue>* clues);
-
-// Fills in `consistent_with`, `not_excluded` and `to_try` of the event, with texts for its clues, its signs
-// and its kind. No sentence is repeated.
-void explain(const std::vector<Clue>& clues, ReportEvent* event);
-
-// Collects the events of a run, either those that the agent wrote into the record, or those of the detectors
-// that the report runs over the record. Keeps loss events, signs and episodes. Thread-compatible.
-class EventCollector {
- public:
-  static constexpr size_t kMostEvents = 1000;    // further loss events are only counted
-  static constexpr size_t kMostDetailed = 40;    // only the first loss events get their steps and curves
-  static constexpr size_t kMostEpisodes = 2000;  // further episodes are ignored
-  static constexpr int64_t kSameEvent = 8;  // loss events at most this many steps apart (onsets) are joined
-
-  // Adds a loss event, a change of a detector's level, or a rank's return to an earlier step. Ignores other
-  // events. `attempt`: index of the rank's present attempt. `declared`: the last step of the rank so far, at
-  // which the event was recognized. event.step, its onset, may be earlier.
-  void take(const EventLine& event, size_t attempt, int64_t declared);
-
-  // Fills in the steps and curves of the loss events whose first rank is `rank`, once the rank has made
-  // ReportEvent::kAfter steps since the onset, or at once if `no_more_steps` (the rank's attempt is over).
-  void close(int64_t rank, const Trail& trail, const std::map<int64_t, Signals>& signals, bool no_more_steps);
-
-  // Must be called when the detectors have lost their state, e.g. in a restarted agent. Earlier episodes then
-  // no longer count as signs of later loss events.
-  void reset_detectors() { first_ = episodes_.size(); }
-
-  static bool takes(const EventLine& event);       // whether take() does not ignore it
-  bool has_any() const { return taken_ > 0; }      // whether take() has added an event
-  uint64_t warnings() const { return warnings_; }  // how often a detector has risen to level warn
-  uint64_t left_out() const { return left_out_; }  // number of loss events beyond kMostEvents
-  std::vector<ReportEvent>& events() { return events_; }
-  const std::vector<RankEpisode>& episodes() const { return episodes_; }
-
- private:
-  void take_level(const EventLine& event, size_t attempt);
-  // As Precursors::before(), of the episodes of a rank in an attempt.
-  std::vector<Episode> before(int64_t rank, size_t attempt, int64_t onset) const;
-  void take_loss_event(WatchEventKind kind, const EventLine& event, size_t attempt, int64_t declared);
-
-  std::vector<ReportEvent> events_;
-  std::vector<size_t> open_;  // indexes of the events whose steps close() has yet to fill in
-  std::vector<RankEpisode> episodes_;
-  size_t first_ = 0;     // index of the first episode since reset_detectors()
-  size_t detailed_ = 0;  // number of events that get their steps, at most kMostDetailed
-  uint64_t taken_ = 0, warnings_ = 0, left_out_ = 0;
-};
 
 // Builds the data of a report from the lines of the records alone. Runs the detectors over the lines again,
 // but uses their events only if the agents have written no events. Bounded memory. Thread-compatible.

@@ -6,6 +6,7 @@
 #ifndef FORESHOCK_CLI_REPORT_MODEL_H_
 #define FORESHOCK_CLI_REPORT_MODEL_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -174,6 +175,8 @@ struct ReportEvent {
   std::string title, text;
   std::vector<ReportFact> facts;
   std::vector<std::string> consistent_with, not_excluded, to_try;
+
+  bool has_rank(int64_t rank) const { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); }
 };
 
 struct ReportDetector {  // totals of one detector over the whole run and all ranks

@@ -12,6 +12,7 @@
 
 #include "agent/condition_list.h"
 #include "agent/detection.h"
+#include "agent/text.h"
 #include "cli/terminal.h"
 #include "detect/detector.h"
 
@@ -194,7 +195,7 @@ constexpr double kUnrecoveredShare = 0.1;  // a slow rise has recovered if at mo
 constexpr int kUsualSteps = 32;  // losses that show what is usual; few, because older losses are higher
 
 std::string number(double value) { return formatted("%.4g", value); }
-std::string step_text(int64_t step) { return grouped_digits(static_cast<double>(step)); }
+std::string step_text(int64_t step) { return grouped(step); }
 
 const char* name_of_event(WatchEventKind kind) {
   return kind == WatchEventKind::kLossRise     ? "Slow rise of the loss"
@@ -282,9 +283,7 @@ std::string warnings_text(const Report& report, const RunCounts& counts) {
     ++proven;
     if (first == nullptr || each.warn_step < first->warn_step) first = &each;
   }
-  const auto times = [](uint64_t number) {
-    return grouped_digits(static_cast<double>(number)) + (number == 1 ? " time" : " times");
-  };
+  const auto times = [](uint64_t number) { return grouped(number) + (number == 1 ? " time" : " times"); };
   if (first == nullptr) return "; only experimental detectors warned (" + times(counts.warnings) + ")";
   return "; detectors warned " + times(proven) + ", first at step " + step_text(first->warn_step) + ": " +
          text_of(first->detector).plain + in_layer(first->layer);
@@ -329,8 +328,7 @@ std::string loss_verdict_of(const Report& report, const RunCounts& counts) {
   if (report.events.empty()) return verdict_without_events(report, counts);
   const std::string first = title_of(report.events.front());
   if (report.events.size() == 1) return first + ".";
-  return first + ": the first of " + grouped_digits(static_cast<double>(report.events.size())) +
-         " loss events.";
+  return first + ": the first of " + grouped(report.events.size()) + " loss events.";
 }
 
 // Returns the first finding with its action, and the number of the others.
@@ -389,9 +387,7 @@ std::optional<DetectorId> detector_of(std::string_view name) {
   return std::nullopt;
 }
 
-std::string steps_text(int64_t number) {
-  return grouped_digits(static_cast<double>(number)) + (number == 1 ? " step" : " steps");
-}
+std::string steps_text(int64_t number) { return grouped(number) + (number == 1 ? " step" : " steps"); }
 
 std::string title_of(const ReportEvent& event) {
   return std::string(name_of_event(event.kind)) + " at step " + step_text(event.onset_step);
@@ -443,11 +439,11 @@ bool is_proven(DetectorId detector) {
 std::string how_sure(const Measured* measured) {
   if (measured == nullptr) return "Experimental: the benchmark has no figure for it.";
   const std::string begin = measured->is_proven() ? "" : "Experimental. ";
-  const std::string events = grouped_digits(measured->events) + " loss events";
+  const auto number = [](double count) { return grouped(static_cast<uint64_t>(count)); };
+  const std::string events = number(measured->events) + " loss events";
   if (!(measured->alarms > 0)) return begin + "In the benchmark it warned before none of " + events + ".";
-  std::string text = begin + "In the benchmark it warned before " + grouped_digits(measured->hits) + " of " +
-                     events + "; " + grouped_digits(measured->right) + " of its " +
-                     grouped_digits(measured->alarms) +
+  std::string text = begin + "In the benchmark it warned before " + number(measured->hits) + " of " + events +
+                     "; " + number(measured->right) + " of its " + number(measured->alarms) +
                      (measured->alarms == 1 ? " warning was" : " warnings were") + " followed by one";
   if (std::isfinite(measured->lift))
     text += ", " + formatted("%.2g", measured->lift) + " times what chance gives";

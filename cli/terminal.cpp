@@ -184,20 +184,6 @@ void ProgressBar::show(double done) {
                std::string(kWidth - filled, '.').c_str(), 100 * done);
 }
 
-std::string formatted(const char* format, std::optional<double> value) {
-  if (!value) return "unknown";
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, format, *value);
-  return buffer;
-}
-
-std::string grouped_digits(std::optional<double> value) {
-  if (!value) return "unknown";
-  std::string digits = formatted("%.0f", value);
-  for (int gap = static_cast<int>(digits.size()) - 3; gap > 0; gap -= 3) digits.insert(gap, " ");
-  return digits;
-}
-
 std::string in_brackets(std::string text) {
   std::replace(text.begin(), text.end(), '_', ' ');
   return text.empty() ? "" : " (" + text + ")";

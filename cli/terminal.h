@@ -1,4 +1,4 @@
-// Writes messages and a progress bar to standard error, redraws a screen on standard output, formats numbers.
+// Writes messages and a progress bar to standard error, redraws a screen on standard output.
 #ifndef FORESHOCK_CLI_TERMINAL_H_
 #define FORESHOCK_CLI_TERMINAL_H_
 
@@ -73,11 +73,6 @@ class ProgressBar {
   bool is_terminal_;  // whether standard error is a terminal
   int shown_ = -1;    // number of filled characters on the screen; -1: nothing was drawn yet
 };
-
-// Returns the number in printf's `format`, or "unknown".
-std::string formatted(const char* format, std::optional<double> value);
-
-std::string grouped_digits(std::optional<double> value);  // returns "1 234 567" for 1234567, or "unknown"
 
 // Returns the text in brackets, with blanks for '_': " (optimizer state)" for "optimizer_state"; "" for "".
 std::string in_brackets(std::string text);

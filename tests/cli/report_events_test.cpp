@@ -1,4 +1,5 @@
-#include "cli/report_builder.h"
+#include "cli/report_events.h"
+
 #include "told_run.h"
 
 namespace foreshock::cli {

@@ -1,7 +1,7 @@
+#include "cli/report_facts.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include "cli/report_builder.h"
 
 namespace foreshock::cli {
 namespace {
