@@ -277,7 +277,7 @@ TEST_F(Publish, TheSummaryTellsWhatWasBeyondALimitAndWhen) {
   const nlohmann::json& past = summary["past_alarms"][0];
   EXPECT_EQ(past["layer"], "003");
   EXPECT_EQ(past["of"], "fused_ratio");
-  EXPECT_EQ(past["first_step"], 2);
+  EXPECT_EQ(past["first_step"], 1);
   EXPECT_EQ(past["last_step"], 12);
   EXPECT_EQ(past["most"], summary["attention"]["forward"]["fused_ratio"]["max"]);
   EXPECT_EQ(summary["attention"]["forward"]["nonfinite"], 0);
