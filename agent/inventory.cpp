@@ -399,9 +399,10 @@ std::string text_of(const CoverageGap& gap) {
       return text +
              "its backward pass reached no hook. Do: add foreshock.tap in its backward (docs/coverage.md)";
     case GapCause::kUnattributed:
-      return text + "some checked " + of_pass +
-             " calls may be of this layer, but have no name. Do: report its calls with foreshock.tap and its "
-             "argument layer (docs/coverage.md)";
+      return text + of_pass +
+             " calls were checked whose layer is unknown, and its calls may be among them. Do: add "
+             "foreshock.tap "
+             "with its argument layer to this attention (docs/coverage.md)";
     case GapCause::kSkipped:
       if (gap.reasons == "device")
         return text +
