@@ -401,8 +401,7 @@ std::string text_of(const CoverageGap& gap) {
     case GapCause::kUnattributed:
       return text + of_pass +
              " calls were checked whose layer is unknown, and its calls may be among them. Do: add "
-             "foreshock.tap "
-             "with its argument layer to this attention (docs/coverage.md)";
+             "foreshock.tap with its argument layer to this attention (docs/coverage.md)";
     case GapCause::kSkipped:
       if (gap.reasons == "device")
         return text +

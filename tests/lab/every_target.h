@@ -2,7 +2,8 @@
 #ifndef FORESHOCK_TESTS_LAB_EVERY_TARGET_H_
 #define FORESHOCK_TESTS_LAB_EVERY_TARGET_H_
 
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)  // as in the lab's vectorised files
+// As in the lab's vectorised files.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
 
