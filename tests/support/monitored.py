@@ -88,7 +88,7 @@ class Run:
         return ranks[0]
 
 
-def run_plain(command: list[str], timeout: float = 300, **environment: str) -> Run:
+def run_plain(command: list[str], timeout: float = 900, **environment: str) -> Run:
     done = subprocess.run(
         command, env=clean_environment(**environment), capture_output=True, text=True, timeout=timeout, check=False
     )
@@ -96,7 +96,7 @@ def run_plain(command: list[str], timeout: float = 300, **environment: str) -> R
 
 
 def run_monitored(
-    command: list[str], *options: str, timeout: float = 300, base: str | None = None, **environment: str
+    command: list[str], *options: str, timeout: float = 900, base: str | None = None, **environment: str
 ) -> Run:
     """`foreshock run OPTIONS -- COMMAND` in a base directory of its own, with summary and record."""
     own_base = base or tempfile.mkdtemp(prefix="foreshock-e2e-", dir="/dev/shm")

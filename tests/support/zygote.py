@@ -57,7 +57,7 @@ class Zygote:
             [sys.executable, "-c", begin + SERVER], env=environment, bufsize=0,  # or select() would not see all of it
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        assert self._answer(300) == "ready"
+        assert self._answer(900) == "ready"
 
     def _answer(self, timeout: float) -> str:
         if not select.select([self.process.stdout], [], [], timeout)[0]:
@@ -65,7 +65,7 @@ class Zygote:
         return self.process.stdout.readline().decode().strip()
 
     def run(
-        self, code: str, environment: dict[str, str], folder: pathlib.Path, timeout: float = 300
+        self, code: str, environment: dict[str, str], folder: pathlib.Path, timeout: float = 900
     ) -> subprocess.CompletedProcess:
         """Runs `code` after `begin`, with `environment` on top of the zygote's. Its output goes by way of `folder`."""
         out, err = folder / "piece.out", folder / "piece.err"
