@@ -10,7 +10,6 @@
 #include <set>
 #include <string>
 
-#include "agent/detection.h"
 #include "agent/limits.h"
 #include "agent/restart_state.h"
 #include "detect/detector.h"

@@ -10,7 +10,6 @@
 
 #include "agent/text.h"
 #include "cli/report_text.h"
-#include "cli/terminal.h"
 
 namespace foreshock::cli {
 namespace {

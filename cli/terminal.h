@@ -4,7 +4,6 @@
 
 #include <csignal>
 #include <cstddef>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>

@@ -367,7 +367,7 @@ class Watch:
         self.outside: Callable[[], Any] = contextlib.nullcontext  # suspends the mode of written.py
         global _active
         _active = self
-        for name in _MODULES & set(sys.modules):
+        for name in [name for name in sys.modules if name in _MODULES]:
             self._wrap(sys.modules[name])
         sys.meta_path.insert(0, self)
 
