@@ -353,6 +353,9 @@ GradientLine gradient_line(const RankStatistics& rank, const segment::TensorView
   if (rank.identity.late_ready == 1)
     line.coordinates = {rank.identity.tensor_parallel, rank.identity.pipeline_parallel,
                         rank.identity.expert_parallel};
+  else if (look.is_placed > 1)
+    line.coordinates = {-1, -1, -1};
+  if (look.is_placed > 1) line.coordinates.push_back(look.is_placed);
   line.world_size = rank.identity.world_size;
   line.parameters = look.parameters;
   line.contributions = look.contributions;

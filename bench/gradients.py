@@ -48,6 +48,23 @@ MECHANISMS = (
         "copies_apart", "blocks.0.norm.weight: the tensor-parallel ranks 0 and 1 held equal values",
     ),
     Mechanism(
+        "grid_router", 4, "grid", "the router's gradient again, on two tensor-parallel pairs of ranks",
+        "torchtitan#4054, torchtitan#2387", "copies_differ", "router.weight (2): the tensor-parallel ranks",
+    ),
+    Mechanism(
+        "plane_router", 4, "plane", "the same under FSDP2 over the two pairs", "torchtitan#4054, Megatron-LM#7452",
+        "copies_differ", "router.weight (2): the tensor-parallel ranks",
+    ),
+    Mechanism(
+        "plane_stuck", 4, "plane", "there, one of the copies of a norm's shard is not updated", "Automodel#3822",
+        "copies_apart", "blocks.0.norm.weight: the tensor-parallel ranks 0 and 1 held equal values",
+    ),
+    Mechanism(
+        "grid_left_out", 4, "grid",
+        "a loop over all-reduces between tensor-parallel pairs leaves out a sharded parameter", "", "copies_differ",
+        ONE + ": the data-parallel ranks",
+    ),
+    Mechanism(
         "ignored", 2, "sound", "a parameter in DistributedDataParallel's ignore list", "",
         "gradient_not_summed", ONE + ": the gradient used is that of its own rank only, the ranks were",
     ),

@@ -43,6 +43,8 @@ constexpr double kCoarse = 0x1p-8, kFine = 0x1p-24;
 // roundings counted, n / 3 at least are in bf16, with an error of 0.3 units each: sqrt(1 / 3) * 0.3 / kMargin
 // = 0.05 of the tolerance. Sums in fp16, with an eighth of this error, stay below.
 constexpr double kLikeRounding = 0.02;
+// GradientFacts::copies of tensors that all ranks of the job share.
+constexpr uint64_t kAllRanks = 1;
 // The number of values of which a sketch reads at most (kernels/sketch.h), for rounding errors near 0.
 constexpr double kSketchedRoot = 128;  // sqrt(16384)
 
@@ -90,10 +92,19 @@ std::string key_of(const std::string& coordinates, const std::string& name) {
   return coordinates + kAfterCoordinates + name;
 }
 
+using Ranks = std::vector<const GradientFacts*>;
+
+bool have_like_values(const GradientFacts& a, const GradientFacts& b) {
+  return distance(a.value, 1, b.value) < kCopies * b.value.norm;
+}
+
+// Each rank may have experts of its own with the same names.
+bool is_expert(const std::string& name) { return name.find("expert") != std::string::npos; }
+
 // A parameter in one step, on the ranks that may share its gradient.
 struct Parameter {
   std::string name;
-  std::vector<const GradientFacts*> ranks;  // one, the sum of the parts, if the ranks hold parts
+  Ranks ranks;               // one, the sum of the parts, if the ranks hold parts
   Sketch total, last_total;  // sums over the ranks of what the passes, and the last pass, have contributed
   double roundings = kScalings;  // additions and scalings of the used gradient
   double sharers = 0;            // ranks, also if they hold parts
@@ -110,9 +121,8 @@ struct Parameter {
   }
   // Whether the ranks hold copies of the parameter, and not parts or experts of their own.
   bool is_copied() const {
-    if (name.find("expert") != std::string::npos) return false;
-    return std::all_of(ranks.begin(), ranks.end(), [&](const GradientFacts* each) {
-      return distance(each->value, 1, ranks[0]->value) < kCopies * ranks[0]->value.norm;
+    return !is_expert(name) && std::all_of(ranks.begin(), ranks.end(), [&](const GradientFacts* each) {
+      return have_like_values(*each, *ranks[0]);
     });
   }
 };
@@ -294,18 +304,62 @@ std::string text_of(const GradientFacts& a, const GradientFacts& b) {
 }
 
 // By how much the gradients of two copies differ, as a share of their norm, at most over all pairs of the
-// first rank that holds a part with another one; and those two ranks.
-std::pair<double, std::string> difference_of_copies(const Parameter& p) {
+// first rank that holds a part with another one; and those two ranks. `are_compared`: there is such a pair.
+struct Difference {
+  double share = 0;
+  std::string ranks = {};
+  bool are_compared = false, have_like_values = true;
+};
+
+Difference difference_of_copies(const Ranks& ranks, bool are_on_one_mesh) {
   std::map<std::string, const GradientFacts*> first;  // by part
-  std::pair<double, std::string> most{0, ""};
-  for (const GradientFacts* each : p.ranks) {
-    const GradientFacts* other = first.emplace(each->part, each).first->second;
+  Difference most;
+  for (const GradientFacts* each : ranks) {
+    const GradientFacts* other = first.emplace(each->shape + '|' + each->part, each).first->second;
     const double norm = std::max(each->used.norm, other->used.norm);
     const double d = distance(each->used, 1, other->used);
-    if (!(norm > 0) || !(d > most.first * norm)) continue;  // unknown ones are NaN
-    most = {d / norm, text_of(*other, *each)};
+    if (each == other || (!are_on_one_mesh && each->copies == other->copies)) continue;
+    if (!(norm > 0) || !(d >= 0)) continue;  // unknown ones are NaN
+    most.are_compared = true;
+    most.have_like_values &= have_like_values(*each, *other);
+    if (d > most.share * norm) most.share = d / norm, most.ranks = text_of(*other, *each);
   }
   return most;
+}
+
+// By how much ranks that hold copies of a distributed tensor use different gradients, by key. Ranks of one
+// mesh must use the same. Ranks of different meshes with equal coordinates, such as two tensor-parallel
+// pairs, must if the training sums the gradients over them, so that most of their parameters have equal
+// gradients.
+std::map<std::string, Difference> differences_of_copies(
+    const std::map<std::string, std::map<int64_t, GradientFacts>>& parameters) {
+  std::map<std::string, Difference> within, between;
+  double equal = 0, compared = 0;
+  for (const auto& [name, by_rank] : parameters) {
+    std::map<uint64_t, Ranks> meshes;
+    std::map<std::string, Ranks> places;
+    for (const auto& [rank, facts] : by_rank) {
+      if (facts.copies > 0) meshes[facts.copies].push_back(&facts);
+      const bool is_place_known =
+          !facts.coordinates.empty() && facts.coordinates.find('-') == std::string::npos;
+      if (facts.copies > kAllRanks && is_place_known) places[facts.coordinates].push_back(&facts);
+    }
+    for (const auto& [mesh, ranks] : meshes)
+      within.emplace(key_of("gradients of copies " + std::to_string(mesh), name),
+                     difference_of_copies(ranks, /*are_on_one_mesh=*/true));
+    for (const auto& [place, ranks] : places) {
+      Difference found = difference_of_copies(ranks, /*are_on_one_mesh=*/false);
+      if (!found.are_compared) continue;
+      ++compared;
+      if (found.share <= kDifferent) ++equal;
+      if (!found.have_like_values || is_expert(name)) found.share = 0;
+      between.emplace(key_of("gradients at " + place, name), found);
+    }
+  }
+  for (auto& [key, found] : between)
+    if (2 * equal <= compared) found.share = 0;
+  within.merge(between);
+  return within;
 }
 
 }  // namespace
@@ -360,15 +414,18 @@ void GradientRule::keep(const std::string& key, GradientFate fate, int64_t step,
 // Judges whether ranks that hold the same part of a parameter have equal values, whatever their coordinates.
 void GradientRule::judge_values(const std::string& name, const std::map<int64_t, GradientFacts>& by_rank,
                                 int64_t step) {
-  std::map<std::string, std::vector<const GradientFacts*>> parts;
-  for (const auto& [rank, facts] : by_rank)
-    parts[(facts.copies > 0 ? std::to_string(facts.copies) : "") + '|' + facts.shape + facts.part].push_back(
-        &facts);
+  std::map<std::string, Ranks> parts;
+  for (const auto& [rank, facts] : by_rank) {
+    const std::string part = '|' + facts.shape + facts.part;
+    if (facts.copies > 0) parts[std::to_string(facts.copies) + part].push_back(&facts);
+    if (facts.copies != kAllRanks) parts[part].push_back(&facts);
+  }
   for (const auto& [part, ranks] : parts) {
     const GradientFacts& first = *ranks[0];
+    const bool is_on_one_mesh = part[0] != '|';  // so that the ranks hold copies
     const bool are_known =
         std::ranges::all_of(ranks, [](const GradientFacts* each) { return is_known(each->value); });
-    if (ranks.size() < 2 || !are_known || (first.copies == 0 && first.elements < kFewElements)) continue;
+    if (ranks.size() < 2 || !are_known || (!is_on_one_mesh && first.elements < kFewElements)) continue;
     const std::string key = key_of("values " + part, name);
     if (copies_.size() >= kMostParameters && !copies_.contains(key)) continue;
     Copies& known = copies_[key];
@@ -379,7 +436,7 @@ void GradientRule::judge_values(const std::string& name, const std::map<int64_t,
         most = d;
         apart = text_of(first, *each);
       }
-    const bool are_copies = known.equal >= (first.copies > 0 ? 1 : kEqualLooks);
+    const bool are_copies = known.equal >= (is_on_one_mesh ? 1 : kEqualLooks);
     GradientFate fate = GradientFate::kSound;
     if (most == 0) {
       if (known.equal == 0) known.first = first.value.products;
@@ -404,8 +461,11 @@ void GradientRule::judge(int64_t step, const Look& look, ConditionBoard* board) 
   std::map<std::string, std::vector<Parameter>> groups;
   std::list<GradientFacts> sums;
   const auto place_of = [](const GradientFacts& facts) {
-    return facts.copies > 0 ? "copies " + std::to_string(facts.copies) : facts.coordinates;
+    return facts.copies == kAllRanks ? "all ranks" : facts.coordinates;
   };
+  for (const auto& [key, found] : differences_of_copies(look.parameters))
+    keep(key, found.share > kDifferent ? GradientFate::kCopiesDiffer : GradientFate::kSound, step,
+         found.share, found.ranks);
   std::map<std::string, std::set<int64_t>> ranks_of;  // by place: ranks that have any parameter there
   for (const auto& [name, by_rank] : look.parameters)
     for (const auto& [rank, facts] : by_rank) ranks_of[place_of(facts)].insert(rank);
@@ -428,12 +488,6 @@ void GradientRule::judge(int64_t step, const Look& look, ConditionBoard* board) 
       if (p.ranks.size() != ranks_of[place].size()) {  // some ranks do not have it
         ++counts_.without_ranks;
         continue;
-      }
-      if (p.ranks[0]->copies > 0) {
-        const auto [difference, apart] = difference_of_copies(p);
-        keep(key_of("gradients of " + place, name),
-             difference > kDifferent ? GradientFate::kCopiesDiffer : GradientFate::kSound, step, difference,
-             apart);
       }
       const bool is_in_parts = parts[place].size() > 1;
       if (is_in_parts) {

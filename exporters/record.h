@@ -370,7 +370,7 @@ FORESHOCK_RECORD_LINE(OptimizerLine, "optimizer", FORESHOCK_OPTIMIZER_FIELDS);
   X(RecordIntegers, shape, "values", "Shape of the parameter.")                                              \
   X(RecordIntegers, part, "values", "Offset and shape of the rank's part of it; empty: the rank has all.")   \
   X(RecordFlag, placed, "", "Whether ranks that hold the same part hold copies of it (DTensor).")            \
-  X(RecordIntegers, coordinates, "", "The rank's tensor, pipeline and expert coordinates; -1: unknown.")     \
+  X(RecordIntegers, coordinates, "", "Tensor, pipeline, expert (-1: unknown); then a number of the mesh.")   \
   X(RecordInteger, world_size, "ranks", "Ranks of the whole job.")                                           \
   X(RecordCount, parameters, "parameters", "Parameters of this look.")                                       \
   X(RecordCount, contributions, "", "How often backward passes have added to the gradient in the step.")     \

@@ -673,7 +673,7 @@ struct GradientLook {
   uint32_t contributions;
   uint32_t is_whole;    // 1: all contributions were seen
   uint32_t parameters;  // parameters of this look
-  uint32_t is_placed;   // 1: ranks that hold the same part of the tensor hold copies of each other
+  uint32_t is_placed;   // ranks with the same number, other than 0, hold copies if they hold the same part
 };
 static_assert(sizeof(GradientLook) == 216);
 

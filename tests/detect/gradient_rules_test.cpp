@@ -45,8 +45,9 @@ struct Job {
   std::function<void(std::vector<Gradient>*)> spoil_local = {}, spoil_used = {};
   bool ranks_have_copies = true;
   bool reduces_in_bf16 = false;
-  int64_t parts = 1;       // each rank holds one of so many parts of each parameter
-  uint64_t copies = 0;     // of all ranks, at the tensor coordinate `rank`
+  int64_t parts = 1;    // each rank holds one of so many parts of each parameter
+  uint64_t copies = 0;  // 1: of all ranks, at the tensor coordinate `rank`
+  int64_t mesh = 0;     // 0: one of all ranks; else meshes of so many ranks, each at coordinates of its own
   float size_of_last = 1;  // of the last pass, in that of the others
   // How far the values of the bad parameter have moved on a rank. The ranks are at different tensor
   // coordinates then.
@@ -136,10 +137,11 @@ struct Job {
     facts.parameters = kParameters;
     facts.contributions = own.local.size();
     facts.is_whole = is_seen;
-    facts.copies = copies;
+    facts.copies = mesh > 0 ? static_cast<uint64_t>(2 + rank / mesh) : copies;
     facts.elements = kElements;
     const int64_t part = rank % parts;
     if (copies > 0 || way) facts.coordinates = std::to_string(parts > 1 ? 0 : rank) + " 0 0 ";
+    if (mesh > 0) facts.coordinates = std::to_string(rank % mesh) + " 0 0 ";
     if (has_stages) facts.coordinates = "0 " + std::to_string(rank) + " 0 ";
     if (parts > 1) facts.part = std::to_string(part);
     facts.unit = is_bf16 ? 0x1p-8 : 0x1p-24;
@@ -309,6 +311,49 @@ TEST(Gradients, CopiesThatUseDifferentGradientsAreNamed) {
   EXPECT_TRUE(differs.sentences().starts_with(
       "3.weight: the tensor-parallel ranks 0 and 1 hold copies and use different gradients, by up to "))
       << differs.sentences();
+}
+
+// Two tensor-parallel pairs of ranks, 0 and 1, and 2 and 3, whose contributions are not seen.
+TEST(Gradients, CopiesOfOneMeshThatDifferAreNamedAlsoIfTheMeshesAreNotSummed) {
+  for (const bool sums_ranks : {true, false}) {
+    Job sound{.ranks = 4, .sums_ranks = sums_ranks, .mesh = 2, .is_seen = false};
+    const auto share = [&](auto* all) {  // the ranks of a mesh have the same gradients
+      if (!sums_ranks) (*all)[1].sum = (*all)[0].sum, (*all)[3].sum = (*all)[2].sum;
+    };
+    Job differs = sound;
+    sound.spoil_used = share;
+    differs.spoil_used = [&](auto* all) {
+      share(all);
+      if (all->front().parameter == Job::kBad) std::swap((*all)[3].sum, (*all)[3].local[0]);
+    };
+    sound.run();
+    differs.run();
+    EXPECT_EQ(sound.sentences(), "");
+    EXPECT_TRUE(differs.sentences().starts_with(
+        "3.weight: the tensor-parallel ranks 2 and 3 hold copies and use different gradients, by up to "))
+        << differs.sentences();
+  }
+}
+
+TEST(Gradients, AParameterThatMeshesDoNotSumAsTheOthersIsNamed) {
+  const auto job_of = [](const std::function<bool(size_t)>& is_summed, const std::string& name = "3.weight",
+                         bool have_copies = true) {
+    Job job{.ranks = 4, .ranks_have_copies = have_copies, .mesh = 2, .is_seen = false, .name_of_bad = name};
+    job.spoil_used = [is_summed](auto* all) {
+      if (is_summed(all->front().parameter)) return;
+      for (Job::Gradient& own : *all)
+        own.sum = (&own - all->data() < 2 ? all->front() : all->back()).local[0];
+    };
+    job.run();
+    return job.sentences();
+  };
+  const auto others = [](size_t parameter) { return parameter != Job::kBad; };
+  const auto few = [](size_t parameter) { return parameter < Job::kParameters / 2; };
+  EXPECT_TRUE(job_of(others).starts_with(
+      "3.weight: the data-parallel ranks 1 and 3 hold copies and use different gradients, by up to "))
+      << job_of(others);
+  EXPECT_EQ(job_of(few), "");
+  EXPECT_EQ(job_of(others, "experts.3.weight"), "");
 }
 
 TEST(Gradients, CopiesThatMoveApartAreNamedWithAxisAndRanks) {

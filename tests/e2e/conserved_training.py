@@ -2,8 +2,9 @@
 
 `conserved_training.py KIND RANKS STORE [bf16]`: STORE is a file for the process group of several ranks. The kinds are
 those of the table in bench/gradients.py. Kinds "shards..." use FSDP2, "hybrid..." FSDP2 with two copies of each shard,
-"tensor..." tensor parallelism of DTensors, "zero..." ZeroRedundancyOptimizer, "experts..." a model whose ranks have an
-expert each; the others one process, DDP, or sums by the training itself.
+"tensor..." tensor parallelism of DTensors, "grid..." the same on two pairs of ranks, between which the training sums
+the gradients itself, "plane..." FSDP2 over two such pairs, "zero..." ZeroRedundancyOptimizer, "experts..." a model
+whose ranks have an expert each; the others one process, DDP, or sums by the training itself.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ STEPS, PASSES = 7, 3
 BAD = "blocks.1.up.weight"
 # The training sums the gradients itself.
 BY_HAND = ("by_hand", "left_out", "summed_twice", "divided_twice", "reads_early")
+TENSORS = ("tensor", "grid", "plane")  # families with tensor parallelism
 
 
 class Tensors(nn.Module):
@@ -60,12 +62,11 @@ class Tensors(nn.Module):
 
 
 class TensorParallel(nn.Module):
-    def __init__(self, kind: str, ranks: int) -> None:
+    def __init__(self, kind: str, mesh: Any) -> None:
         super().__init__()
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 
-        self.mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+        self.mesh = mesh
         self.embedding, self.head = nn.Embedding(VOCABULARY, 32), nn.Linear(32, VOCABULARY)
         self.blocks = nn.ModuleList(Tensors(32, self.mesh, kind) for _ in range(2))
 
@@ -140,11 +141,26 @@ def in_shards(kind: str, ranks: int) -> nn.Module:
     return fully_shard(model, **options)
 
 
+def tensor_parallel(kind: str, ranks: int) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    if kind.startswith("tensor"):
+        return TensorParallel(kind, init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",)))
+    mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("dp", "tp"))
+    model = TensorParallel(kind, mesh["tp"])
+    if kind.startswith("grid"):
+        return model
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh["dp"])
+    return fully_shard(model, mesh=mesh["dp"])
+
+
 def made(kind: str, rank: int, ranks: int, precision: torch.dtype) -> nn.Module:
     if kind.startswith(("shards", "hybrid")):
         return in_shards(kind, ranks)
-    if kind.startswith("tensor"):
-        return TensorParallel(kind, ranks)
+    if kind.startswith(TENSORS):
+        return tensor_parallel(kind, ranks)
     if kind.startswith("experts"):
         return Experts(kind, rank, ranks)
     return TinyGpt(layers=2, width=32).to(precision)
@@ -163,7 +179,7 @@ def main(kind: str, rank: int, ranks: int, store: str, precision: torch.dtype) -
         apart = [name for name, _ in model.named_parameters() if name.startswith("experts.")]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, apart)
         wrapped = DistributedDataParallel(model)
-    elif ranks > 1 and kind not in BY_HAND and family not in ("shards", "hybrid", "tensor"):
+    elif ranks > 1 and kind not in BY_HAND and family not in ("shards", "hybrid", *TENSORS):
         if kind == "ignored":
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [BAD])
         wrapped = DistributedDataParallel(model)
@@ -172,7 +188,8 @@ def main(kind: str, rank: int, ranks: int, store: str, precision: torch.dtype) -
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
-    generator = torch.Generator().manual_seed(1 if family == "tensor" else rank + 1)
+    sharing = {"tensor": ranks, "grid": 2, "plane": 2}.get(family, 1)  # ranks that see the same tokens
+    generator = torch.Generator().manual_seed(1 + rank // sharing)
     for step in range(STEPS):
         for number in range(PASSES):
             is_last = number == PASSES - 1
@@ -199,6 +216,12 @@ def main(kind: str, rank: int, ranks: int, store: str, precision: torch.dtype) -
                 parameter.grad /= ranks
             if kind == "divided_twice":
                 bad.grad /= ranks
+        if family == "grid":
+            others = dist.new_group([rank % 2, rank % 2 + 2], use_local_synchronization=True)
+            for name, parameter in model.named_parameters():
+                if fault != "left_out" or name != BAD:
+                    dist.all_reduce(parameter.grad.to_local(), group=others)
+                parameter.grad /= 2
         if kind == "drops" or (kind == "zero_drops" and optimizer._param_to_rank[bad] == rank):
             bad.grad.zero_()
         if kind == "doubles":
@@ -206,7 +229,7 @@ def main(kind: str, rank: int, ranks: int, store: str, precision: torch.dtype) -
         if kind == "masks":  # sound: the training wants it so
             bad.grad[:7] = 0
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        gain = model.blocks[0].norm.weight.to_local() if kind == "tensor_stuck" and rank == 1 and step > 0 else None
+        gain = model.blocks[0].norm.weight.to_local() if fault == "stuck" and rank == 1 and step > 0 else None
         before = None if gain is None else gain.detach().clone()
         optimizer.step()
         if gain is not None:

@@ -292,15 +292,15 @@ int foreshock_add_sketch(const foreshock_tensor* tensor, uint64_t seed, int64_t 
 void foreshock_observe_gradient_looks(const foreshock_gradient_look* looks, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const foreshock_gradient_look& look = looks[i];
-    Record(Format(
-        "{\"event\": \"look\", \"number\": %u, \"parameters\": %u, \"contributions\": %u, "
-        "\"whole\": %u, \"placed\": %u, \"part\": [%s, %s], \"seed\": %s, \"local\": %s, \"last\": %s, "
-        "\"before\": %s, \"used\": %s}",
-        look.number, look.parameters, look.contributions, look.is_whole, look.is_placed,
-        Number(look.value.products[2]).c_str(), Number(look.value.products[3]).c_str(),
-        Number(look.value.products[1]).c_str(), Number(look.local.products[0]).c_str(),
-        Number(look.last.products[0]).c_str(), Number(look.before.products[0]).c_str(),
-        Number(look.used.products[0]).c_str()));
+    Record(
+        Format("{\"event\": \"look\", \"number\": %u, \"parameters\": %u, \"contributions\": %u, "
+               "\"whole\": %u, \"mesh\": %u, \"part\": [%s, %s], \"seed\": %s, \"local\": %s, \"last\": %s, "
+               "\"before\": %s, \"used\": %s}",
+               look.number, look.parameters, look.contributions, look.is_whole, look.is_placed,
+               Number(look.value.products[2]).c_str(), Number(look.value.products[3]).c_str(),
+               Number(look.value.products[1]).c_str(), Number(look.local.products[0]).c_str(),
+               Number(look.last.products[0]).c_str(), Number(look.before.products[0]).c_str(),
+               Number(look.used.products[0]).c_str()));
   }
 }
 

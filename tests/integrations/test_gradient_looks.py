@@ -1,6 +1,7 @@
 """What looks at gradients report: the contributions of the backward passes, and the gradient that is used."""
 
 import textwrap
+from zlib import crc32
 
 import pytest
 
@@ -125,12 +126,42 @@ def test_shards_of_fsdp2_have_the_contributions_to_the_whole_and_the_gradient_of
     )
     for step in told[1:]:  # the first one has no look
         rows = step["looks"]
-        assert {(row["contributions"], row["whole"], row["placed"]) for row in rows} == {(2, 1, 1)}
+        assert {(row["contributions"], row["whole"], row["mesh"]) for row in rows} == {(2, 1, 1)}
         assert [row["part"] for row in rows] == [[0, 24], [0, 4], [0, 4], [0, 4]]
         assert [row["used"] for row in rows] == pytest.approx(step["used"], rel=1e-5, abs=1e-6)
         factors = [1, 2, 1, 1]
         local = [row["local"] * factor for row, factor in zip(rows, factors, strict=True)]
         assert local == pytest.approx(step["used"], rel=1e-5, abs=1e-6)
+
+
+def test_distributed_tensors_have_the_number_of_the_ranks_that_share_them(trainer):
+    told = trainer(
+        MODEL
+        + textwrap.dedent("""
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        torch.distributed.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
+        mesh = torch.distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        both = [Shard(1), Replicate()]
+        placed = [(mesh, both), (mesh["dp"], [Shard(1)]), (mesh["tp"], [Shard(1)]), (mesh["tp"], [Replicate()])]
+        parameters = [torch.nn.Parameter(distribute_tensor(torch.ones(4, 6), *each)) for each in placed]
+        optimizer = torch.optim.AdamW(parameters, lr=0.125)
+        for number in range(1, 3):
+            events()
+            sum(p.to_local().square().sum() for p in parameters).backward()
+            optimizer.step()
+            rows = sorted(events("look"), key=lambda row: row["number"])
+            used = [mark(p.grad.to_local()) for p in parameters]
+            optimizer.zero_grad()
+        torch.distributed.destroy_process_group()
+        print(json.dumps(dict(rows=rows, used=used)))
+        """)
+    )
+    meshes = [row["mesh"] for row in told["rows"]]
+    assert meshes == [1, *(crc32(ranks) | 2 for ranks in (b"[0, 2]", b"[2, 3]", b"[2, 3]"))]
+    # Parts that are sharded in another dimension than the first are read as tensors of their own.
+    assert [row["part"] for row in told["rows"]] == [[0, 0], [0, 0], [0, 0], [0, 24]]
+    assert [row["used"] for row in told["rows"]] == pytest.approx(told["used"], rel=1e-5)
 
 
 def test_a_parameter_in_fp64_is_left_out(trainer):

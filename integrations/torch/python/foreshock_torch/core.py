@@ -58,7 +58,7 @@ def _structures() -> tuple[Any, ...]:
 
     class Watched(c.Structure):
         _fields_ = [("number", c.c_uint64), ("seed", c.c_uint64), ("addresses", c.c_void_p * 3), ("first", c.c_int64),
-                    ("whole", c.c_int64), ("placed", c.c_uint64)]  # fmt: skip
+                    ("whole", c.c_int64), ("mesh", c.c_uint64)]  # fmt: skip
 
     # number: index in the list of name_weights(). addresses: of parameter, gradient and Adam's two moments; or NULL.
     class WeightState(c.Structure):
@@ -312,7 +312,7 @@ class Core:
     def _watched(self, rows: list[Watched]) -> Any:
         array = self._arrays.make(self.Watched, len(rows))
         for entry, row in zip(array, rows):
-            entry.number, entry.seed, entry.first, entry.whole, entry.placed = row[:5]
+            entry.number, entry.seed, entry.first, entry.whole, entry.mesh = row[:5]
             entry.addresses[:] = row[5:]
         return array
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from .signals import suppress_ours  # suppresses exceptions, except those that the training has raised here
 
@@ -80,6 +81,29 @@ def placements_of(parameter: Any) -> tuple[Any, ...]:
     """How a DTensor is divided over the ranks, by dimension of its mesh. (): it is not a DTensor."""
     placements = getattr(parameter, "placements", None)
     return placements if isinstance(placements, tuple) else ()  # not a tuple: an attribute that the training has set
+
+
+class MeshNumbers:
+    """A number of 32 bits for each device mesh, the same on all of its ranks: 1 if it has all ranks of the job, else a
+    hash of its ranks."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}  # by id of a mesh that exists longer than this object
+
+    def of(self, parameter: Any) -> int:
+        """0: the parameter is not distributed, or its mesh is unknown."""
+        mesh = parameter.device_mesh if placements_of(parameter) else None
+        if mesh is not None and id(mesh) not in self._known:
+            self._known[id(mesh)] = 0
+            with suppress_ours():
+                self._known[id(mesh)] = self._number_of(mesh)
+        return self._known.get(id(mesh), 0)
+
+    @staticmethod
+    def _number_of(mesh: Any) -> int:
+        if mesh.size() == torch_world_size():
+            return 1
+        return crc32(str(sorted(mesh.mesh.flatten().tolist())).encode()) | 2
 
 
 def is_flat(parameter: Any) -> bool:

@@ -18,7 +18,7 @@ from .numbers import number_on_cpu, step_number
 from .optimizers import groups, parameters_in, parameters_of, state_of
 from .replicas import Replicas, prefixed
 from .signals import is_of_trainer, suppress_ours
-from .topology import is_flat, placements_of, torch_world_size
+from .topology import MeshNumbers, is_flat, placements_of
 
 DIMS = 4  # as FORESHOCK_TENSOR_DIMS
 # When tensors are passed, as FORESHOCK_BEFORE_STEP, _AFTER_STEP: before or after the optimizer's work. The bit ENDED
@@ -62,23 +62,21 @@ class Watchable(NamedTuple):
     elements: int  # of the whole tensor
     first: int = 0  # index of the first element of this rank's part in the whole tensor
     whole: int = 0  # elements of the whole tensor; 0: not distributed, or the part is not a range of elements
-    is_placed: bool = False  # ranks that hold the same part hold copies of it
+    mesh: int = 0  # of the ranks that share it, from mesh_number(); 0: not distributed
 
     @classmethod
-    def of(cls, number: int, name: str, weight: Weight, parameter: Any, ranks: int) -> Watchable | None:
-        """None: not a tensor whose gradients can be compared between ranks. `ranks`: of the job."""
+    def of(cls, number: int, name: str, weight: Weight, parameter: Any, mesh: int) -> Watchable | None:
+        """None: not a tensor whose gradients can be compared between ranks."""
         seed, elements = crc32(as_bytes(name)), math.prod(weight.shape)
         if weight.unfollowed:
             return None
         if not placements_of(parameter):
             return cls(number, seed, elements) if weight.part == weight.shape else None
-        # A mesh of fewer ranks does not show which of the other ranks hold copies.
-        is_placed = parameter.device_mesh.size() == ranks
         if weight.part == weight.shape:
-            return cls(number, seed, elements, 0, elements, is_placed)
+            return cls(number, seed, elements, 0, elements, mesh)
         is_range = weight.part[1:] == weight.shape[1:]  # sharded in the first dimension only
         first = weight.offset[0] * math.prod(weight.shape[1:])
-        return cls(number, seed, elements, first if is_range else 0, elements if is_range else 0, is_placed)
+        return cls(number, seed, elements, first if is_range else 0, elements if is_range else 0, mesh)
 
 
 class Watched(NamedTuple):
@@ -88,7 +86,7 @@ class Watched(NamedTuple):
     seed: int
     first: int
     whole: int
-    is_placed: bool
+    mesh: int
     parameter: int  # this rank's part
     leaf: int | None  # to which autograd adds the contributions
     gradient: int | None = None  # of a distributed tensor: this rank's part at this time
@@ -190,12 +188,13 @@ class Weights:
         listed = sorted(rows, key=lambda address: order.get(address, len(order)))
         measured = self._core.name_weights([rows[address][0] for address in listed])  # how many; -1: the core is busy
         self._positions = [rows[address][1] for address in listed] if measured > 0 else []
+        meshes = MeshNumbers()
         self._watchable = [
             watchable
             for number, address in enumerate(listed[:measured])
             if address in names
             and (parameter := self.parameter_of(number)) is not None
-            and (watchable := Watchable.of(number, names[address], rows[address][0], parameter, torch_world_size()))
+            and (watchable := Watchable.of(number, names[address], rows[address][0], parameter, meshes.of(parameter)))
         ]
         self._due = []
         return measured >= 0
