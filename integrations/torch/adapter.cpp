@@ -432,6 +432,12 @@ FORESHOCK_EXPORT void foreshock_adapter_nest(int32_t change) {
   foreshock::adapter::attention_depth += change;
 }
 
+// The query of backward calls that this thread reports is the tensor input `place` of the `inputs` tensors
+// with which the running node of the backward pass was called in the forward pass. -1: unknown.
+FORESHOCK_EXPORT void foreshock_adapter_set_place(int32_t place, int32_t inputs) {
+  foreshock::adapter::query_place = {place, inputs};
+}
+
 // Calls of foreshock::tap on real data since the process started.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_taps(void) { return foreshock::adapter::taps.load(); }
 

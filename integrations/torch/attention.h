@@ -426,6 +426,7 @@ inline uint32_t describe_call(const AttentionInputs& in, const Semantics& semant
   call->dropout = in.dropout;
   call->soft_cap = in.soft_cap;
   call->layer_identity = layer_of(in.query);  // the parameter from which the query was computed
+  if (!call->layer_identity && backward) call->layer_identity = layer_of_input(query_place, in.query);
   call->stream = stream_of(in.query);
   if (in.layer.isString()) call->layer_name = in.layer.toStringRef().c_str();
   return describe_causal(in, call);

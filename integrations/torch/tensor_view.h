@@ -261,12 +261,10 @@ inline bool is_computed_from(const torch::autograd::Node& node, const torch::aut
   return false;
 }
 
-// Address of the TensorImpl (Python: parameter._cdata) of the weight from which `query` was computed by the
-// rule above; null if unknown. Reads only; the caller holds a reference to `query`, hence to its graph.
-inline const void* layer_of(const at::Tensor& query) {
-  const auto* meta = torch::autograd::impl::get_autograd_meta(query);
-  if (!meta) return nullptr;
-  HistoryWalk walk(meta->grad_fn_.get());
+// Address of the TensorImpl (Python: parameter._cdata) of the weight from which the result of `last` was
+// computed by the rule above; null if unknown. Reads only; the caller holds a reference to the graph.
+inline const void* layer_behind(const torch::autograd::Node* last) {
+  HistoryWalk walk(last);
   const torch::autograd::Node* frozen_input = nullptr;  // input of the first frozen product or opaque node
   while (const auto* node = walk.next()) {
     const NodeKind kind = kind_of(*node);
@@ -281,6 +279,30 @@ inline const void* layer_of(const at::Tensor& query) {
     if (!frozen_input) return nullptr;
   }
   return nullptr;
+}
+
+// The layer of a query; the caller holds a reference to it.
+inline const void* layer_of(const at::Tensor& query) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(query);
+  return meta ? layer_behind(meta->grad_fn_.get()) : nullptr;
+}
+
+// Where a query is among the tensors that an autograd.Function was called with.
+struct QueryPlace {
+  int32_t place = -1, inputs = 0;  // -1: unknown
+};
+inline thread_local QueryPlace query_place;
+
+// The layer of a query that a compiled graph was called with, in the backward pass of the graph. The graph
+// keeps a view of the query that has no history. The running node has an edge to each tensor of the call.
+inline const void* layer_of_input(const QueryPlace& at, const at::Tensor& query) {
+  if (at.place < 0) return nullptr;
+  const auto node = torch::autograd::get_current_node();
+  if (!node || node->num_outputs() != static_cast<uint32_t>(at.inputs) || at.place >= at.inputs)
+    return nullptr;
+  const torch::autograd::Edge& edge = node->next_edge(static_cast<size_t>(at.place));
+  if (!edge.function || !edge.function->input_metadata(edge.input_nr).is_same_shape(query)) return nullptr;
+  return layer_behind(edge.function.get());
 }
 
 }  // namespace foreshock::adapter

@@ -208,7 +208,85 @@ print(json.dumps(results))
         for tensor, truth in (("grad_key", of_key), ("grad_value", of_value)):
             assert abs(back[tensor]["fingerprint"] - truth) <= 1e-5 * (1 + abs(truth)), tensor
     assert [row.get("reason", -1) for row in results[4][0]] == [MASK, MASK]
-    assert [row.get("reason", -1) for row in results[5][0]] == [-1]  # the loss uses the log-sum-exp too
+    assert [row.get("reason", -1) for row in results[5][0]] == [-1, UNKNOWN]  # the loss uses the log-sum-exp too
+
+
+def test_compiled_functions_that_eager_models_call_have_layers_in_both_passes(trainer) -> None:
+    """In the backward pass, the graph has views of its inputs without history."""
+    program = f"""{SET_UP}
+from foreshock_torch.unseen import attention_unseen
+compiled = torch.compile(flex.flex_attention, backend="aot_eager")
+others = [torch.nn.Linear(32, 32), torch.nn.Linear(32, 96)]
+def split(t): return t.view(2, 16, 4, 8).transpose(1, 2)
+def views(x): return split(linear(x)), split(others[0](x)), split(others[0](x))
+def computed(x): return split(linear(x)).cos(), split(others[0](x)).sin(), split(others[0](x))
+def packed(x): return [split(part) for part in others[1](x).chunk(3, -1)]
+def detached(x): return split(linear(x)).detach(), split(others[0](x)), split(others[0](x))
+def sum_of(out, more): return out.square().sum()
+def both(out, more): return out.sum() + more.lse.sum()
+def call(make, loss=sum_of, **more):
+    q, k, v = make(torch.randn(2, 16, 32)); events()
+    result = compiled(q, k, v, block_mask=mask_of(causal), **more)
+    out, other = result if isinstance(result, tuple) else (result, None)
+    loss(out, other).backward()
+    return [[row["op"], row.get("layer"), row.get("reason"), row.get("errors")]
+            for row in events() if row["event"] in ("leave", "skip")]
+aux = dict(return_aux=flex.AuxRequest(lse=True))
+found = [call(views), call(computed), call(packed), call(detached), call(views, return_lse=True), call(views, **aux),
+         call(views, loss=both, **aux)]
+print(json.dumps([found, [each.weight._cdata for each in (linear, others[1])], attention_unseen()]))
+"""
+    found, (query, qkv), unseen = trainer(program)
+    for ahead, back in found:
+        assert [ahead[0], back[0]] == ["foreshock::flex_attention", "foreshock::flex_attention_backward"]
+    layers = [[query] * 2, [query] * 2, [qkv] * 2, [0] * 2, [query] * 2, [query] * 2]
+    assert [[ahead[1], back[1]] for ahead, back in found[:-1]] == layers
+    for ahead, back in found[:-1]:
+        assert 0 <= ahead[3]["out"] <= 64 * FLOAT32
+        assert 0 <= back[3]["grad_query"] <= 64 * FLOAT32
+    assert found[-1][1][2] == UNKNOWN  # gradients of the log-sum-exp too
+    assert unseen == []
+
+
+def test_functions_that_were_imported_or_compiled_before_the_start_are_seen(trainer) -> None:
+    found, same = trainer(f"""{SET_UP}
+import inspect, pickle
+from foreshock_torch import seams
+original = flex.flex_attention = inspect.unwrap(flex.flex_attention)  # as before the start
+compiled = torch.compile(original, backend="aot_eager")
+before, signature = compiled(query(), *heads(4)), inspect.signature(original); compiled(query(), *heads(4))
+seams._active._wrap(flex, is_in_use=True)
+found = []
+for function in (original, compiled):
+    events(); function(query(), *heads(4)).square().sum().backward()
+    found.append([row["op"] for row in events() if row["event"] == "leave"])
+same = [flex.flex_attention is original, inspect.signature(original) == signature, original.__name__,
+        pickle.loads(pickle.dumps(original)) is original, inspect.getsource(original).splitlines()[0]]
+print(json.dumps([found, same]))
+""")
+    assert found == [["foreshock::flex_attention", "foreshock::flex_attention_backward"]] * 2
+    assert same == [True, True, "flex_attention", True, "def flex_attention("]
+
+
+def test_graphs_with_parts_to_recompute_compile_with_the_default_partitioner(trainer) -> None:
+    """torch refuses an operation like ours in such a graph, so it has none, and the attention is named."""
+    program = f"""{SET_UP}
+from torch.utils.checkpoint import checkpoint
+def attend(x): return flex.flex_attention(*[linear(x).view(2, 16, 4, 8).transpose(1, 2)] * 3)
+def written(x): return (linear(x) @ linear(x).mT).softmax(-1) @ linear(x)
+bits = []
+for function in (attend, written):
+    x = torch.randn(2, 16, 32, requires_grad=True)
+    compiled = torch.compile(lambda x: checkpoint(function, x.cos(), use_reentrant=False), backend=BACKEND)
+    compiled(x).square().sum().backward(); bits.append(fingerprint(x.grad))
+"""
+    program = program.replace("BACKEND", '"aot_eager_default_partitioner"')
+    bits, unseen = trainer(f"""{program}
+from foreshock_torch.unseen import attention_unseen
+print(json.dumps([bits, attention_unseen()]))
+""")
+    assert bits == trainer(f"{PLAIN}{program}print(json.dumps(bits))", monitored=False)
+    assert unseen == [["flex_attention", 1], ["compiled: checkpoints, default partitioner", 1]]
 
 
 def test_compiled_calls_that_are_not_sampled_run_no_python_of_ours(trainer) -> None:

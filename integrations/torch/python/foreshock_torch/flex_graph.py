@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from . import flex, seams
 from .graph_report import GraphReport, source_function
-from .providers import Call
+from .providers import SKIP_UNKNOWN, Call
 from .signals import is_of_trainer
 
 OPERATION = "flex_attention"  # under which the calls are counted, as those of eager code
@@ -35,14 +35,16 @@ _marked: weakref.WeakSet[Any] = weakref.WeakSet()  # tracers whose graph had a m
 
 
 class _Traced(NamedTuple):
-    """What the graph knows of a call. Its tensors are those of the call, those of the blocks, and those that `mask_mod`
-    and `score_mod` read; `counts`: how many."""
+    """What the graph knows of a call. Its tensors are those of the call, those of the blocks, those that `mask_mod` and
+    `score_mod` read, and, if the graph has it, the gradient of the log-sum-exp; `counts`: how many."""
 
     counts: list[int]
     mask_mod: str  # source; empty: no mask
     score_mod: str
     block_size: tuple[int, int]
     scale: float
+    place: tuple[int, int]  # of the query among the tensors that the graph is called with, and their number; or (-1, 0)
+    is_of_out: bool  # whether the gradients are those of the output alone if the gradient of the log-sum-exp is 0
 
 
 def prepare(watch: seams.Watch) -> None:
@@ -67,6 +69,7 @@ def prepare(watch: seams.Watch) -> None:
 
     names = (OPERATION, f"{OPERATION}_backward")
     _reports = tuple(define(name, _SCHEMA, _Report(watch, n == 1)) for n, name in enumerate(names))
+    seams.graph_reports.update({_reports[False]: False, _reports[True]: True})
     operators = sys.modules["torch._higher_order_ops.flex_attention"]
     dense = torch._C.DispatchKey.CompositeExplicitAutograd
     for name, report in zip(names, _reports):
@@ -109,8 +112,6 @@ def _add(tracer: Any, traced: Any, report: Any) -> None:
     results = {node.args[1]: node for node in called.users if node.target is operator.getitem}
     tensors = [given[name] for name in ("query", "key", "value")]
     if is_backward:
-        if given["grad_logsumexp"] is not None:
-            raise ValueError  # the gradients are not those of the output alone
         tensors += [given[name] for name in ("out", "logsumexp", "grad_out")] + [results[n] for n in range(3)]
     else:
         tensors += [results[n] for n in range(1 + bool(given["kernel_options"]["OUTPUT_LOGSUMEXP"]))]
@@ -121,11 +122,20 @@ def _add(tracer: Any, traced: Any, report: Any) -> None:
     # On a device, the blocks are not read.
     is_read = mask and tensors[0].meta["val"].device.type == "cpu"
     blocks = [block for block in given["block_mask"][2:6] if block is not None] if is_read else []
-    parts = (tensors, blocks, buffers[0] if mask else [], buffers[1])
+    of_lse = _shown(given["grad_logsumexp"]) if is_backward and given["grad_logsumexp"] is not None else []
+    parts = (tensors, blocks, buffers[0] if mask else [], buffers[1], of_lse or [])
     everything = [node for part in parts for node in part]
     if not all(hasattr(node.meta["val"], "layout") for node in everything):
         raise ValueError  # a number that the graph computes
-    call = _Traced([len(part) for part in parts], mask, score, (int(rows), int(columns)), float(given["scale"]))
+    inputs = [
+        node
+        for node in nodes
+        if node.op == "placeholder" and "tangents" not in node.target and hasattr(node.meta.get("val"), "layout")
+    ]
+    place = (inputs.index(tensors[0]), len(inputs)) if tensors[0] in inputs else (-1, 0)
+    counts = [len(part) for part in parts]
+    size = (int(rows), int(columns))
+    call = _Traced(counts, mask, score, size, float(given["scale"]), place, of_lse is not None)
     node = tracer.graph.call_function(report, (everything, repr(tuple(call))))
     node.meta["partitioner_tag"] = "is_backward" if is_backward else "must_be_in_forward"
 
@@ -133,6 +143,17 @@ def _add(tracer: Any, traced: Any, report: Any) -> None:
 @functools.cache
 def _names(owner: type) -> tuple[str, ...]:
     return tuple(owner.__call__.__code__.co_varnames[1 : owner.__call__.__code__.co_argcount])
+
+
+def _shown(gradient: Any) -> list[Any] | None:
+    """The input of the graph that shows at each call whether a loss uses the log-sum-exp: if none does, and the graph
+    returns it, autograd gives zeros as its gradient. None: not known. On a device, to read it would wait. Results of
+    the graph are not read: Inductor would then compute them elsewhere."""
+    import torch
+
+    while gradient.op == "call_function" and gradient.target is torch.ops.aten.mul.Tensor:
+        gradient = gradient.args[0]  # to base 2
+    return [gradient] if gradient.op == "placeholder" and gradient.meta["val"].device.type == "cpu" else None
 
 
 def _source(tracer: Any, node: Any) -> str:
@@ -175,7 +196,7 @@ class _Report(GraphReport):
 
     def __call__(self, tensors: list[Any], call: str) -> None:
         if self._count(tensors[0]) & seams.SAMPLED:
-            self._report(lambda: self._described(tensors, call))
+            self._report(lambda: self._described(tensors, call), _read(call).place)
 
     def _described(self, tensors: list[Any], text: str) -> Call | int:
         with _with_vmap(self._watch.torch._C):
@@ -186,7 +207,9 @@ class _Report(GraphReport):
 
     def _call(self, tensors: list[Any], traced: _Traced) -> Call | int:
         ends = list(itertools.accumulate(traced.counts))
-        blocks, mask_buffers, score_buffers = (tensors[a:b] for a, b in zip(ends, ends[1:]))
+        blocks, mask_buffers, score_buffers, of_lse = (tensors[a:b] for a, b in zip(ends, ends[1:]))
+        if not traced.is_of_out or any(bool(gradient.any()) for gradient in of_lse):
+            return SKIP_UNKNOWN
         query, key, value, out, *more = tensors[: ends[0]]
         block_mask = score = None
         if traced.mask_mod:

@@ -41,8 +41,9 @@ class GraphReport:
         # In a compiled graph the query needs no gradient, whatever the training does.
         return self._enter(query._cdata, self._number, self._is_backward, True)
 
-    def _report(self, describe: Callable[[], Call | int]) -> None:
-        """Reports the sampled call that `describe` returns, or the reason why it is skipped."""
+    def _report(self, describe: Callable[[], Call | int], place: tuple[int, int] = (-1, 0)) -> None:
+        """Reports the sampled call that `describe` returns, or the reason why it is skipped. `place` of a backward
+        call: see foreshock_adapter_set_place."""
         watch, torch, begin = self._watch, self._watch.torch, perf_counter_ns()
         call: Call | int = SKIP_UNKNOWN
         try:
@@ -52,7 +53,11 @@ class GraphReport:
                 watch.add_time(perf_counter_ns() - begin)  # the operation's hook counts its own time
                 if isinstance(call, Call):
                     operation = watch.operations(self._operation)[self._is_backward]
-                    seams.run(operation, call.arguments(self._is_backward))
+                    watch.core.adapter.foreshock_adapter_set_place(*place)
+                    try:
+                        seams.run(operation, call.arguments(self._is_backward))
+                    finally:
+                        watch.core.adapter.foreshock_adapter_set_place(-1, 0)
         except Exception as error:
             if is_of_trainer(error):
                 raise

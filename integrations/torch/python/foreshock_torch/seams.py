@@ -17,7 +17,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from time import perf_counter_ns
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from . import flex, providers, sinks, tap
@@ -94,6 +94,7 @@ traced: set[str] = set()  # operations whose functions torch.compile has traced 
 described_in_graphs: set[str] = set()  # of these, the ones of which a call has been described
 missed_in_graphs: set[str] = set()  # and those of which a graph has a call that is not reported
 not_followed: dict[str, int] = {}  # {why attention that a compiled model writes out is not followed: how often}
+graph_reports: dict[Any, bool] = {}  # {operation that reports calls of flex_attention in graphs: of the backward pass}
 graph_mark: Any = None  # an operation that marks traced calls of flex_attention; set by flex_graph.prepare()
 _active: Watch | None = None
 
@@ -351,6 +352,25 @@ def _wrapped(wrapper: Wrapper, original: Any, compiler: Any, operation: str) -> 
     return seam
 
 
+def replace(owner: Any, name: str, make: Callable[[Any], Any], is_in_use: bool) -> None:
+    """Replaces the function owner.name by make(the function). `is_in_use`: others may have imported or compiled it, so
+    the object stays, and its code calls what replaces it."""
+    original = vars(owner)[name]
+    if not is_in_use or not inspect.isfunction(original) or original.__closure__:
+        setattr(owner, name, make(original))
+        return
+    copy = FunctionType(original.__code__, original.__globals__, original.__name__, original.__defaults__)
+    functools.update_wrapper(copy, original)
+    copy.__kwdefaults__ = original.__kwdefaults__
+    vars(copy).pop("__wrapped__")
+    target = f"_foreshock_{name}"
+    found: dict[str, Any] = {}
+    original.__globals__[target] = original.__wrapped__ = make(copy)
+    # Dynamo traces functions of this file.
+    exec(compile(f"def call(*args, **kwargs): return {target}(*args, **kwargs)", __file__, "exec"), found)
+    original.__code__ = found["call"].__code__
+
+
 _MODULES = {seam.module for seam in SEAMS} | set(GRAPH_FUNCTIONS)
 
 
@@ -368,7 +388,7 @@ class Watch:
         global _active
         _active = self
         for name in [name for name in sys.modules if name in _MODULES]:
-            self._wrap(sys.modules[name])
+            self._wrap(sys.modules[name], is_in_use=True)
         sys.meta_path.insert(0, self)
 
     def operations(self, name: str) -> tuple[Any, Any]:
@@ -412,29 +432,32 @@ class Watch:
 
         loader.exec_module = exec_module
 
-    def _wrap(self, module: ModuleType) -> None:
+    def _wrap(self, module: ModuleType, is_in_use: bool = False) -> None:
+        """`is_in_use`: other modules may have imported the functions of this one, or compiled them."""
         try:
             name = vars(module).get("__name__")
             for seam in SEAMS:
                 if name == seam.module:
-                    self._wrap_function(module, seam)
+                    self._wrap_function(module, seam, is_in_use)
             if name in GRAPH_FUNCTIONS:
                 from . import written_graph
 
-                written_graph.change(module, GRAPH_FUNCTIONS[name], self)
+                written_graph.change(module, GRAPH_FUNCTIONS[name], self, is_in_use)
         except Exception as error:  # the training's import must not fail
             if is_of_trainer(error):
                 raise
 
-    def _wrap_function(self, module: ModuleType, seam: Seam) -> None:
+    def _wrap_function(self, module: ModuleType, seam: Seam, is_in_use: bool) -> None:
         owner_name, _, name = seam.function.rpartition(".")
         owner = vars(module).get(owner_name) if owner_name else module
         original = vars(owner).get(name) if owner is not None else None
         # A module may also have the function of another one, which is wrapped there.
         if not inspect.isfunction(original) or original.__module__ != module.__name__:
             return
-        wrapper = Wrapper(self, seam, original)
-        if wrapper.is_understood:
-            setattr(owner, name, _wrapped(wrapper, original, self.torch.compiler, seam.operation))
+        if Wrapper(self, seam, original).is_understood:
+            replace(owner, name, lambda called: self._wrapper_of(seam, called), is_in_use)
         else:
             self.name(seam, module.__name__, "other arguments", IMPORTED)
+
+    def _wrapper_of(self, seam: Seam, called: Any) -> Any:
+        return _wrapped(Wrapper(self, seam, called), called, self.torch.compiler, seam.operation)

@@ -29,6 +29,10 @@ from .signals import is_of_trainer
 _LONGEST = 256  # operations between the first product and the softmax, masks included
 _NEAR = 8  # operations between a softmax and the second product, of attention that is not followed
 
+_FUSED = "written-out attention, fused by Inductor"
+# The default partitioner does not compile a graph that has operations like ours and parts to recompute.
+_RECOMPUTED = "checkpoints, default partitioner"
+
 _operations: tuple[Any, Any, Any] | None = None  # the mark, and the operations of the two passes
 _watch: seams.Watch | None = None
 
@@ -64,14 +68,14 @@ class NotFollowedError(ValueError):
     """The attention has another form than those described here; the message says which."""
 
 
-def change(module: ModuleType, names: Iterable[str], watch: seams.Watch) -> None:
-    """Wraps the functions `names` (seams.GRAPH_FUNCTIONS) of a module after its import."""
+def change(module: ModuleType, names: Iterable[str], watch: seams.Watch, is_in_use: bool) -> None:
+    """Wraps the functions `names` (seams.GRAPH_FUNCTIONS) of a module after its import. `is_in_use`: see replace()."""
     global _watch
     _watch = watch
     for name in names:
-        original = vars(module).get(name)
-        if original is not None:
-            setattr(module, name, _with_mark(original) if name == "aot_module_simplified" else _with_reports(original))
+        if name in vars(module):
+            make = _with_mark if name == "aot_module_simplified" else functools.partial(_with_reports, name=name)
+            seams.replace(module, name, make, is_in_use)
 
 
 def _with_mark(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,11 +123,21 @@ def operations() -> tuple[Any, Any, Any]:
     return _operations
 
 
-def _with_reports(original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_reports(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def partition(joint_module: Any, *args: Any, **given: Any) -> Any:
         try:
-            add_reports(joint_module.graph, given["num_fwd_outputs"], given.get("compiler") == "inductor")
+            graph = joint_module.graph
+            is_recomputed = name == "default_partition" and any(node.meta.get("recompute") for node in graph.nodes)
+            if is_recomputed:
+                _remove_flex_reports(graph)
+            why_not = _RECOMPUTED if is_recomputed else _FUSED if given.get("compiler") == "inductor" else ""
+            add_reports(graph, given["num_fwd_outputs"], why_not)
+            for node in graph.nodes:
+                # AOTAutograd gives all nodes of the forward pass another tag, with which the backward pass may repeat
+                # an operation that returns nothing.
+                if seams.graph_reports.get(node.target) is False:
+                    node.meta["partitioner_tag"] = "must_be_in_forward"
         except Exception as error:
             if is_of_trainer(error):
                 raise
@@ -132,21 +146,28 @@ def _with_reports(original: Callable[..., Any]) -> Callable[..., Any]:
     return partition
 
 
-def add_reports(graph: Any, forward_outputs: int, is_fused: bool) -> None:
+def _remove_flex_reports(graph: Any) -> None:
+    for node in reversed(list(graph.nodes)):
+        if node.target in seams.graph_reports:
+            seams.missed_in_graphs.add("flex_attention")
+            graph.erase_node(node)
+
+
+def add_reports(graph: Any, forward_outputs: int, why_not: str) -> None:
     """Adds the operations behind each attention in the graph of both passes, if it has a mark, which is removed.
-    Without a mark, notes the attention of a graph whose operations are fused (`is_fused`)."""
+    `why_not`: adds nothing, and notes the attention of the graph with this reason."""
     marks = [node for node in graph.nodes if _operations is not None and node.target is _operations[0]]
     for mark in marks:
         graph.erase_node(mark)
-    if not marks and not is_fused:
+    if not marks and not why_not:
         return
     finder = _Finder(graph, forward_outputs)
     for node in list(graph.nodes):
         if node.target is finder.aten.bmm.default and node in finder.forward:
             try:
                 found = finder.attention(node)
-                if found is not None and not marks:
-                    raise NotFollowedError("written-out attention, fused by Inductor")
+                if found is not None and why_not:
+                    raise NotFollowedError(why_not)
             except NotFollowedError as why:
                 seams.not_followed[str(why)] = seams.not_followed.get(str(why), 0) + 1
                 continue
