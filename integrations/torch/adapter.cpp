@@ -13,6 +13,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "attention.h"
@@ -28,6 +29,8 @@
 
 namespace foreshock::adapter {
 namespace {
+
+using namespace std::string_view_literals;
 
 // -- the attention operations --
 //
@@ -67,10 +70,10 @@ static_assert(FORESHOCK_CAUSAL_NONE == 0 && FORESHOCK_CAUSAL_TOP_LEFT == 1 &&
               FORESHOCK_CAUSAL_BOTTOM_RIGHT == 2);
 
 constexpr uint32_t kForward = FORESHOCK_FORWARD, kBackward = FORESHOCK_BACKWARD;
+constexpr std::string_view kAten = "aten::";
 
-// An operation that is hooked: namespace, name and overload of its schema ("": the overload without a name).
+// An operation of aten that is hooked: name and overload of its schema ("": the overload without a name).
 struct AttentionOp {
-  const char* name_space;
   const char* name;
   const char* overload;
   uint32_t pass;  // FORESHOCK_FORWARD or _BACKWARD
@@ -79,37 +82,35 @@ struct AttentionOp {
 
 // The most important operations come first, since the core's table of operations may become full.
 constexpr AttentionOp kAttentionOps[] = {
-    {"aten", "_scaled_dot_product_flash_attention_for_cpu", "", kForward, &kHeadsFirstTopLeft},
-    {"aten", "_scaled_dot_product_flash_attention_for_cpu_backward", "", kBackward, &kHeadsFirstTopLeft},
-    {"aten", "_scaled_dot_product_flash_attention", "", kForward, &kSdpaFlash},
-    {"aten", "_scaled_dot_product_flash_attention", "quantized", kForward, &kSdpaFlash},
-    {"aten", "_scaled_dot_product_flash_attention_backward", "", kBackward, &kSdpaFlash},
-    {"aten", "_scaled_dot_product_efficient_attention", "", kForward, &kSdpaEfficient},
-    {"aten", "_scaled_dot_product_efficient_attention_backward", "", kBackward, &kSdpaEfficient},
-    {"aten", "_scaled_dot_product_cudnn_attention", "", kForward, &kCudnn},
-    {"aten", "_scaled_dot_product_cudnn_attention_backward", "", kBackward, &kCudnn},
-    {"aten", "_scaled_dot_product_fused_attention_overrideable", "", kForward, &kOverrideable},
-    {"aten", "_scaled_dot_product_fused_attention_overrideable_backward", "", kBackward, &kOverrideable},
-    {"aten", "_flash_attention_forward", "", kForward, &kFlash},
-    {"aten", "_flash_attention_forward", "quantized", kForward, &kFlash},
-    {"aten", "_flash_attention_forward_no_dropout_inplace", "", kForward, &kFlashInplace},
-    {"aten", "_flash_attention_backward", "", kBackward, &kFlash},
-    {"aten", "_efficient_attention_forward", "", kForward, &kEfficient},
-    {"aten", "_efficient_attention_backward", "", kBackward, &kEfficient},
-    {"aten", "_cudnn_attention_forward", "", kForward, &kCudnn},
-    {"aten", "_cudnn_attention_backward", "", kBackward, &kCudnn},
+    {"_scaled_dot_product_flash_attention_for_cpu", "", kForward, &kHeadsFirstTopLeft},
+    {"_scaled_dot_product_flash_attention_for_cpu_backward", "", kBackward, &kHeadsFirstTopLeft},
+    {"_scaled_dot_product_flash_attention", "", kForward, &kSdpaFlash},
+    {"_scaled_dot_product_flash_attention", "quantized", kForward, &kSdpaFlash},
+    {"_scaled_dot_product_flash_attention_backward", "", kBackward, &kSdpaFlash},
+    {"_scaled_dot_product_efficient_attention", "", kForward, &kSdpaEfficient},
+    {"_scaled_dot_product_efficient_attention_backward", "", kBackward, &kSdpaEfficient},
+    {"_scaled_dot_product_cudnn_attention", "", kForward, &kCudnn},
+    {"_scaled_dot_product_cudnn_attention_backward", "", kBackward, &kCudnn},
+    {"_scaled_dot_product_fused_attention_overrideable", "", kForward, &kOverrideable},
+    {"_scaled_dot_product_fused_attention_overrideable_backward", "", kBackward, &kOverrideable},
+    {"_flash_attention_forward", "", kForward, &kFlash},
+    {"_flash_attention_forward", "quantized", kForward, &kFlash},
+    {"_flash_attention_forward_no_dropout_inplace", "", kForward, &kFlashInplace},
+    {"_flash_attention_backward", "", kBackward, &kFlash},
+    {"_efficient_attention_forward", "", kForward, &kEfficient},
+    {"_efficient_attention_backward", "", kBackward, &kEfficient},
+    {"_cudnn_attention_forward", "", kForward, &kCudnn},
+    {"_cudnn_attention_backward", "", kBackward, &kCudnn},
 };
 
 // Puts an AttentionHook, a kernel that reports the call and runs it, on an operation. Returns false if the
 // schema is missing or the core's table is full. Leaks the Library, since its destructor removes the kernel.
 bool hook_attention_op(const AttentionOp& op) {
-  const std::string qualified = std::string(op.name_space) + "::" + op.name;
-  if (!c10::Dispatcher::singleton().findSchema({qualified, op.overload})) return false;
-  const bool is_torch = !std::strcmp(op.name_space, "aten");
-  const int32_t number = foreshock_register_op((is_torch ? op.name : qualified).c_str(), op.pass);
+  if (!c10::Dispatcher::singleton().findSchema({std::string(kAten) + op.name, op.overload})) return false;
+  const int32_t number = foreshock_register_op(op.name, op.pass);
   if (number < 0) return false;
-  auto* library = new torch::Library(torch::Library::IMPL, op.name_space, c10::DispatchKey::BackendSelect,
-                                     __FILE__, __LINE__);
+  auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
   const std::string name = *op.overload ? std::string(op.name) + "." + op.overload : op.name;
   library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<AttentionHook>(
                                   *op.semantics, op.pass == kBackward, number)));
@@ -117,17 +118,18 @@ bool hook_attention_op(const AttentionOp& op) {
 }
 
 // Whether the name has one of these namespaces. Attention in them calls the operations of kAttentionOps.
-bool is_of_torch(const std::string& name) {
-  for (const char* prefix : {"aten::", "prims::", "torch_attn::", "inductor::", "onnx::"})
-    if (name.rfind(prefix, 0) == 0) return true;
+bool is_of_torch(std::string_view name) {
+  for (const std::string_view prefix : {kAten, "prims::"sv, "torch_attn::"sv, "inductor::"sv, "onnx::"sv})
+    if (name.substr(0, prefix.size()) == prefix) return true;
   return false;
 }
 
+// Called for each of the thousands of operations that torch has, so it allocates nothing.
 bool is_listed(const c10::OperatorName& name) {
+  const std::string_view qualified = name.name;
+  if (qualified.substr(0, kAten.size()) != kAten) return false;
   for (const AttentionOp& known : kAttentionOps)
-    if (name.overload_name == known.overload &&
-        name.name == std::string(known.name_space) + "::" + known.name)
-      return true;
+    if (qualified.substr(kAten.size()) == known.name && name.overload_name == known.overload) return true;
   return false;
 }
 
@@ -187,7 +189,7 @@ class LateOps final : public c10::OpRegistrationListener {
     for (size_t n = 0; n < kOpCount; ++n) {
       if (is_hooked_[n] || !hook_attention_op(kAttentionOps[n])) continue;
       is_hooked_[n] = true;
-      hooked_of_torch_ += !std::strcmp(kAttentionOps[n].name_space, "aten");
+      ++hooked_of_torch_;
     }
     std::vector<c10::OperatorName> arrived;
     {

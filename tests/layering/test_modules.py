@@ -36,6 +36,7 @@ SMALL = {
     "integrations/torch/python/foreshock_torch/__init__": "what Python loads first",
     "integrations/torch/python/foreshock_torch/graphs": OF_PYTHON,
     "integrations/torch/python/foreshock_torch/numbers": OF_PYTHON,
+    "integrations/torch/python/foreshock_torch/rows": OF_PYTHON,
     "integrations/torch/python/foreshock_torch/signals": OF_PYTHON,
     "integrations/torch/python/foreshock_torch/unseen": OF_PYTHON,
     "kernels/block": "what all kernels of a device share",

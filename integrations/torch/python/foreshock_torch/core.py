@@ -6,11 +6,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from .inventory import Mixer
 from .logs import Logs
 from .names import as_bytes
+from .rows import Row
 from .topology import Topology
 from .weights import DIMS, OptimizerNumbers, Watched, Weight
 
@@ -82,7 +83,7 @@ class Arrays:
         return self._types[kind, length]()
 
 
-class QuietSteps(NamedTuple):
+class QuietSteps(Row):
     """Functions of quiet_functions.h in the adapter. They do the work of the optimizer hooks in quiet steps: those that
     are not sampled, while all optimizers are known and their tensors have names. The order of the fields is that in
     quiet_functions.h."""

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from .modules import children_of
+from .rows import Row
 
 ATTENTION, OTHER = 1, 2  # FORESHOCK_MIXER_... of hook.h
 
 
-class Mixer(NamedTuple):
+class Mixer(Row):
     """A module that mixes positions."""
 
     layer: str | None  # label of the parameter that computes its query, which is the label of its calls; None: unknown

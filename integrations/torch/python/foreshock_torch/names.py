@@ -5,7 +5,8 @@ path that distinguishes it from other stacks ("encoder")."""
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+
+from .rows import Row
 
 LABEL_BYTES = 31  # a layer label has at most so many bytes in the segment (shared memory that the agent reads)
 
@@ -26,7 +27,7 @@ def as_bytes(name: str) -> bytes:
     return name.encode(errors="backslashreplace")
 
 
-class Named(NamedTuple):
+class Named(Row):
     """The name of a parameter, and the framework's number of the layer that contains it."""
 
     name: str

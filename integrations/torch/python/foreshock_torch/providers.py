@@ -8,8 +8,9 @@ SKIP_UNKNOWN.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+from .rows import Row
 from .tap import DESCRIBED, LAYOUTS
 
 SKIP_FP8, SKIP_MASK, SKIP_LAYOUT, SKIP_TOO_LARGE, SKIP_UNKNOWN = 5, 6, 7, 8, 10  # FORESHOCK_SKIP_... of hook.h
@@ -22,14 +23,14 @@ def itself(value: Any) -> Any:
     return value
 
 
-class Sink(NamedTuple):
+class Sink(Row):
     """One more key of each row, of which only the score is given (sinks.py)."""
 
     scores: Any  # (batch, heads, queries, 1), broadcast
     weights: Any  # attention weights of that key as the function has them, (batch, heads, queries, 1)
 
 
-class Call(NamedTuple):
+class Call(Row):
     """One attention call, as foreshock.tap() takes it. `layout`: a number of LAYOUTS, for all tensors."""
 
     query: Any

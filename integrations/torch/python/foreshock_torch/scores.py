@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import seams, sinks
 from .providers import Sink
+from .rows import Row
 
 # A score that is replaced by this or less has a weight of 0: other scores are not that low. With larger numbers the
 # call is skipped.
 HIDDEN = -1e4
 
 
-class Trace(NamedTuple):
+class Trace(Row):
     """What is known of a tensor of scores or, after the softmax, of weights: cap * tanh(factor / cap * query @ key^T) +
     added, without the soft cap if it is 0; `fill` where `hidden`. `added` and `hidden` are broadcast."""
 

@@ -18,18 +18,19 @@ import sys
 from collections.abc import Callable
 from time import perf_counter_ns
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import flex, providers, sinks, tap
 from .providers import SKIP_UNKNOWN, Call, Given
 from .row_sums import completed
+from .rows import Row
 from .signals import is_of_trainer
 
 USED, IMPORTED = 1, 2  # FORESHOCK_UNSEEN_... of hook.h
 SAMPLED, SAMPLED_STEP = 1, 2  # bits of the result of foreshock_adapter_enter (adapter.cpp)
 
 
-class Seam(NamedTuple):
+class Seam(Row):
     """A function that is wrapped once its module is imported."""
 
     module: str

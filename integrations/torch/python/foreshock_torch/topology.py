@@ -9,9 +9,10 @@ import os
 import sys
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
+from .rows import Row
 from .signals import suppress_ours  # suppresses exceptions, except those that the training has raised here
 
 # By kind of parallelism: names that frameworks use for a dimension of torch's DeviceMesh, the grid of all ranks.
@@ -33,7 +34,7 @@ MEGATRON = {
 }
 
 
-class Coordinates(NamedTuple):
+class Coordinates(Row):
     """This process's index in each dimension of parallelism."""
 
     data: int = -1
@@ -42,7 +43,7 @@ class Coordinates(NamedTuple):
     expert: int = -1
 
 
-class Topology(NamedTuple):
+class Topology(Row):
     rank: int
     local_rank: int
     world_size: int

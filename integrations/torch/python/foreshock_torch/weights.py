@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 from zlib import crc32
 
@@ -17,6 +17,7 @@ from .names import Named, as_bytes
 from .numbers import number_on_cpu, step_number
 from .optimizers import groups, parameters_in, parameters_of, state_of
 from .replicas import Replicas, prefixed
+from .rows import Row
 from .signals import is_of_trainer, suppress_ours
 from .topology import MeshNumbers, is_flat, placements_of
 
@@ -32,7 +33,7 @@ FLAT, PLACEMENT, PACE = 1, 2, 3
 GRADIENT_PRESENT, GRADIENT_ABSENT, GRADIENT_NOT_REQUIRED = 1, 2, 3
 
 
-class Weight(NamedTuple):
+class Weight(Row):
     """This rank's part of a model tensor."""
 
     name: str
@@ -43,7 +44,7 @@ class Weight(NamedTuple):
     unfollowed: int = 0  # FLAT, PLACEMENT or PACE; 0: it is measured
 
 
-class Position(NamedTuple):
+class Position(Row):
     """Indices of a parameter in an optimizer. torch.utils.swap_tensors refuses parameters with weak references."""
 
     optimizer: Any  # weak reference to the optimizer
@@ -54,7 +55,7 @@ class Position(NamedTuple):
     key: str = ""  # of the parameter in the module
 
 
-class Watchable(NamedTuple):
+class Watchable(Row):
     """A parameter whose gradient may be looked at (looks.py)."""
 
     number: int  # index in the list of tensors that the core has
@@ -79,7 +80,7 @@ class Watchable(NamedTuple):
         return cls(number, seed, elements, first if is_range else 0, elements if is_range else 0, mesh)
 
 
-class Watched(NamedTuple):
+class Watched(Row):
     """A parameter of a look, with addresses of tensors, as in gradient_looks.h."""
 
     number: int
@@ -95,7 +96,7 @@ class Watched(NamedTuple):
 NOWHERE = Position(lambda: None, 0, 0, 0)  # no optimizer: for a tensor that is listed but not measured
 
 
-class OptimizerNumbers(NamedTuple):
+class OptimizerNumbers(Row):
     """Hyperparameters and step number of one tensor, from its optimizer's group and state. Unknown: NaN, step -1."""
 
     step: int

@@ -21,11 +21,12 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 from . import seams, sinks
 from .providers import NO_MASK, SKIP_MASK, SKIP_TOO_LARGE, SKIP_UNKNOWN, Call, Sink, itself
+from .rows import Row
 from .scores import HIDDEN, STEPS, Trace, append, floor, has_sink_column, is_of_rows
 from .signals import is_of_trainer
 from .tap import LAYOUTS
@@ -38,7 +39,7 @@ _TRIES = 8  # sampled calls of a class without attention, after which its calls 
 _EQUAL = -1e30  # added to all scores of a row, it makes them equal
 
 
-class Letters(NamedTuple):
+class Letters(Row):
     """A product as einsum writes it: the axes of both factors and of the result."""
 
     left: str
@@ -101,7 +102,7 @@ class _Form:
         return view.view([tensor.shape[axis] for axis in self._order]).permute(self._back), view
 
 
-class _Forms(NamedTuple):
+class _Forms(Row):
     """The forms of a product's tensors. In the first product `right` is the key and `out` the scores, in the second
     `left` is the weights, `right` the value and `out` the output."""
 
