@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
 from foreshock_torch import row_sums, sinks  # noqa: E402
-from foreshock_torch.providers import BOTTOM_RIGHT, NO_MASK, TOP_LEFT, Call, Sink  # noqa: E402
+from foreshock_torch.calls import BOTTOM_RIGHT, NO_MASK, TOP_LEFT, Call, Sink  # noqa: E402
 from foreshock_torch.tap import LAYOUTS  # noqa: E402
 
 pytestmark = pytest.mark.quick

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .providers import NO_MASK, SKIP_LAYOUT, SKIP_MASK, SKIP_TOO_LARGE, SKIP_UNKNOWN, Call, Given
+from .calls import NO_MASK, SKIP_LAYOUT, SKIP_MASK, SKIP_TOO_LARGE, SKIP_UNKNOWN, Call, Given, Seam
 from .tap import LAYOUTS
 
 FLEX_READ = frozenset({"query", "key", "value", "score_mod", "block_mask", "scale"})
@@ -177,3 +177,11 @@ def rest(result: Any, replace: Callable[[Any], Any]) -> Any:
         return result
     aux = result[1]
     return result[0], type(aux)(*map(replace, aux)) if isinstance(aux, tuple) else replace(aux)
+
+
+SEAMS = (
+    Seam(
+        "torch.nn.attention.flex_attention", "flex_attention", "flex_attention", False, flex_forward, FLEX_READ,
+        FLEX_IGNORED, query="query", nests=True, keys_and_values=("key", "value"), output=output, rest=rest,
+    ),
+)  # fmt: skip

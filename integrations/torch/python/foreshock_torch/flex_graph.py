@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import flex, seams
+from .calls import SKIP_UNKNOWN, Call
 from .graph_report import GraphReport, source_function
-from .providers import SKIP_UNKNOWN, Call
 from .signals import is_of_trainer
 
 OPERATION = "flex_attention"  # under which the calls are counted, as those of eager code

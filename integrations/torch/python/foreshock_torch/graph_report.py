@@ -9,7 +9,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from . import seams
-from .providers import SKIP_UNKNOWN, Call
+from .calls import SKIP_UNKNOWN, Call
 from .signals import is_of_trainer
 
 

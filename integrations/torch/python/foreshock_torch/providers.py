@@ -7,59 +7,10 @@ SKIP_UNKNOWN.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from .rows import Row
-from .tap import DESCRIBED, LAYOUTS
-
-SKIP_FP8, SKIP_MASK, SKIP_LAYOUT, SKIP_TOO_LARGE, SKIP_UNKNOWN = 5, 6, 7, 8, 10  # FORESHOCK_SKIP_... of hook.h
-NO_MASK, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2  # FORESHOCK_CAUSAL_... of hook.h
-
-Given = dict[str, Any]  # the arguments of a call, defaults included
-
-
-def itself(value: Any) -> Any:
-    return value
-
-
-class Sink(Row):
-    """One more key of each row, of which only the score is given (sinks.py)."""
-
-    scores: Any  # (batch, heads, queries, 1), broadcast
-    weights: Any  # attention weights of that key as the function has them, (batch, heads, queries, 1)
-
-
-class Call(Row):
-    """One attention call, as foreshock.tap() takes it. `layout`: a number of LAYOUTS, for all tensors."""
-
-    query: Any
-    key: Any
-    value: Any
-    out: Any
-    lse: Any
-    scale: float | None
-    causal: int
-    layout: int
-    mask: Any = None
-    dropout: float = 0.0
-    kept: Any = None  # not 0 where dropout has kept a weight
-    soft_cap: float = 0.0
-    sink: Sink | None = None
-    gradients: tuple[Any, Any, Any, Any] | None = None  # of output, query, key and value
-    is_written_out: bool = False  # in operations of torch, so that the backward pass does not read the output
-    # For a function without a backward function of its own: the gradients of its output and of its query -> those of
-    # `out` and `query` as they are described here.
-    of_out: Callable[[Any], Any] = itself
-    of_query: Callable[[Any], Any] = itself
-
-    def arguments(self, is_backward: bool) -> tuple[Any, ...]:
-        """The arguments of the custom operation, in the order of tap.py, for a call that has been counted."""
-        tensors = (self.query, self.key, self.value, self.out, self.lse, self.mask)
-        more = self.gradients if is_backward and self.gradients is not None else ()
-        numbers = (self.scale, float(self.soft_cap), self.causal, self.layout, self.dropout)
-        return *tensors, *more, self.kept, *numbers, None, True, DESCRIBED
-
+from .calls import BOTTOM_RIGHT, NO_MASK, SKIP_FP8, SKIP_LAYOUT, SKIP_MASK, TOP_LEFT, Call, Given, Seam
+from .tap import LAYOUTS
 
 # -- Transformer Engine: fused_attn_fwd() and fused_attn_bwd() of transformer_engine.pytorch.cpp_extensions --
 
@@ -201,3 +152,25 @@ def flash4_forward(given: Given, result: Any, _: Any) -> Call | int:
 
 def flash4_backward(given: Given, result: Any, _: Any) -> Call | int:
     return _flash4(given, given["out"], given["lse"], (given["dout"], *result[:3]))
+
+
+_ENGINE = "transformer_engine.pytorch.cpp_extensions.fused_attn"
+_FLASH4 = "flash_attn.cute.interface"
+SEAMS = (
+    Seam(
+        _ENGINE, "fused_attn_fwd", "transformer_engine", False, engine_forward, ENGINE_READ | {"is_training"},
+        ENGINE_IGNORED, in_function=True, other_tensor="cu_seqlens_q",
+    ),
+    Seam(
+        _ENGINE, "fused_attn_bwd", "transformer_engine", True, engine_backward,
+        ENGINE_READ | {"o", "d_o", "aux_ctx_tensors"}, ENGINE_IGNORED, in_function=True, other_tensor="cu_seqlens_q",
+    ),
+    Seam(
+        _FLASH4, "_flash_attn_fwd", "flash_attn_4", False, flash4_forward, FLASH4_READ, FLASH4_IGNORED,
+        in_function=True,
+    ),
+    Seam(
+        _FLASH4, "_flash_attn_bwd", "flash_attn_4", True, flash4_backward, FLASH4_READ | {"out", "dout", "lse"},
+        FLASH4_IGNORED, in_function=True,
+    ),
+)  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .providers import BOTTOM_RIGHT, NO_MASK, Call
+from .calls import BOTTOM_RIGHT, NO_MASK, Call
 from .tap import LAYOUTS
 
 _MOST_SCORES = 1 << 22  # of one piece, which bounds the memory

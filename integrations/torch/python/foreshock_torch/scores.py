@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import seams, sinks
-from .providers import Sink
+from .calls import Sink
 from .rows import Row
 
 # A score that is replaced by this or less has a weight of 0: other scores are not that low. With larger numbers the

@@ -1,9 +1,9 @@
 """Wraps Python functions that compute attention which no hook of an operation sees (seams), and reports their calls.
 
-A seam is a row of SEAMS: a function, or a method of a class, recognised by the name of its module and by the names of
-its parameters. It is wrapped when its module is imported, so other modules that import the function get the wrapped
-one. Arguments are read by name. providers.py and flex.py describe the calls. A call is reported by a custom operation
-as foreshock.tap() reports one.
+A seam is a row of SEAMS in providers.py or flex.py: a function, or a method of a class, recognised by the name of its
+module and by the names of its parameters. It is wrapped when its module is imported, so other modules that import the
+function get the wrapped one. Arguments are read by name. The file of the row describes the calls. A call is reported by
+a custom operation as foreshock.tap() reports one.
 
 A wrapped function computes what it did before. A call that is not sampled is only counted. A call whose meaning is not
 known is counted with a reason and never judged. Nothing is wrapped in a process that is not monitored.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -20,68 +21,22 @@ from time import perf_counter_ns
 from types import FunctionType, ModuleType
 from typing import Any
 
-from . import flex, providers, sinks, tap
-from .providers import SKIP_UNKNOWN, Call, Given
+from . import sinks, tap
+from .calls import SKIP_UNKNOWN, Call, Given, Seam
 from .row_sums import completed
-from .rows import Row
 from .signals import is_of_trainer
 
 USED, IMPORTED = 1, 2  # FORESHOCK_UNSEEN_... of hook.h
 SAMPLED, SAMPLED_STEP = 1, 2  # bits of the result of foreshock_adapter_enter (adapter.cpp)
 
 
-class Seam(Row):
-    """A function that is wrapped once its module is imported."""
-
-    module: str
-    function: str  # or CLASS.METHOD
-    operation: str  # name in the namespace foreshock; define() of tap.py appends "_backward" for the backward pass
-    is_backward: bool
-    describe: Callable[[Given, Any, Any], Call | int]  # arguments, result, function -> the call, or a SKIP_... reason
-    read: frozenset[str]  # parameters that `describe` needs; a function without one of them is not understood
-    ignored: frozenset[str]  # parameters that change no attention, or that not all releases have
-    query: str = "q"  # the parameter that is the query
-    in_function: bool = False  # called inside an autograd.Function, where gradient mode is off
-    other_tensor: str = ""  # stands for the query, which may be quantized, when the call is counted
-    nests: bool = False  # calls operations that are hooked and must not be counted again
-    # For a function without a backward function of its own. Names of the parameters that are key and value:
-    keys_and_values: tuple[str, ...] = ()
-    output: Callable[[Any], Any] = providers.itself  # result -> the tensor whose gradient is that of the output
-    # (result, replace) -> the result with replace(tensor) in place of each of its other tensors
-    rest: Callable[[Any, Callable[[Any], Any]], Any] = lambda result, replace: result
-
-    @property
-    def follows_gradients(self) -> bool:
-        return bool(self.keys_and_values)
-
-
-_FLASH4 = "flash_attn.cute.interface"
-_ENGINE = "transformer_engine.pytorch.cpp_extensions.fused_attn"
-SEAMS = (
-    Seam(
-        _ENGINE, "fused_attn_fwd", "transformer_engine", False, providers.engine_forward,
-        providers.ENGINE_READ | {"is_training"}, providers.ENGINE_IGNORED, in_function=True,
-        other_tensor="cu_seqlens_q",
-    ),
-    Seam(
-        _ENGINE, "fused_attn_bwd", "transformer_engine", True, providers.engine_backward,
-        providers.ENGINE_READ | {"o", "d_o", "aux_ctx_tensors"}, providers.ENGINE_IGNORED,
-        in_function=True, other_tensor="cu_seqlens_q",
-    ),
-    Seam(
-        _FLASH4, "_flash_attn_fwd", "flash_attn_4", False, providers.flash4_forward, providers.FLASH4_READ,
-        providers.FLASH4_IGNORED, in_function=True,
-    ),
-    Seam(
-        _FLASH4, "_flash_attn_bwd", "flash_attn_4", True, providers.flash4_backward,
-        providers.FLASH4_READ | {"out", "dout", "lse"}, providers.FLASH4_IGNORED, in_function=True,
-    ),
-    Seam(
-        "torch.nn.attention.flex_attention", "flex_attention", "flex_attention", False, flex.flex_forward,
-        flex.FLEX_READ, flex.FLEX_IGNORED, query="query", nests=True, keys_and_values=("key", "value"),
-        output=flex.output, rest=flex.rest,
-    ),
-)  # fmt: skip
+# {module: the file of this package that describes its functions}. The file is imported with the module, since most
+# trainings import none of them.
+DESCRIBED_IN = {
+    "transformer_engine.pytorch.cpp_extensions.fused_attn": "providers",
+    "flash_attn.cute.interface": "providers",
+    "torch.nn.attention.flex_attention": "flex",
+}
 # {module: functions} that compile the graphs of a model, which written_graph.py wraps after their import.
 GRAPH_FUNCTIONS = {
     "torch._functorch.partitioners": ("min_cut_rematerialization_partition", "default_partition"),
@@ -372,11 +327,11 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any], is_in_use: bool) 
     original.__code__ = found["call"].__code__
 
 
-_MODULES = {seam.module for seam in SEAMS} | set(GRAPH_FUNCTIONS)
+_MODULES = dict.fromkeys((*DESCRIBED_IN, *GRAPH_FUNCTIONS))
 
 
 class Watch:
-    """Wraps the functions of SEAMS in modules that are imported already or will be. A finder in sys.meta_path that
+    """Wraps the functions of seams in modules that are imported already or will be. A finder in sys.meta_path that
     finds nothing itself: it asks the other finders, and runs after the module's own loader."""
 
     def __init__(self, torch: Any, core: Any, hidden: Callable[[], Any], add_time: Callable[[int], None]) -> None:
@@ -388,8 +343,9 @@ class Watch:
         self.outside: Callable[[], Any] = contextlib.nullcontext  # suspends the mode of written.py
         global _active
         _active = self
-        for name in [name for name in sys.modules if name in _MODULES]:
-            self._wrap(sys.modules[name], is_in_use=True)
+        for name in _MODULES:
+            if (module := sys.modules.get(name)) is not None:
+                self._wrap(module, is_in_use=True)
         sys.meta_path.insert(0, self)
 
     def operations(self, name: str) -> tuple[Any, Any]:
@@ -437,9 +393,10 @@ class Watch:
         """`is_in_use`: other modules may have imported the functions of this one, or compiled them."""
         try:
             name = vars(module).get("__name__")
-            for seam in SEAMS:
-                if name == seam.module:
-                    self._wrap_function(module, seam, is_in_use)
+            if name in DESCRIBED_IN:
+                for seam in importlib.import_module(f"{__package__}.{DESCRIBED_IN[name]}").SEAMS:
+                    if name == seam.module:
+                        self._wrap_function(module, seam, is_in_use)
             if name in GRAPH_FUNCTIONS:
                 from . import written_graph
 

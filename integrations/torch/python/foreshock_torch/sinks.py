@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .providers import Call
+from .calls import Call
 
 MOST_MASK_ELEMENTS = 1 << 27  # of the mask with the sinks, which is a copy; more: the call is not described
 

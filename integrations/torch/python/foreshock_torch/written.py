@@ -25,7 +25,7 @@ from typing import Any
 from weakref import ref
 
 from . import seams, sinks
-from .providers import NO_MASK, SKIP_MASK, SKIP_TOO_LARGE, SKIP_UNKNOWN, Call, Sink, itself
+from .calls import NO_MASK, SKIP_MASK, SKIP_TOO_LARGE, SKIP_UNKNOWN, Call, Sink, itself
 from .rows import Row
 from .scores import HIDDEN, STEPS, Trace, append, floor, has_sink_column, is_of_rows
 from .signals import is_of_trainer

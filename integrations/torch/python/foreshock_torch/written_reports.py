@@ -7,8 +7,8 @@ from time import perf_counter_ns
 from typing import Any
 
 from . import seams
+from .calls import NO_MASK, SKIP_MASK, SKIP_TOO_LARGE, SKIP_UNKNOWN, Call
 from .graph_report import GraphReport, source_function
-from .providers import NO_MASK, SKIP_MASK, SKIP_TOO_LARGE, SKIP_UNKNOWN, Call
 from .row_sums import completed
 from .scores import HIDDEN
 from .signals import is_of_trainer
