@@ -21,6 +21,7 @@ is copied or compiled there.
 from __future__ import annotations
 
 import argparse
+import compileall
 import fcntl
 import hashlib
 import importlib.util
@@ -39,6 +40,7 @@ from typing import IO, NamedTuple
 
 SOURCES = Path(__file__).resolve().parent
 PREBUILT = SOURCES.parent / "adapters"  # the adapters that came with foreshock, in an installed package
+HELPERS = (SOURCES / "python", SOURCES.parent / "python")  # the Python helper, in the source tree or installed
 # Minor versions this adapter was tested with. The dispatcher's C++ interface changes between any two.
 SUPPORTED = {f"2.{minor}" for minor in range(6, 16)}
 FLAGS = ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-s"]
@@ -377,6 +379,14 @@ def prepare(arguments: argparse.Namespace) -> dict[str, str]:
         return answer | {"state": "failed", "reason": reason, "path": ""}
 
 
+def compile_helper(folders: tuple[Path, ...] = HELPERS) -> None:
+    """Writes the bytecode of the helper for this Python, unless it is current. Python writes none if
+    PYTHONDONTWRITEBYTECODE is set, as in many containers; each `import torch` would then take 100 ms to compile it."""
+    for folder in folders:
+        if (folder / "foreshock_torch").is_dir():
+            compileall.compile_dir(folder, quiet=2)  # 2: no output. A folder that cannot be written is left as it is.
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the PyTorch adapter of foreshock.")
     parser.add_argument("--cache", type=Path, help="directory the adapters are kept in")
@@ -398,6 +408,7 @@ def main() -> None:
     if arguments.torch is not None:
         arguments.torch = arguments.torch.resolve()
     arguments.library, arguments.include = arguments.library.resolve(), arguments.include.resolve()
+    compile_helper()
     begin = time.monotonic()
     try:
         answer = prepare(arguments)

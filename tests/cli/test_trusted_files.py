@@ -146,10 +146,10 @@ def installation_in(folder):
 
 @pytest.mark.parametrize("umask", keep([0o000, 0o002], 0o000))
 def test_others_cannot_write_bytecode_of_the_helper(environment, cache, tmp_path, umask):
-    """Python creates the folder for bytecode with the umask of the training. The next training would read it."""
+    """Python creates the folder for bytecode with the umask of the training. The next training would read it. Where
+    Python must not write bytecode, the builder of the adapter does."""
     foreshock = installation_in(tmp_path) / "bin" / "foreshock"
-    environment = environment | {"FORESHOCK_CACHE": str(cache)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment = environment | {"FORESHOCK_CACHE": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [
         foreshock,
         "run",
@@ -161,7 +161,8 @@ def test_others_cannot_write_bytecode_of_the_helper(environment, cache, tmp_path
     done = subprocess.run(command, env=environment, umask=umask, capture_output=True, text=True, timeout=60, check=True)
     folder = pathlib.Path(done.stdout.strip()).parent / "__pycache__"
     assert folder.is_relative_to(tmp_path)
-    assert list(folder.glob("*.pyc"))
+    assert len(list(folder.glob("*.pyc"))) == len(list(folder.parent.glob("*.py")))
+    assert not [path for path in folder.iterdir() if path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)]
     assert stat.S_IMODE(folder.stat().st_mode) == 0o755
     assert said(environment, foreshock=foreshock) == ""
 
