@@ -40,21 +40,14 @@ struct LayerChecks {
   bool lacks_gradient = false;     // they need one, and only other layers of the rank have one
   bool is_without_result = false;  // forward slices were judged, but no output could be compared
   bool seen[segment::kPasses] = {};
-  uint32_t skipped[segment::kPasses] = {};  // bits, as segment::Layer::skipped
-  uint32_t columns_skipped = 0;             // bits, of segment::ColumnsSkip
-  std::array<uint64_t, kJudgedTensors> judged = {};
+  uint32_t skipped[segment::kPasses] = {};            // bits, as segment::Layer::skipped
+  uint32_t columns_skipped = 0;                       // bits, of segment::ColumnsSkip
+  std::array<uint64_t, kJudgedTensors> decided = {};  // slices that say whether the result is right
+  bool has_few_rows[segment::kPasses] = {};           // slices were compared that do not say it
   // On each rank with this layer, no more calls of the pass run in a step than layers were seen. So this
   // layer's calls, if it was not seen, do not reach a hook.
   bool is_excluded[segment::kPasses] = {true, true};
 };
-
-// Slices whose result was compared. Slices of calls with dropout compare scores but no output, and rows of
-// partial attention (context parallelism) cannot be compared.
-uint64_t compared(const PassStatistics* statistics, uint32_t tensor) {
-  if (statistics == nullptr) return 0;
-  const bool has_result = statistics->relative_error_mean.size() > 0 || statistics->nonfinite > 0;
-  return tensor == 0 && !has_result ? 0 : statistics->judged;
-}
 
 // Whether the layers of the rank's model are known. Calls in a model without attention show that its
 // inventory is incomplete. A stage of a pipeline may have no attention, and no calls.
@@ -100,7 +93,7 @@ class Table {
       result.seen += layer.seen[0];
       for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
         result.needed[tensor] += tensor == 0 || layer.needs_backward;
-        result.judged[tensor] += layer.judged[tensor] > 0;
+        result.judged[tensor] += layer.decided[tensor] > 0;
       }
     }
     add_unnamed(&result, &gaps);
@@ -152,14 +145,18 @@ class Table {
     LayerChecks& layer = layers_[label];
     layer.is_annotated |= statistics.source == segment::name_of(segment::LayerSource::kAnnotation);
     layer.needs_backward |= statistics.pass[1].judged > 0 || is_by_order(rank) || label.empty();
-    layer.is_without_result |= statistics.pass[0].judged > 0 && statistics.pass[0].partial == 0 &&
-                               compared(&statistics.pass[0], 0) == 0;
+    const bool has_result = statistics.pass[0].relative_error_mean.size() > 0;
+    layer.is_without_result |=
+        statistics.pass[0].judged > 0 && statistics.pass[0].partial == 0 && !has_result;
+    for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
+      layer.has_few_rows[pass] |= (pass == 1 || has_result) && statistics.pass[pass].judged > 0;
     for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
       layer.seen[pass] |= statistics.pass[pass].judged > 0;
     for (uint32_t why = 0; why < segment::kColumnsSkips; ++why)
       if (statistics.columns_skipped[why] > 0) layer.columns_skipped |= uint32_t{1} << why;
     for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor)
-      layer.judged[tensor] += compared(statistics_of(statistics, tensor), tensor);
+      if (const PassStatistics* of_tensor = statistics_of(statistics, tensor))
+        layer.decided[tensor] += of_tensor->decided;
   }
 
   void exclude(const RankStatistics& rank) {
@@ -218,7 +215,7 @@ class Table {
   void add_gap(const std::string& label, const LayerChecks& layer, Gaps* gaps) const {
     const uint32_t tensors = layer.needs_backward ? kJudgedTensors : 1;
     uint32_t tensor = 0;
-    while (tensor < tensors && layer.judged[tensor] > 0) ++tensor;
+    while (tensor < tensors && layer.decided[tensor] > 0) ++tensor;
     if (tensor == tensors) return;
     const auto [cause, reasons] = cause_of(layer, tensor);
     CoverageGap& gap = (*gaps)[{cause, tensor, reasons}];
@@ -236,6 +233,7 @@ class Table {
       return lasting != 0 ? std::pair(GapCause::kSkipped, names_of(lasting, segment::kColumnsSkipNames))
                           : std::pair(GapCause::kFewSamples, std::string());
     }
+    if (layer.has_few_rows[pass]) return {GapCause::kFewRows, ""};
     if (layer.seen[pass]) {
       const uint32_t lasting = layer.skipped[pass] & ~kPassingReasons;
       // A forward call with dropout is sampled, but only its scores are compared.
@@ -304,7 +302,7 @@ AttentionInventory inventory_of(const Ranks& ranks) { return Table(ranks).invent
 
 const char* name_of(GapCause cause) {
   constexpr const char* kNames[] = {"not_hooked",   "math_path", "no_gradient", "no_backward_seen",
-                                    "unattributed", "skipped",   "few_samples"};
+                                    "unattributed", "few_rows",  "skipped",     "few_samples"};
   return kNames[static_cast<size_t>(cause)];
 }
 
@@ -402,6 +400,11 @@ std::string text_of(const CoverageGap& gap) {
       return text + of_pass +
              " calls were checked whose layer is unknown, and its calls may be among them. Do: add "
              "foreshock.tap with its argument layer to this attention (docs/coverage.md)";
+    case GapCause::kFewRows:
+      return text +
+             (gap.tensor == 0 ? "in each slice a few rows have nearly all of the error"
+                              : "in each slice too few rows have a gradient") +
+             ". Do: train longer, or give --every 1";
     case GapCause::kSkipped:
       if (gap.reasons == "device")
         return text +

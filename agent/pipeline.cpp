@@ -323,6 +323,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     const AttentionSlice slice = slice_of(ready.view);
     if (!is_valid(slice)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
     SliceDeviation deviation = judge(slice, &workspace_);
+    pool_few_rows(layer, &deviation, rank);
     allow_for_operation(op, &deviation);
     // The trainer counts NaN and Inf in all output rows of the slice's first head, but only in half of the
     // slices, and only in forward calls on the CPU without a mask and with finite inputs (slice.cpp,

@@ -381,11 +381,18 @@ bool has_no_comparable_column(const SliceDeviation& deviation) {
          deviation.rows_not_comparable > 0;
 }
 
+// Whether the slice says that the trainer's result is right, or that it is wrong. It does not if the exact
+// result is 0 in all its rows, if too few rows decide, or if only the scores were compared (dropout).
+bool is_decided(const SliceDeviation& deviation) {
+  return deviation.fused_ratio || is_nonfinite(deviation) || deviation.relative_error_max == 0.0;
+}
+
 // `limit`: of the fused_ratio of this slice.
 void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, DType dtype, bool is_written_out,
               double limit, PassStatistics* pass) {
   pass->dtype = dtype;
   pass->judged += !has_no_comparable_column(deviation);
+  pass->decided += is_decided(deviation);
   pass->written_out += is_written_out && !has_no_comparable_column(deviation);
   pass->last_step = cluster.step;
   pass->partial += deviation.partial;
@@ -638,6 +645,17 @@ void note_restart(const segment::StepRecord& step, RankStatistics* rank) {
   if (!has_fallen && !given(step, segment::kGivenOtherTraining)) return;
   ++rank->step_restarts;
   for (auto& [label, layer] : rank->layers) layer.is_mixed |= layer.source == "ordinal";
+}
+
+void pool_few_rows(const LayerOfCall& layer, SliceDeviation* deviation, RankStatistics* rank) {
+  if (deviation->tensor != JudgedTensor::kGradQuery || deviation->fused_ratio) return;
+  LayerStatistics* named_layer = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
+  LayerStatistics& statistics = named_layer != nullptr ? *named_layer : rank->unnamed;
+  const std::optional<PooledRows::Ratios> ratios =
+      statistics.few_rows.add(deviation->fused_errors, deviation->plain_errors, deviation->reference_norm);
+  if (!ratios) return;
+  deviation->fused_ratio = ratios->fused;
+  deviation->deviation_ratio = ratios->plain;
 }
 
 void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,

@@ -28,6 +28,7 @@
 #include "segment/reader.h"
 #include "shadow/bias.h"
 #include "shadow/judgement.h"
+#include "shadow/row_errors.h"
 
 namespace foreshock {
 
@@ -135,6 +136,7 @@ struct PastAlarm {
 // backward pass. Windows and pools (of signed errors) have the last 64 values; the rest covers all slices.
 struct PassStatistics {
   uint64_t judged = 0;         // checked slices
+  uint64_t decided = 0;        // those that say whether the result is right (is_decided())
   uint64_t written_out = 0;    // those of attention that is written out (shadow/written_out.h)
   DType dtype = DType::kNone;  // format of the last slice; kNone: none yet
   // Slices with NaN or Inf; for a layer's dQ, also slices of key positions whose call has NaN or Inf in dQ.
@@ -251,6 +253,7 @@ struct LayerStatistics {
   PassStatistics pass[segment::kPasses];
   KeyStatistics keys;
   ColumnsSkipped columns_skipped = {};
+  PooledRows few_rows;  // slices of dQ that too few rows decide, see pool_few_rows()
   ScoreStatistics scores;
   std::optional<double> gradient_norm;  // of the layer's parameters, before clipping
   uint64_t gradient_step = 0;           // step of gradient_norm
@@ -480,6 +483,10 @@ struct RankStatistics {
 struct LayerOfCall {
   std::string label, name, source;
 };
+
+// Adds a slice of dQ that too few rows decide to those of its layer before it. Gives it the ratios of them
+// all once they suffice. To be called before allow_for_operation().
+void pool_few_rows(const LayerOfCall& layer, SliceDeviation* deviation, RankStatistics* rank);
 
 // Adds a checked tensor of the slice in `slot`.
 void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,

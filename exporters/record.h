@@ -170,7 +170,9 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
     "The other noise floor: error_norm of fused attention in the same precision, with scores in fp32.")      \
   X(RecordNumber, fused_ratio, "ratio",                                                                      \
     "Error of the kernel divided by the error of fused attention, by which alarms judge. Of attention that " \
-    "is written out in PyTorch operations: at most deviation_ratio / sqrt(3). Absent by the same rule.")     \
+    "is written out in PyTorch operations: at most deviation_ratio / sqrt(3). Absent by the same rule. "     \
+    "Such slices of grad_query are added up by layer; the slice that completes 8 effective rows has the "    \
+    "ratio of all.")                                                                                         \
   X(RecordNumber, conservation_ratio, "ratio",                                                               \
     "Of grad_key and grad_value: distance of their sum over all keys of the kv-head from its exact value "   \
     "(0 for grad_key; the sum of the output's gradient for grad_value), divided by the distance that "       \

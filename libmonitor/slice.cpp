@@ -31,6 +31,7 @@ enum Purpose : uint64_t {
   kPackedPosition,
   kTakesColumns,
   kCountsNonfinite,
+  kTakesEnds,
   kPosition = 16
 };
 
@@ -39,13 +40,19 @@ uint64_t random_of(uint64_t seed, int64_t step, uint64_t call, int rank, uint64_
   return mix(seed, static_cast<uint64_t>(step), call, static_cast<uint64_t>(rank) << 8 | purpose);
 }
 
-// Divides `length` positions into at most `most` equal parts, and chooses a position in each part.
+// Divides `length` positions into at most `most` equal parts, and chooses a position in each part. One slice
+// in four has the first and the last position: in a model that classifies by its first or last token, only
+// the gradient of this token's row is not 0.
 void choose_positions(int64_t length, int64_t most, const auto& random, Slice* slice) {
   slice->parts = slice->positions = static_cast<int>(std::min(length, most));
-  for (uint32_t n = 0; n < static_cast<uint32_t>(slice->parts); ++n) {
+  const uint32_t parts = static_cast<uint32_t>(slice->parts);
+  const bool takes_ends = random(kTakesEnds) % 4 == 0;
+  for (uint32_t n = 0; n < parts; ++n) {
     slice->fraction[n] = static_cast<uint32_t>(random(kPosition + n) >> 32);
-    slice->position[n] = static_cast<int64_t>(position_in_part(
-        static_cast<uint64_t>(length), n, static_cast<uint32_t>(slice->parts), slice->fraction[n]));
+    if (takes_ends && n == 0) slice->fraction[n] = 0;
+    if (takes_ends && n + 1 == parts) slice->fraction[n] = UINT32_MAX;
+    slice->position[n] =
+        static_cast<int64_t>(position_in_part(static_cast<uint64_t>(length), n, parts, slice->fraction[n]));
   }
 }
 

@@ -148,30 +148,13 @@ double least_error(const Row& row, const double* exact) {
   return std::max(sum, row.mean_square_error);
 }
 
-// The squared errors of the kernel and of one floor, over the compared rows where the floor is finite.
-struct AgainstFloor {
-  double kernel = 0, floor = 0, least = 0;           // least: see least_error()
-  double squares_of_both = 0, squares_of_floor = 0;  // sums over rows of (kernel + floor)^2 and of floor^2
-  int rows = 0;
-
-  void add(double row_kernel, double row_floor, double row_least) {
-    if (!(row_floor < kInfinity)) return;
-    ++rows;
-    kernel += row_kernel;
-    floor += row_floor;
-    least += row_least;
-    squares_of_both += (row_kernel + row_floor) * (row_kernel + row_floor);
-    squares_of_floor += row_floor * row_floor;
-  }
-};
-
 // Sums over the compared rows, for summarise(). plain and the relative errors are against `reference`, the
 // others against `given`. fused_across: errors of squared_error_across(). given_out: of the out that a
 // backward call was given, against fused's own.
 struct Errors {
   double relative_sum = 0, relative_max = 0, given_norm = 0;
   int relative_rows = 0;
-  AgainstFloor plain, fused, fused_across, given_out;
+  RowErrors plain, fused, fused_across, given_out;
 };
 
 // Whether the trainer's precision resolves an element: fused attention has at least three correct bits of it.
@@ -254,28 +237,20 @@ void compare_row(const Row& row, Errors* errors, SliceDeviation* d) {
   add_biases(row, d);
 }
 
-// Returns over how many rows an error is spread: sum^2 / sum_of_squares of the rows' errors.
-std::optional<double> effective_count(double sum, double sum_of_squares) {
-  const double count = sum / sum_of_squares * sum;
-  return std::isfinite(count) && sum_of_squares > 0 ? std::optional(count) : std::nullopt;
-}
-
 // Whether enough rows contribute to a ratio: kLeastEffectiveRows to the sum of both errors, or
 // kEnoughFloorRows to the floor's error. An output of fewer rows is always decided: a row without a dominant
 // error has an independent error in each element. So are dK and dV, whose floor has a known mean.
-bool is_decided(JudgedTensor tensor, const AgainstFloor& against) {
+bool is_decided(JudgedTensor tensor, const RowErrors& errors) {
   if (tensor == JudgedTensor::kGradKey || tensor == JudgedTensor::kGradValue) return true;
-  if (tensor == JudgedTensor::kOut && against.rows < kLeastEffectiveRows) return true;
-  const auto both = effective_count(against.kernel + against.floor, against.squares_of_both);
+  if (tensor == JudgedTensor::kOut && errors.rows < kLeastEffectiveRows) return true;
+  const std::optional<double> both = errors.effective_rows();
   return !both || *both >= kLeastEffectiveRows ||
-         effective_count(against.floor, against.squares_of_floor).value_or(0) >= kEnoughFloorRows;
+         errors.effective_floor_rows().value_or(0) >= kEnoughFloorRows;
 }
 
-// Returns the kernel's error divided by the floor's; absent if no row has an error or too few contribute.
-std::optional<double> error_ratio(JudgedTensor tensor, const AgainstFloor& against) {
-  if (against.rows == 0 || !(against.kernel > 0 || against.floor > 0) || !is_decided(tensor, against))
-    return std::nullopt;
-  return std::sqrt(against.kernel) / std::sqrt(std::max(against.floor, against.least));
+// Absent if no row has an error or too few rows contribute.
+std::optional<double> ratio_of(JudgedTensor tensor, const RowErrors& errors) {
+  return is_decided(tensor, errors) ? errors.ratio() : std::nullopt;
 }
 
 // Computes the means, norms and ratios of *d.
@@ -284,19 +259,21 @@ void summarise(const Errors& errors, SliceDeviation* d) {
     d->relative_error_mean = errors.relative_sum / errors.relative_rows;
     d->relative_error_max = errors.relative_max;
   }
-  const AgainstFloor& plain = errors.plain;
+  const RowErrors& plain = errors.plain;
   d->kernel_error_norm = std::sqrt(plain.kernel);
   d->plain_error_norm = std::sqrt(plain.floor);
   d->fused_error_norm = std::sqrt(errors.fused.floor);
   d->reference_norm = std::sqrt(errors.given_norm);
-  d->effective_rows = effective_count(plain.kernel + plain.floor, plain.squares_of_both);
-  d->plain_effective_rows = effective_count(plain.floor, plain.squares_of_floor);
-  d->deviation_ratio = error_ratio(d->tensor, plain);
-  d->fused_ratio = error_ratio(d->tensor, errors.fused);
+  d->effective_rows = plain.effective_rows();
+  d->plain_effective_rows = plain.effective_floor_rows();
+  d->plain_errors = plain;
+  d->fused_errors = errors.fused;
+  d->deviation_ratio = ratio_of(d->tensor, plain);
+  d->fused_ratio = ratio_of(d->tensor, errors.fused);
   // Where too few rows decide about the gradient itself, the other two ratios do not stand for it.
   if (d->fused_ratio)
     for (const auto& other :
-         {error_ratio(d->tensor, errors.fused_across), error_ratio(JudgedTensor::kOut, errors.given_out)})
+         {ratio_of(d->tensor, errors.fused_across), ratio_of(JudgedTensor::kOut, errors.given_out)})
       d->fused_ratio = std::max(*d->fused_ratio, other.value_or(0));
   d->unexplained_bias = unexplained_bias(d->bias, {d->rounded_bias, d->floor_bias});
 }

@@ -14,6 +14,7 @@
 #include "shadow/bias.h"
 #include "shadow/key_columns.h"
 #include "shadow/reference.h"
+#include "shadow/row_errors.h"
 #include "shadow/slice.h"
 
 namespace foreshock {
@@ -71,8 +72,11 @@ struct SliceDeviation {
   // the errors are taken against the gradient that the given out and log_sum_exp (the trainer's) define
   // (Reference::given_grad_query), and the value is the largest of three ratios: of the whole errors, of the
   // errors without their component along the mean key, in which rounding errors add up, and of the errors of
-  // the given out, which may be wrong where the forward call was right. Absent if the first one is.
+  // the given out, which may be wrong where the forward call was right. Absent if the first one is. The
+  // agent gives one to several slices of dQ without a ratio (agent/rank_state.h, LayerStatistics::few_rows).
   std::optional<double> fused_ratio;
+  // The sums of these two ratios; those of the whole errors.
+  RowErrors plain_errors, fused_errors;
 
   BiasSums bias;          // of the trainer's result, against the exact values with which fused is compared
   BiasSums rounded_bias;  // control: of the reference rounded once

@@ -38,6 +38,7 @@ void judge(RankStatistics* rank, const std::string& label, uint32_t tensor, uint
   layer->label = label;
   layer->source = "parameter";
   statistics_of(tensor, layer).judged += slices;
+  statistics_of(tensor, layer).decided += slices;
   statistics_of(tensor, layer).relative_error_mean.add(0.002);
   if (is_key_gradient(tensor)) return;
   rank->judged[tensor] += slices;
@@ -207,6 +208,20 @@ TEST(Inventory, AnOutputWithDropoutIsNotJudged) {
   EXPECT_EQ(gap.reasons, "dropout");
 }
 
+TEST(Inventory, SlicesOfWhichFewRowsHaveAGradientAreAGap) {
+  RankStatistics rank = rank_with(1);
+  judge_all(&rank, "000");
+  PassStatistics& of_query = rank.layer_of("000")->pass[1];
+  of_query.decided = 1;
+  EXPECT_THAT(inventory(rank).gaps, testing::IsEmpty());
+  of_query.decided = 0;
+  const CoverageGap gap = only_gap(rank);
+  EXPECT_EQ(gap.cause, GapCause::kFewRows);
+  EXPECT_THAT(inventory(rank).judged, ElementsAre(1, 0, 1, 1));
+  EXPECT_THAT(text_of(gap),
+              HasSubstr("layer 000: dQ not judged; in each slice too few rows have a gradient."));
+}
+
 TEST(Inventory, KeysThatWereNotSampledAreAGap) {
   RankStatistics rank = rank_with(1);
   judge(&rank, "000", 0);
@@ -223,7 +238,7 @@ TEST(Inventory, KeysThatWereNotSampledAreAGap) {
 
 TEST(Inventory, EvaluationCallsWithoutALayerAreNotCheckedLayers) {
   RankStatistics rank = rank_with(1);
-  rank.unnamed.pass[0].judged = rank.judged[0] = 30;
+  rank.unnamed.pass[0].judged = rank.unnamed.pass[0].decided = rank.judged[0] = 30;
   rank.totals.calls[0] = 3000;
   EXPECT_EQ(only_gap(rank).cause, GapCause::kUnattributed);
   EXPECT_THAT(inventory(rank).judged, ElementsAre(0, 0, 0, 0));
@@ -232,7 +247,7 @@ TEST(Inventory, EvaluationCallsWithoutALayerAreNotCheckedLayers) {
 // A head that is trained on a base under torch.no_grad(): a backward pass may not exist.
 TEST(Inventory, CallsWithoutALayerMayNeedNoBackwardPass) {
   RankStatistics rank = rank_with(0);
-  rank.unnamed.pass[0].judged = rank.judged[0] = 100;
+  rank.unnamed.pass[0].judged = rank.unnamed.pass[0].decided = rank.judged[0] = 100;
   rank.unnamed.pass[0].relative_error_mean.add(0.002);
   rank.totals.calls[0] = 100;
   EXPECT_EQ(only_gap(rank).cause, GapCause::kNoBackwardSeen);
@@ -258,7 +273,7 @@ TEST(Inventory, WithoutAnInventoryTheLayersAreThoseOfTheCalls) {
 TEST(Inventory, WithoutAnyLayerTheCallsMustBeJudged) {
   RankStatistics rank = rank_with(0);
   rank.coverage.inventory_is_known = 0;
-  rank.unnamed.pass[0].judged = rank.judged[0] = 30;
+  rank.unnamed.pass[0].judged = rank.unnamed.pass[0].decided = rank.judged[0] = 30;
   rank.unnamed.pass[0].relative_error_mean.add(0.002);
   EXPECT_THAT(text_of(only_gap(rank)), HasSubstr("calls without a layer: dQ not judged"));
   EXPECT_EQ(inventory(rank).layers, 0u);

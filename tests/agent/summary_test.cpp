@@ -46,15 +46,16 @@ RankStatistics healthy_rank(int number = 0) {
   rank.cost = {.train_seconds = 100, .own_seconds = 0.53, .agent_seconds = 0};
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
     rank.judged[pass] = rank.totals.sampled[pass] = 126;
-    rank.pass[pass].judged = 126;
+    rank.pass[pass].judged = rank.pass[pass].decided = 126;
     rank.pass[pass].add_fused_ratio(pass == 0 ? 0.69 : 0.56, kDeviationRatioForward);
     rank.pass[pass].relative_error_mean.add(0.002);
     for (const char* label : {"000", "001"}) {
       LayerStatistics* layer = rank.layer_of(label);
       layer->label = label;
-      layer->pass[pass].judged = 63;
+      layer->pass[pass].judged = layer->pass[pass].decided = 63;
       layer->pass[pass].relative_error_mean.add(0.002);
-      for (uint32_t tensor : {2u, 3u}) statistics_of(tensor, layer).judged = 30;
+      for (uint32_t tensor : {2u, 3u})
+        statistics_of(tensor, layer).judged = statistics_of(tensor, layer).decided = 30;
     }
   }
   for (uint32_t tensor : {2u, 3u}) statistics_of(tensor, &rank).judged = 60;
@@ -289,7 +290,7 @@ TEST(Summary, NothingUnjudgedIsCalledHealthy) {
 
 TEST(Summary, BackwardLayersThatWereNotCheckedAreCounted) {
   RankStatistics rank = healthy_rank();
-  rank.layer_of("001")->pass[1].judged = 0;
+  rank.layer_of("001")->pass[1].judged = rank.layer_of("001")->pass[1].decided = 0;
   EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("in 2 of 2 layers (backward 1)"));
   rank.judged[0] = kLeastJudged - 1;
   EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("in 2 of 2 layers (backward 1); forward: too few samples"));

@@ -5,7 +5,6 @@ and its dV in the third.
 
 import pathlib
 import sys
-import warnings
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
@@ -14,33 +13,11 @@ from agent_view import wait_until_slots_are_free
 from tiny_gpt import VOCABULARY, Batches, set_up, tell
 from torch import nn
 from torch.nn import functional
+from wrong_backward import KEY, VALUE, WrongBackward
 
 LAYERS, WRONG_KEY, WRONG_VALUE, BIASED = 4, 1, 2, 3
 LENGTH, SHORTEST, WINDOW, MEMORY = 48, 20, 12, 7
 HEADS, WIDTH = 4, 32
-OP = "_scaled_dot_product_flash_attention_for_cpu_backward"
-
-
-class WrongBackward:
-    """torch's kernel with wrong results in two layers; the calls of a backward pass come in the reverse order."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.original = torch.library.get_kernel(f"aten::{OP}", "CPU")
-        self.library = torch.library.Library("aten", "IMPL")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a kernel is replaced
-            self.library.impl(OP, self, "CPU", with_keyset=True)
-
-    def __call__(self, keys: object, *arguments: object, **more: object) -> tuple[torch.Tensor, ...]:
-        gradients = self.original.call_boxed(keys, *arguments, **more)
-        layer = LAYERS - 1 - self.calls % LAYERS
-        self.calls += 1
-        if layer == WRONG_KEY:
-            gradients[1].mul_(1.05)
-        if layer == WRONG_VALUE:
-            gradients[2].mul_(1.05)
-        return gradients
 
 
 class Layer(nn.Module):
@@ -91,7 +68,8 @@ class Model(nn.Module):
 
 def train(steps: int) -> None:
     set_up()
-    kernel, model, batches = WrongBackward(), Model(), Batches(length=LENGTH)
+    kernel = WrongBackward(LAYERS, {WRONG_KEY: KEY, WRONG_VALUE: VALUE})
+    model, batches = Model(), Batches(length=LENGTH)
     numbers = torch.Generator().manual_seed(5)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(steps):

@@ -123,7 +123,8 @@ TEST(Sampler, SlicesStayInsideTheCall) {
   }
 }
 
-TEST(Sampler, EveryPlaceIsChosenAboutEquallyOften) {
+// One slice in four has both ends: a loss may reach only the first or the last token of a sequence.
+TEST(Sampler, TheEndsAreChosenMoreOftenAndOtherPlacesEquallyOften) {
   const CallShape shape = {2, 4, 2, 32, 32};
   std::vector<int> positions(32), kv_heads(2);
   constexpr int kDraws = 8000;
@@ -132,8 +133,11 @@ TEST(Sampler, EveryPlaceIsChosenAboutEquallyOften) {
     ++kv_heads[slice.kv_head];
     for (int n = 0; n < slice.positions; ++n) ++positions[slice.position[n]];
   }
-  // 8 positions in 8 parts of 4: each position is drawn with p = 1/4, sd = sqrt(8000 * 3/16) = 39.
-  for (int count : positions) EXPECT_NEAR(count, kDraws / 4, 5 * 39);
+  // 8 positions in 8 parts of 4: each position is drawn with p = 1/4, sd = sqrt(8000 * 3/16) = 39. In the
+  // first and the last part, the end is drawn with p = 1/4 + 3/4 * 1/4 = 7/16 (sd 44), the others with 3/16.
+  for (int n = 4; n < 28; ++n) EXPECT_NEAR(positions[n], kDraws / 4, 5 * 39);
+  for (int n : {1, 2, 3, 28, 29, 30}) EXPECT_NEAR(positions[n], kDraws * 3 / 16, 5 * 39);
+  for (int n : {0, 31}) EXPECT_NEAR(positions[n], kDraws * 7 / 16, 5 * 44);
   EXPECT_NEAR(kv_heads[0], kDraws / 2, 5 * 45);
 }
 
