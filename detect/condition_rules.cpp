@@ -384,25 +384,29 @@ void ZeroLossRule::observe(const StepFacts& facts, int64_t rank, ConditionBoard*
 void EarlyRiseRule::observe(int64_t step, double loss, int64_t rank, ConditionBoard* board) {
   if (!std::isfinite(loss)) return;  // reported as a loss event
   if (known_ < kEarlyFirst) {
-    ++known_;
-    most_first_ = std::max(most_first_, loss);
+    if (known_++ == 0) first_ = loss;
+    const bool is_far = loss > first_ + kEarlyJump;
+    if (!is_far) most_first_ = std::max(most_first_, loss);
+    extend(is_far, step, loss);
     return;
   }
   const bool is_high = most_first_ > 0 && loss > kEarlyFactor * most_first_;
-  if (!is_high) {
-    in_row_ = 0;
-    board->end(ConditionId::kEarlyRise, rank);
-  }
+  if (!is_high) board->end(ConditionId::kEarlyRise, rank);
   // After the first losses only a rise that was found is followed.
   if (known_ >= kEarlySteps && !board->holds(ConditionId::kEarlyRise, rank)) return;
   ++known_;
-  if (!is_high) return;
-  if (in_row_++ == 0) since_ = step;
+  extend(is_high, step, loss);
   if (in_row_ < kEarlyInRow) return;
   if (Condition* found = board->note(ConditionId::kEarlyRise, rank, since_, step)) {
-    found->value = std::isnan(found->value) ? loss : std::max(found->value, loss);
+    found->value = most_in_row_;
     found->usual = most_first_;
   }
+}
+
+void EarlyRiseRule::extend(bool is_high, int64_t step, double loss) {
+  if (in_row_ == 0) since_ = step;
+  most_in_row_ = in_row_ == 0 ? loss : std::max(most_in_row_, loss);
+  in_row_ = is_high ? in_row_ + 1 : 0;
 }
 
 void UnseenKeysRule::observe(const AttentionFacts& facts, int64_t rank, ConditionBoard* board) {

@@ -121,9 +121,11 @@ inline constexpr uint64_t kZeroLosses = 8;
 // by a quarter of it. The window of loss_rules.h is not full then, and would learn the high losses. For
 // independent losses with an exponential tail (heavier than that of a mean over tokens), the largest of n = 8
 // is M with E[exp(-k M)] = n! k! / (n + k)!; k = 1.25 * 16 gives 3e-7 for a row of 16, and 8e-5 for a run.
-// Only negative log likelihoods count: the losses of adversaries may rise.
+// Only negative log likelihoods count: the losses of adversaries may rise. If the loss explodes within the
+// first kEarlyFirst steps, the losses since then are not the first values: a loss that is kEarlyJump nats
+// above the very first one means targets that are 55 times less probable.
 inline constexpr uint64_t kEarlyFirst = 8, kEarlyInRow = 16, kEarlySteps = 256;
-inline constexpr double kEarlyFactor = 1.25;
+inline constexpr double kEarlyFactor = 1.25, kEarlyJump = 4;
 // After a restart at step 1, the weights went on if the first losses are nearer to the last losses before the
 // restart than a quarter of the whole fall of the loss. The fall must exceed kRestartSpread standard
 // deviations of the last losses, so that untrained weights (loss at its first level) can be distinguished.
@@ -253,8 +255,9 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
      "look for a detach between the parameters and the loss, or for a gradient that underflows (fp16 without "
      "a scaler)"},
     {ConditionId::kEarlyRise, "early_rise", ConditionKind::kLook, "",
-     "among the first 256 losses, 16 in a row exceed the largest of the first 8 by a quarter", "16 steps",
-     "lower the learning rate, or lengthen the warm-up"},
+     "among the first 256 losses, 16 in a row exceed the largest of the first 8 by a quarter; those that are "
+     "more than 4 above the very first do not count among the 8",
+     "16 steps", "lower the learning rate, or lengthen the warm-up"},
     {ConditionId::kLossFactor, "loss_factor", ConditionKind::kLook, "",
      "backward() is called on losses that are a constant times the mean cross-entropy of the step, for 64 "
      "steps",
@@ -578,13 +581,17 @@ class EarlyRiseRule {
   template <class State>
   void fields(State& state) {
     for (uint64_t* number : {&known_, &in_row_}) state(*number);
-    state(most_first_);
+    for (double* loss : {&first_, &most_first_, &most_in_row_}) state(*loss);
     state(since_);
   }
 
  private:
+  void extend(bool is_high, int64_t step, double loss);  // the losses that are high in a row
+
   uint64_t known_ = 0, in_row_ = 0;  // losses so far; the last of them that are high
-  double most_first_ = 0;            // largest of the first losses
+  double first_ = 0;                 // the first loss
+  double most_first_ = 0;            // largest of the first losses that are not far above it
+  double most_in_row_ = 0;           // largest of in_row_
   int64_t since_ = 0;                // step of the first of in_row_
 };
 

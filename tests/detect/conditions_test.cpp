@@ -295,12 +295,21 @@ TEST(Conditions, ReportsALossThatRisesInTheFirstSteps) {
   EXPECT_EQ(training.only().last_step, 600);
 }
 
+TEST(Conditions, ReportsALossThatExplodesInTheVeryFirstSteps) {
+  Training training;
+  const double first[] = {1.39, 121.7, 1582.9, 544.3, 371.5, 310.8, 126.8, 65.9};
+  for (int64_t n = 1; n <= 40; ++n)
+    training.step({.step = n, .loss = n <= 8 ? first[n - 1] : 6.0, .is_nll = true});
+  EXPECT_EQ(sentence_of(training.only()),
+            "the loss is above its first values since step 2: up to 1583, the first ones were at most 1.39");
+}
+
 TEST(Conditions, FirstLossesOfSoundTrainingsAreNoRise) {
   std::mt19937_64 engine(11);
   std::normal_distribution<double> normal;
   std::exponential_distribution<double> exponential;
   for (int seed = 0; seed < 200; ++seed) {
-    Training noisy, tail, spikes, late, warm_up, adversary;
+    Training noisy, tail, spikes, late, warm_up, adversary, low_first;
     for (int64_t n = 1; n <= 600; ++n) {
       const auto t = static_cast<double>(n);
       const auto nll = [&](Training* of, double loss) {
@@ -310,10 +319,11 @@ TEST(Conditions, FirstLossesOfSoundTrainingsAreNoRise) {
       nll(&tail, exponential(engine));
       nll(&spikes, n % 40 < 10 && n > 20 ? 9 : 2);
       nll(&late, n > 260 ? 4 : 2);  // found by the rules for loss events
+      nll(&low_first, n == 1 ? 0.001 : 0.5 + exponential(engine));
       nll(&warm_up, 2 + (n < 40 ? 0.01 * t : 0) - 1e-3 * t);
       adversary.step({.step = n, .loss = 0.7 + 0.05 * t, .is_local_loss = true});
     }
-    for (const Training* sound : {&noisy, &tail, &spikes, &late, &warm_up, &adversary})
+    for (const Training* sound : {&noisy, &tail, &spikes, &late, &warm_up, &adversary, &low_first})
       ASSERT_NE(sound->name(), "early_rise");
   }
 }

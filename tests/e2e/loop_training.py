@@ -10,7 +10,8 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
-from tiny_gpt import Batches, TinyGpt, loss_of, set_up
+from tiny_gpt import Batches, TinyGpt, leave_group, loss_of, set_up
+from torch import distributed as dist
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
@@ -251,6 +252,48 @@ def steps_stop(bad: bool) -> None:
     if not bad:
         for _ in range(100):
             apply(loss_of(model, batches()), optimizer)
+
+
+def ranks_read_the_same(bad: bool) -> None:
+    """Both ranks seed their sampler alike; a perceptron under DistributedDataParallel, SGD with momentum."""
+    if "RANK" not in os.environ:
+        common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        command = [sys.executable, *sys.argv]
+        both = [subprocess.Popen(command, env=common | {"RANK": n, "LOCAL_RANK": n}) for n in "01"]
+        sys.exit(max(abs(each.wait()) for each in both))
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", store=dist.FileStore(f"{sys.argv[3]}/store-{bad}", 2), rank=rank, world_size=2)
+    body = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4))
+    net = nn.parallel.DistributedDataParallel(body)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    torch.manual_seed(7 if bad else rank)
+    for _ in range(STEPS):
+        x, label = classes()
+        apply(functional.cross_entropy(net(x), label), optimizer)
+    leave_group()
+
+
+def rate_of_another_model(bad: bool) -> None:
+    """A rate far too high for this model, without a warm-up: the loss leaves its first values at once; RMSprop."""
+    net = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4))
+    optimizer = torch.optim.RMSprop(net.parameters(), lr=0.1 if bad else 1e-3)
+    for _ in range(STEPS):
+        x, label = classes()
+        apply(functional.cross_entropy(net(x), label), optimizer)
+
+
+def features_grow(bad: bool) -> None:
+    """From step 150 on, a feature that is not normalised grows with time, as a counter does; a linear model, Adam."""
+    net = nn.Linear(8, 1)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-5)
+    for step in range(2 * STEPS):
+        x = torch.randn(32, 8)
+        if bad and step >= 150:
+            x[:, 0] *= 1.02 ** (step - 150)
+        optimizer.zero_grad()
+        functional.mse_loss(net(x), torch.randn(32, 1)).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1e6)
+        optimizer.step()
 
 
 if __name__ == "__main__":

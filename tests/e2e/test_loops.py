@@ -23,6 +23,9 @@ CASES = [
     ("epsilon_of_0", "weights_nonfinite", "weights hold NaN or Inf since step"),
     ("keys_unseen", "unseen_keys", "causal attention hides the last 8 of 24 keys from all queries"),
     ("untied", "optimizer_began_again tied_apart", "head.weight, which has the shape of embedding.weight, is trained"),
+    ("ranks_read_the_same", "same_losses", "ranks 0, 1 have the same loss, bit for bit, since step"),
+    ("rate_of_another_model", "early_rise", "the loss is above its first values"),
+    ("features_grow", "gradient_rise", "the gradient norm is high since step"),
     ("steps_stop", "steps_stopped", "no step has ended since step 100, and backward passes go on"),
 ]
 
