@@ -203,6 +203,7 @@ TEST(Inventory, AnOutputWithDropoutIsNotJudged) {
   judge_all(&rank, "000");
   LayerStatistics* layer = rank.layer_of("000");
   layer->pass[0].relative_error_mean = {};
+  layer->pass[0].decided = 0;
   const CoverageGap gap = only_gap(rank);
   EXPECT_EQ(gap.tensor, 0u);
   EXPECT_EQ(gap.reasons, "dropout");
