@@ -148,8 +148,6 @@ Sketch sketch_of(const RecordNumbers& sketches, const std::string& name) {
   return sketch;
 }
 
-constexpr size_t kCoordinates = 3;  // of a rank: tensor, pipeline, expert
-
 // Unknown numbers are NaN, and an unknown format has no rounding errors, so that the look is not judged
 // sound.
 GradientFacts facts_of(const GradientLine& line) {
@@ -157,17 +155,14 @@ GradientFacts facts_of(const GradientLine& line) {
   facts.tensor = line.tensor;
   facts.shape = text_of(line.shape);
   facts.part = text_of(line.part);
-  facts.copies = line.placed.value_or(false) ? 1 : 0;
-  // The last number is that of the ranks that share the parameter, if these are not all ranks.
-  const bool has_mesh = line.coordinates.size() > kCoordinates;
-  if (has_mesh) facts.copies = static_cast<uint64_t>(std::max<int64_t>(line.coordinates.back(), 0));
+  facts.mesh = static_cast<uint64_t>(std::max<int64_t>(line.mesh.value_or(0), 0));
   // `part` has offset and shape, of as many dimensions each.
   const auto sizes = line.part.empty()
                          ? line.shape.begin()
                          : line.part.begin() + static_cast<std::ptrdiff_t>(line.part.size() / 2);
   facts.elements = std::accumulate(sizes, line.part.empty() ? line.shape.end() : line.part.end(), 1.0,
                                    std::multiplies<>());
-  facts.coordinates = text_of({line.coordinates.begin(), line.coordinates.end() - (has_mesh ? 1 : 0)});
+  facts.coordinates = text_of(line.coordinates);
   facts.step = *line.step;
   facts.rank = *line.rank;
   facts.world_size = line.world_size.value_or(-1);

@@ -349,13 +349,10 @@ GradientLine gradient_line(const RankStatistics& rank, const segment::TensorView
     line.part.assign(record.offset, record.offset + record.dims);
     line.part.insert(line.part.end(), record.part, record.part + record.dims);
   }
-  line.placed = look.is_placed == 1;
+  if (look.mesh > 0) line.mesh = look.mesh;
   if (rank.identity.late_ready == 1)
     line.coordinates = {rank.identity.tensor_parallel, rank.identity.pipeline_parallel,
                         rank.identity.expert_parallel};
-  else if (look.is_placed > 1)
-    line.coordinates = {-1, -1, -1};
-  if (look.is_placed > 1) line.coordinates.push_back(look.is_placed);
   line.world_size = rank.identity.world_size;
   line.parameters = look.parameters;
   line.contributions = look.contributions;

@@ -43,7 +43,7 @@ constexpr double kCoarse = 0x1p-8, kFine = 0x1p-24;
 // roundings counted, n / 3 at least are in bf16, with an error of 0.3 units each: sqrt(1 / 3) * 0.3 / kMargin
 // = 0.05 of the tolerance. Sums in fp16, with an eighth of this error, stay below.
 constexpr double kLikeRounding = 0.02;
-// GradientFacts::copies of tensors that all ranks of the job share.
+// GradientFacts::mesh of tensors that all ranks of the job share.
 constexpr uint64_t kAllRanks = 1;
 // The number of values of which a sketch reads at most (kernels/sketch.h), for rounding errors near 0.
 constexpr double kSketchedRoot = 128;  // sqrt(16384)
@@ -318,7 +318,7 @@ Difference difference_of_copies(const Ranks& ranks, bool are_on_one_mesh) {
     const GradientFacts* other = first.emplace(each->shape + '|' + each->part, each).first->second;
     const double norm = std::max(each->used.norm, other->used.norm);
     const double d = distance(each->used, 1, other->used);
-    if (each == other || (!are_on_one_mesh && each->copies == other->copies)) continue;
+    if (each == other || (!are_on_one_mesh && each->mesh == other->mesh)) continue;
     if (!(norm > 0) || !(d >= 0)) continue;  // unknown ones are NaN
     most.are_compared = true;
     most.have_like_values &= have_like_values(*each, *other);
@@ -339,10 +339,10 @@ std::map<std::string, Difference> differences_of_copies(
     std::map<uint64_t, Ranks> meshes;
     std::map<std::string, Ranks> places;
     for (const auto& [rank, facts] : by_rank) {
-      if (facts.copies > 0) meshes[facts.copies].push_back(&facts);
+      if (facts.mesh > 0) meshes[facts.mesh].push_back(&facts);
       const bool is_place_known =
           !facts.coordinates.empty() && facts.coordinates.find('-') == std::string::npos;
-      if (facts.copies > kAllRanks && is_place_known) places[facts.coordinates].push_back(&facts);
+      if (facts.mesh > kAllRanks && is_place_known) places[facts.coordinates].push_back(&facts);
     }
     for (const auto& [mesh, ranks] : meshes)
       within.emplace(key_of("gradients of copies " + std::to_string(mesh), name),
@@ -417,8 +417,8 @@ void GradientRule::judge_values(const std::string& name, const std::map<int64_t,
   std::map<std::string, Ranks> parts;
   for (const auto& [rank, facts] : by_rank) {
     const std::string part = '|' + facts.shape + facts.part;
-    if (facts.copies > 0) parts[std::to_string(facts.copies) + part].push_back(&facts);
-    if (facts.copies != kAllRanks) parts[part].push_back(&facts);
+    if (facts.mesh > 0) parts[std::to_string(facts.mesh) + part].push_back(&facts);
+    if (facts.mesh != kAllRanks) parts[part].push_back(&facts);
   }
   for (const auto& [part, ranks] : parts) {
     const GradientFacts& first = *ranks[0];
@@ -461,7 +461,7 @@ void GradientRule::judge(int64_t step, const Look& look, ConditionBoard* board) 
   std::map<std::string, std::vector<Parameter>> groups;
   std::list<GradientFacts> sums;
   const auto place_of = [](const GradientFacts& facts) {
-    return facts.copies == kAllRanks ? "all ranks" : facts.coordinates;
+    return facts.mesh == kAllRanks ? "all ranks" : facts.coordinates;
   };
   for (const auto& [key, found] : differences_of_copies(look.parameters))
     keep(key, found.share > kDifferent ? GradientFate::kCopiesDiffer : GradientFate::kSound, step,

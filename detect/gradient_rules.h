@@ -31,7 +31,7 @@ struct GradientFacts {
   std::string tensor;
   std::string shape;        // as text, only compared
   std::string part;         // that the rank holds, as text, only compared; the same text: the whole tensor
-  uint64_t copies = 0;      // ranks with the same number, other than 0, hold copies of the same parts; 1: all
+  uint64_t mesh = 0;        // ranks with the same number, other than 0, hold copies of the same parts; 1: all
   double elements = 0;      // of the part; 0: unknown
   std::string coordinates;  // of the rank in tensor, pipeline and expert parallelism: "0 0 0 "; "": unknown
   int64_t step = 0, rank = 0, world_size = 1;

@@ -371,8 +371,10 @@ FORESHOCK_RECORD_LINE(OptimizerLine, "optimizer", FORESHOCK_OPTIMIZER_FIELDS);
   X(RecordText, dtype, "", "Format of the gradient: fp32, bf16 or fp16.")                                    \
   X(RecordIntegers, shape, "values", "Shape of the parameter.")                                              \
   X(RecordIntegers, part, "values", "Offset and shape of the rank's part of it; empty: the rank has all.")   \
-  X(RecordFlag, placed, "", "Whether ranks that hold the same part hold copies of it (DTensor).")            \
-  X(RecordIntegers, coordinates, "", "Tensor, pipeline, expert (-1: unknown); then a number of the mesh.")   \
+  X(RecordInteger, mesh, "",                                                                                 \
+    "Number of the ranks that share a distributed tensor: 1: all ranks of the job; a larger one: a hash of " \
+    "them. Ranks with the same number that hold the same part hold copies of it.")                           \
+  X(RecordIntegers, coordinates, "", "The rank's tensor, pipeline and expert coordinates; -1: unknown.")     \
   X(RecordInteger, world_size, "ranks", "Ranks of the whole job.")                                           \
   X(RecordCount, parameters, "parameters", "Parameters of this look.")                                       \
   X(RecordCount, contributions, "", "How often backward passes have added to the gradient in the step.")     \

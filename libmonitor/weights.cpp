@@ -430,7 +430,7 @@ void WeightSampler::write_gradient_looks(const foreshock_gradient_look* looks, s
     seen.contributions = look.contributions;
     seen.is_whole = look.is_whole;
     seen.parameters = look.parameters;
-    seen.is_placed = look.is_placed;
+    seen.mesh = look.mesh;
     std::memcpy(place + kOffset, &seen, sizeof seen);
     writer_.publish_uncounted(&record);
   }

@@ -673,7 +673,7 @@ struct GradientLook {
   uint32_t contributions;
   uint32_t is_whole;    // 1: all contributions were seen
   uint32_t parameters;  // parameters of this look
-  uint32_t is_placed;   // ranks with the same number, other than 0, hold copies if they hold the same part
+  uint32_t mesh;        // ranks with the same number, other than 0, hold copies of equal parts; 1: all ranks
 };
 static_assert(sizeof(GradientLook) == 216);
 

@@ -34,7 +34,7 @@ typedef struct foreshock_adapter_watched {
   const void* leaf;      // to which autograd adds the contributions; NULL: they cannot be seen
   const void* gradient;  // of a distributed tensor: its gradient at this time
   int64_t first, whole;  // a part with this first element of a tensor of `whole` elements; 0, 0: not a part
-  uint64_t is_placed;    // ranks with the same number, other than 0, hold copies if they hold the same part
+  uint64_t mesh;         // ranks with the same number, other than 0, hold copies of equal parts; 1: all ranks
 } foreshock_adapter_watched;
 
 }  // extern "C"
@@ -226,7 +226,7 @@ class GradientLooks {
     look.local = row.local;
     look.last = row.last;
     look.before = row.before;
-    look.is_placed = static_cast<uint32_t>(row.watched.is_placed);
+    look.mesh = static_cast<uint32_t>(row.watched.mesh);
     const at::Tensor& gradient = gradient_of(row);
     look.dtype = gradient.defined() ? coarser(row.dtype, dtype_of(gradient)) : row.dtype;
     if (!gradient.defined() || !add_sketch(gradient, row, true, &look.used)) look.used.norm = kUnknown;

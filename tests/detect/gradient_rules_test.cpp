@@ -137,7 +137,7 @@ struct Job {
     facts.parameters = kParameters;
     facts.contributions = own.local.size();
     facts.is_whole = is_seen;
-    facts.copies = mesh > 0 ? static_cast<uint64_t>(2 + rank / mesh) : copies;
+    facts.mesh = mesh > 0 ? static_cast<uint64_t>(2 + rank / mesh) : copies;
     facts.elements = kElements;
     const int64_t part = rank % parts;
     if (copies > 0 || way) facts.coordinates = std::to_string(parts > 1 ? 0 : rank) + " 0 0 ";

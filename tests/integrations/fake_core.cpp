@@ -296,7 +296,7 @@ void foreshock_observe_gradient_looks(const foreshock_gradient_look* looks, size
         Format("{\"event\": \"look\", \"number\": %u, \"parameters\": %u, \"contributions\": %u, "
                "\"whole\": %u, \"mesh\": %u, \"part\": [%s, %s], \"seed\": %s, \"local\": %s, \"last\": %s, "
                "\"before\": %s, \"used\": %s}",
-               look.number, look.parameters, look.contributions, look.is_whole, look.is_placed,
+               look.number, look.parameters, look.contributions, look.is_whole, look.mesh,
                Number(look.value.products[2]).c_str(), Number(look.value.products[3]).c_str(),
                Number(look.value.products[1]).c_str(), Number(look.local.products[0]).c_str(),
                Number(look.last.products[0]).c_str(), Number(look.before.products[0]).c_str(),

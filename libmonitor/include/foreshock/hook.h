@@ -292,7 +292,7 @@ typedef struct foreshock_gradient_look {
   uint32_t parameters;     /* parameters of this look */
   uint32_t contributions;  /* how often backward passes have added to the gradient */
   uint32_t is_whole;       /* 1: all contributions were seen */
-  uint32_t is_placed;      /* ranks with the same number, other than 0, hold copies of equal parts */
+  uint32_t mesh;           /* ranks with the same number, other than 0, hold copies of equal parts; 1: all */
   foreshock_sketch local;  /* sum of the contributions */
   foreshock_sketch last;   /* the last of them */
   foreshock_sketch before; /* the gradient that was left from earlier steps */

@@ -63,7 +63,7 @@ class Watchable(Row):
     elements: int  # of the whole tensor
     first: int = 0  # index of the first element of this rank's part in the whole tensor
     whole: int = 0  # elements of the whole tensor; 0: not distributed, or the part is not a range of elements
-    mesh: int = 0  # of the ranks that share it, from mesh_number(); 0: not distributed
+    mesh: int = 0  # of the ranks that share it, from MeshNumbers; 0: not distributed
 
     @classmethod
     def of(cls, number: int, name: str, weight: Weight, parameter: Any, mesh: int) -> Watchable | None:
