@@ -74,7 +74,7 @@ std::string processes_text(const Ranks& ranks) {
   return text + ", ";
 }
 
-std::string duration_text(const Ranks& ranks) {
+std::string trained_text(const Ranks& ranks) {
   uint64_t first = 0, last = 0;
   for (const RankStatistics* rank : ranks) {
     const uint64_t start = rank->identity.start_time_ns;  // 0: unknown
@@ -82,10 +82,7 @@ std::string duration_text(const Ranks& ranks) {
     last = std::max(last, rank->last_step.time_ns);
   }
   if (first == 0 || last <= first) return "";
-  const double seconds = 1e-9 * static_cast<double>(last - first);
-  if (seconds < 120) return " in " + formatted("%.0f s", seconds);
-  return " in " +
-         (seconds < 7200 ? formatted("%.0f min", seconds / 60) : formatted("%.1f h", seconds / 3600));
+  return " in " + duration_text(1e-9 * static_cast<double>(last - first));
 }
 
 // Returns the most steps of a rank. A process that was started again continues the steps of the one before
@@ -104,7 +101,7 @@ std::string headline(const SummaryInput& input, const std::string& verdict) {
   const uint64_t steps = steps_trained(input.ranks);
   std::string left = "foreshock  " + printable(input.run) + " " + name_of(input.state) + ", " +
                      processes_text(input.ranks) + counted(steps, "step", "steps") +
-                     duration_text(input.ranks);
+                     trained_text(input.ranks);
   const size_t left_columns = kSummaryColumns - std::min(kSummaryColumns, verdict.size() + 2);
   if (left.size() > left_columns) return left + "\n" + std::string(left_columns + 2, ' ') + verdict + "\n";
   left.resize(left_columns + 2, ' ');

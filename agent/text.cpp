@@ -21,6 +21,12 @@ std::string formatted(const char* format, std::optional<double> value) {
   return value ? formatted(format, *value) : "unknown";
 }
 
+std::string duration_text(double seconds) {
+  if (!(seconds >= 0) || seconds > 1e10) return "not known";  // 1e10 s: 317 years
+  if (seconds < 120) return formatted("%.0f s", seconds);
+  return seconds < 7200 ? formatted("%.0f min", seconds / 60) : formatted("%.1f h", seconds / 3600);
+}
+
 std::string grouped_digits(std::string digits) {
   const int first = digits.starts_with('-') ? 1 : 0;
   for (int index = static_cast<int>(digits.size()) - 3; index > first; index -= 3)

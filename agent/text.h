@@ -15,6 +15,7 @@ namespace foreshock {
 // `format`: a printf format for one double, of at most 63 characters when printed.
 std::string formatted(const char* format, double value);
 std::string formatted(const char* format, std::optional<double> value);  // "unknown" if absent
+std::string duration_text(double seconds);                               // "90 s", "12 min", "3.1 h"
 std::string grouped_digits(std::string digits);                          // "1234567" -> "1 234 567"
 std::string grouped(std::integral auto value) { return grouped_digits(std::to_string(value)); }
 std::string counted(uint64_t value, const char* singular, const char* plural);

@@ -64,12 +64,6 @@ std::string time_text(double seconds) {  // since 1970
   return text;
 }
 
-std::string duration_text(double seconds) {
-  if (!(seconds >= 0) || seconds > 1e10) return "not known";  // 1e10 s: 317 years
-  if (seconds < 120) return formatted("%.0f s", seconds);
-  return seconds < 7200 ? formatted("%.0f min", seconds / 60) : formatted("%.1f h", seconds / 3600);
-}
-
 std::vector<std::string> limits() {
   return {
       "The report shows what moved before an event, not what caused it: a sign and an event can have a "
