@@ -70,7 +70,7 @@ std::string fault_text(const Finding& finding, const PassStatistics& statistics)
     return "the log-sum-exp is wrong by " + size + " its rounding error" + now;
   size += std::string(" the error of ") + yardstick_of(statistics.judged, statistics.written_out) + now;
   if (!finding.relative_error) return tensor + " is wrong by " + size;
-  return tensor + " is wrong by " + percent_text(*finding.relative_error) + " (" + size + ")";
+  return tensor + " is wrong by " + percent_text(*finding.relative_error) + " of its norm (" + size + ")";
 }
 
 // Returns " since step 317", and the last sound step if steps between the two had no sample.

@@ -394,8 +394,7 @@ std::string text_of(const CoverageGap& gap) {
         return text +
                "no backward call reached a hook. Do: nothing if no gradient passes through them (frozen, or "
                "torch.no_grad()); else add foreshock.tap in their backward (docs/coverage.md)";
-      return text +
-             "its backward pass reached no hook. Do: add foreshock.tap in its backward (docs/coverage.md)";
+      return text + "foreshock did not see its backward pass. Do: add foreshock.tap there (docs/coverage.md)";
     case GapCause::kUnattributed:
       return text + of_pass +
              " calls were checked whose layer is unknown, and its calls may be among them. Do: add "

@@ -53,7 +53,7 @@ AttentionInventory inventory_of(const Ranks& ranks);
 
 // Whether the run has used this attention, which no hook saw; else it was only imported.
 bool was_used(const segment::UnseenName& unseen);
-// Returns "layer 001: dQ not judged; its backward pass reached no hook. Add foreshock.tap ...", for example.
+// Returns "layer 001: dQ not judged; foreshock did not see its backward pass. Do: ...", for example.
 std::string text_of(const CoverageGap& gap);
 // Returns the object "attention_layers" of a summary and of the page's state.
 nlohmann::json inventory_json(const AttentionInventory& inventory);

@@ -58,7 +58,7 @@ function notes(ranks) {
     if (rank.alive === false && rank.state === "running") warn(`Rank ${rank.rank} is gone.`);
     if (rank.on === false) lines.push({ text: `Paused${onRank(rank)}; foreshock resume goes on.`, alarm: false });
   }
-  if (ranks.length === 1 && known(ranks[0].worst_layer)) lines.push({ text: "Worst layer: " + layerText(ranks[0], ranks[0].worst_layer), alarm: false });
+  if (ranks.length === 1 && ranks[0].alarms?.length && known(ranks[0].worst_layer)) lines.push({ text: "Worst layer: " + layerText(ranks[0], ranks[0].worst_layer), alarm: false });
   return lines.slice(0, 8);
 }
 
@@ -269,7 +269,7 @@ function start() {
     ranks: new Table(tables, "Ranks", ["rank", "state", "step", "loss", "gradient norm", "ratio forward", "largest", "ratio backward", "bias, ulp", "z",
       "worst layer", "s per step", "slowdown"], [0, 1]), // with one rank, other parts of the page have these values
     before: new Table(byId("before"), "Loss events, and what came before", ["event", "step", "time", "seen at step", "rank", "detector", "level", "layer", "from step", "steps before"], [0, 5, 6, 7, 9],
-      "None so far. A spike is found once 128 losses are known before it."),
+      "None so far. A spike is three losses in a row far above the 128 before them."),
     detectors: new Table(byId("detectors"), "Detectors", ["detector", "finding", "level", "value", "limit", "of the limit", "layer", "since step", "rank", "values",
       "warned", "last warning at step", "status"], [0, 1, 2, 4, 5, 6, 12], "Fills with the first rank."),
     events: new Table(tables, "Events", ["first step", "time", "last step", "what", "rank", "layer", "times", "value"], [3], "None so far."),

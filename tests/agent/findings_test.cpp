@@ -53,7 +53,8 @@ TEST(Findings, AnErrorIsASentenceWithPercentStepLargestAndPresentSize) {
   for (int64_t step = 9; step <= 200; ++step) add_slice(step, 12.5, 0.004, &rank);
   const std::vector<Finding> found = findings({&rank});
   ASSERT_EQ(found.size(), 1u);
-  EXPECT_THAT(found[0].text, HasSubstr("layer 001: dQ is wrong by up to 5 % (up to 162 times the error of "));
+  EXPECT_THAT(found[0].text,
+              HasSubstr("layer 001: dQ is wrong by up to 5 % of its norm (up to 162 times the error of "));
   EXPECT_THAT(found[0].text, HasSubstr(" attention, 12.5 times in the last samples) since step 1"));
   EXPECT_EQ(found[0].largest, 162);
   EXPECT_EQ(found[0].now, 12.5);
@@ -138,7 +139,8 @@ TEST(Findings, SizesBeyondAMeaningAreNotPrinted) {
   for (int64_t step = 1; step <= 40; ++step) add_slice(step, 1e62, 1e60, &rank);
   const std::vector<Finding> found = findings({&rank});
   ASSERT_EQ(found.size(), 1u);
-  EXPECT_THAT(found[0].text, HasSubstr("wrong by more than 100 % (more than 1000 times the error"));
+  EXPECT_THAT(found[0].text,
+              HasSubstr("wrong by more than 100 % of its norm (more than 1000 times the error"));
 }
 
 TEST(Findings, AnErrorIsComparedWithWhatTheOperationMayHave) {

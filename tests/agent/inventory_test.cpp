@@ -139,7 +139,7 @@ TEST(Inventory, ABackwardPassThatReachesNoHookIsNamed) {
   judge(&rank, "001", 0);
   const CoverageGap gap = only_gap(rank);
   EXPECT_EQ(gap.cause, GapCause::kNoBackwardSeen);
-  EXPECT_THAT(text_of(gap), HasSubstr("layer 001: dQ not judged; its backward pass reached no hook."));
+  EXPECT_THAT(text_of(gap), HasSubstr("layer 001: dQ not judged; foreshock did not see its backward pass."));
 }
 
 TEST(Inventory, ALayerWhoseParametersGetNoGradientIsNamedAsSuch) {

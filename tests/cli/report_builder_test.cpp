@@ -174,7 +174,7 @@ TEST_F(ReportBuilding, AVerdictWithoutAFindingIsRepeated) {
 TEST_F(ReportBuilding, ALayerThatWasNotCheckedIsNamedAndTheRunIsNotCalledHealthy) {
   steps(1, 10);
   VerdictLine line = verdict_line("PARTLY CHECKED");
-  line.gap = "layer 001: dQ not judged; its backward pass reached no hook. Do: add foreshock.tap";
+  line.gap = "layer 001: dQ not judged; foreshock did not see its backward pass. Do: add foreshock.tap";
   take(line);
   const Report report = builder_.finish();
   EXPECT_EQ(report.verdict,

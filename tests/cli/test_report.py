@@ -156,7 +156,7 @@ def test_a_quiet_run_and_a_narrow_screen(page):
     [("healthy", "finished", "good"), ("healthy", "failed", "open"), ("PARTLY CHECKED", "finished", "open")],
 )
 def test_only_a_healthy_run_has_a_tick(page, verdict, state, mark):
-    gap = "layer 001: dQ not judged; its backward pass reached no hook. Do: add foreshock.tap"
+    gap = "layer 001: dQ not judged; foreshock did not see its backward pass. Do: add foreshock.tap"
     tab = page([*quiet_run(), line("verdict", state=state, verdict=verdict, gap=gap)])
     assert tab.value("document.getElementById('verdict').className") == mark
     said = tab.value("document.getElementById('verdict').textContent")

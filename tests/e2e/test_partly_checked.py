@@ -107,7 +107,7 @@ def test_a_head_on_a_base_without_gradients_is_not_asked_for_a_backward_pass():
     ("kind", "cause", "names", "text"),
     [
         ("by hand", "not_hooked", ["001", "003"], "layers 001, 003: forward not judged; no call reached a hook."),
-        ("wrong query", "no_backward_seen", ["001"], "layer 001: dQ not judged; its backward pass reached no hook."),
+        ("wrong query", "no_backward_seen", ["001"], "layer 001: dQ not judged; foreshock did not see its backward"),
     ],
 )
 def test_layers_that_were_not_checked_are_named(kind, cause, names, text):

@@ -48,8 +48,8 @@ def test_the_verdict_names_the_layer(page):
     tab = page()
     assert tab.value("byId('verdict').className") == "bad"
     assert tab.value("byId('verdict-text').textContent") == (
-        "ATTENTION FAULT: layer 002 on rank 1: the output is wrong by up to 0.4 % (up to 2.9 times the error of fused "
-        "attention) since step 1396. Do: use another kernel. (and 1 more)"
+        "ATTENTION FAULT: layer 002 on rank 1: the output is wrong by up to 0.4 % of its norm (up to 2.9 times the "
+        "error of fused attention) since step 1396. Do: use another kernel. (and 1 more)"
     )
     assert tab.texts("#notes li.alarm")[0] == "loss spike at step 1420."
     assert [note for note in tab.texts("#notes li.alarm") if note.startswith(("Loss", "NaN"))] == [
@@ -119,7 +119,7 @@ def test_unjudged_values_are_not_called_healthy(page):
 
 
 def test_layers_that_were_not_checked_are_in_the_headline_with_what_to_do(page):
-    texts = ["layer 001: dQ not judged; its backward pass reached no hook. Do: add foreshock.tap",
+    texts = ["layer 001: dQ not judged; foreshock did not see its backward pass. Do: add foreshock.tap",
              "layer 002: dK and dV not judged; too few samples yet. Do: train longer"]  # fmt: skip
     gaps = {"attention_layers": {"gaps": [{"text": text} for text in texts]}}
     tab = page(1, 4, sample_state(1, 4) | {"verdict": "PARTLY CHECKED", "healthy": False} | gaps)
@@ -182,7 +182,7 @@ def test_empty_cards_say_when_they_fill(serve, tab):
     )
     said = tab.value(visible)
     for text in (
-        "None so far. A spike is found once 128 losses are known before it.",
+        "None so far. A spike is three losses in a row far above the 128 before them.",
         "Fills with the first attention slice of a layer that is judged.",
         "Fills when the training logs a number to W&B, TensorBoard, Lightning or Hugging Face.",
         "Fills with the first loss that is seen.",
