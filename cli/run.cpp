@@ -166,12 +166,16 @@ RunRecord record_of(const Arguments& arguments, const std::string& run_id) {
   return {};
 }
 
-// Removes a record without lines: the command has started no trainer. Another process may write it (flock).
+// Removes a record without lines: the command has started no trainer. Another process may write it (flock);
+// on a busy machine our own agent may hold it for a moment longer than its summary.
 void remove_if_empty(const std::string& path) {
-  std::error_code error;
+  constexpr int kTimeoutMs = 2000;
+  const auto is_empty = [&] {
+    std::error_code error;
+    return std::filesystem::file_size(path, error) == 0 && !error;
+  };
   FileLock lock;
-  if (std::filesystem::file_size(path, error) == 0 && !error && lock.try_lock(path, LOCK_EX))
-    unlink(path.c_str());
+  if (is_empty() && lock.lock_within(path, LOCK_EX, kTimeoutMs) && is_empty()) unlink(path.c_str());
 }
 
 // Returns the command that starts the agent; empty if a service follows the run.
