@@ -400,10 +400,7 @@ std::string text_of(const CoverageGap& gap) {
              " calls were checked whose layer is unknown, and its calls may be among them. Do: add "
              "foreshock.tap with its argument layer to this attention (docs/coverage.md)";
     case GapCause::kFewRows:
-      return text +
-             (gap.tensor == 0 ? "in each slice a few rows have nearly all of the error"
-                              : "in each slice too few rows have a gradient") +
-             ". Do: train longer, or give --every 1";
+      return text + "the error of each slice is that of too few rows. Do: train longer, or give --every 1";
     case GapCause::kSkipped:
       if (gap.reasons == "device")
         return text +

@@ -22,7 +22,7 @@ enum class GapCause {
   kNoGradient,      // the forward pass was seen; other layers have gradients, and this one has none
   kNoBackwardSeen,  // the forward pass was seen, but the backward pass of the layer reached no hook
   kUnattributed,    // calls were checked whose layer is unknown; some of them may belong to this layer
-  kFewRows,         // slices were compared, but too few of their rows have a gradient to decide
+  kFewRows,         // slices were compared, and too few of their rows have an error to decide
   kSkipped,         // the layer's calls, or calls without a known layer, are skipped for a reason
   kFewSamples,      // too few samples yet
 };

@@ -647,10 +647,19 @@ void note_restart(const segment::StepRecord& step, RankStatistics* rank) {
   for (auto& [label, layer] : rank->layers) layer.is_mixed |= layer.source == "ordinal";
 }
 
+namespace {
+
+// Statistics of the layer, or those of calls without a layer.
+LayerStatistics& layer_statistics(const LayerOfCall& layer, RankStatistics* rank) {
+  LayerStatistics* named_layer = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
+  return named_layer != nullptr ? *named_layer : rank->unnamed;
+}
+
+}  // namespace
+
 void pool_few_rows(const LayerOfCall& layer, SliceDeviation* deviation, RankStatistics* rank) {
   if (deviation->tensor != JudgedTensor::kGradQuery || deviation->fused_ratio) return;
-  LayerStatistics* named_layer = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
-  LayerStatistics& statistics = named_layer != nullptr ? *named_layer : rank->unnamed;
+  LayerStatistics& statistics = layer_statistics(layer, rank);
   const std::optional<PooledRows::Ratios> ratios =
       statistics.few_rows.add(deviation->fused_errors, deviation->plain_errors, deviation->reference_norm);
   if (!ratios) return;
@@ -675,11 +684,11 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   if (layer.label.empty() && !is_key_gradient(tensor)) ++rank->slices_without_layer[layer.source];
   rank->nonfinite_output += deviation.nonfinite_out + deviation.nonfinite_lse;
   observe_attention_gradient(deviation.nonfinite_gradient, slot, rank);
-  LayerStatistics* named_layer = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
-  LayerStatistics& statistics = named_layer != nullptr ? *named_layer : rank->unnamed;
+  LayerStatistics& statistics = layer_statistics(layer, rank);
+  const bool has_layer = &statistics != &rank->unnamed;
   // A layer is counted at its first slice, hence before add_pass(), which makes `judged` positive.
   if (!is_key_gradient(tensor))
-    rank->layers_judged[slot.pass] += named_layer != nullptr && named_layer->pass[slot.pass].judged == 0;
+    rank->layers_judged[slot.pass] += has_layer && statistics.pass[slot.pass].judged == 0;
   add_pass(deviation, cluster, dtype, is_plain, limit, &statistics_of(tensor, &statistics));
   add_whole_call(deviation, slot, &statistics);
   if (tensor == static_cast<uint32_t>(JudgedTensor::kGradQuery)) {
@@ -691,14 +700,14 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
     ++rank->columns_skipped[segment::kColumnsEmpty];
     ++statistics.columns_skipped[segment::kColumnsEmpty];
   }
-  if (named_layer != nullptr) {
+  if (has_layer) {
     statistics.label = layer.label;
     statistics.name = layer.name;
     statistics.source = layer.source;
     note_shape(slot, &statistics);
   }
   note_alarms(deviation, slot.step, tensor, &statistics);  // reads the windows set above
-  if (named_layer == nullptr || is_key_gradient(tensor)) return;
+  if (!has_layer || is_key_gradient(tensor)) return;
   if (slot.pass == 0) add_scores(deviation, &statistics.scores);
   add_to_history(slot, deviation, &statistics);
 }

@@ -209,7 +209,7 @@ TEST(Inventory, AnOutputWithDropoutIsNotJudged) {
   EXPECT_EQ(gap.reasons, "dropout");
 }
 
-TEST(Inventory, SlicesOfWhichFewRowsHaveAGradientAreAGap) {
+TEST(Inventory, SlicesThatTooFewRowsDecideAreAGap) {
   RankStatistics rank = rank_with(1);
   judge_all(&rank, "000");
   PassStatistics& of_query = rank.layer_of("000")->pass[1];
@@ -219,8 +219,11 @@ TEST(Inventory, SlicesOfWhichFewRowsHaveAGradientAreAGap) {
   const CoverageGap gap = only_gap(rank);
   EXPECT_EQ(gap.cause, GapCause::kFewRows);
   EXPECT_THAT(inventory(rank).judged, ElementsAre(1, 0, 1, 1));
+  rank.layer_of("000")->pass[0].decided = 0;  // saturated softmax: the rows have gradients
+  EXPECT_THAT(text_of(only_gap(rank)),
+              HasSubstr("layer 000: forward not judged; the error of each slice is that of too few rows."));
   EXPECT_THAT(text_of(gap),
-              HasSubstr("layer 000: dQ not judged; in each slice too few rows have a gradient."));
+              HasSubstr("layer 000: dQ not judged; the error of each slice is that of too few rows."));
 }
 
 TEST(Inventory, KeysThatWereNotSampledAreAGap) {

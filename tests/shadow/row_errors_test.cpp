@@ -59,7 +59,7 @@ TEST(PooledRows, SlicesOfOneRowHaveARatioTogether) {
   EXPECT_GE(first, kRowsOfPool);
   EXPECT_LE(first, kRowsOfPool + 4);  // older slices count a little less
   EXPECT_NEAR(ratio, 5, 1e-9);
-  EXPECT_EQ(slices_until_ratio(&pool, 1, 1, &ratio), first);  // begins anew
+  EXPECT_EQ(slices_until_ratio(&pool, 1, 1, &ratio), first);  // a new pool
   EXPECT_NEAR(ratio, 1, 1e-9);
 }
 
