@@ -334,7 +334,7 @@ Difference difference_of_copies(const Ranks& ranks, bool are_on_one_mesh) {
 std::map<std::string, Difference> differences_of_copies(
     const std::map<std::string, std::map<int64_t, GradientFacts>>& parameters) {
   std::map<std::string, Difference> within, between;
-  double equal = 0, compared = 0;
+  size_t equal = 0, compared = 0;
   for (const auto& [name, by_rank] : parameters) {
     std::map<uint64_t, Ranks> meshes;
     std::map<std::string, Ranks> places;
@@ -351,13 +351,13 @@ std::map<std::string, Difference> differences_of_copies(
       Difference found = difference_of_copies(ranks, /*are_on_one_mesh=*/false);
       if (!found.are_compared) continue;
       ++compared;
-      if (found.share <= kDifferent) ++equal;
+      equal += found.share <= kDifferent;
       if (!found.have_like_values || is_expert(name)) found.share = 0;
       between.emplace(key_of("gradients at " + place, name), found);
     }
   }
-  for (auto& [key, found] : between)
-    if (2 * equal <= compared) found.share = 0;
+  if (2 * equal <= compared)
+    for (auto& [key, found] : between) found.share = 0;
   within.merge(between);
   return within;
 }
@@ -414,19 +414,20 @@ void GradientRule::keep(const std::string& key, GradientFate fate, int64_t step,
 // Judges whether ranks that hold the same part of a parameter have equal values, whatever their coordinates.
 void GradientRule::judge_values(const std::string& name, const std::map<int64_t, GradientFacts>& by_rank,
                                 int64_t step) {
-  std::map<std::string, Ranks> parts;
+  std::map<std::pair<uint64_t, std::string>, Ranks> holders;  // by mesh and part; 0: whatever their mesh
   for (const auto& [rank, facts] : by_rank) {
-    const std::string part = '|' + facts.shape + facts.part;
-    if (facts.mesh > 0) parts[std::to_string(facts.mesh) + part].push_back(&facts);
-    if (facts.mesh != kAllRanks) parts[part].push_back(&facts);
+    const std::string part = facts.shape + facts.part;
+    if (facts.mesh > 0) holders[{facts.mesh, part}].push_back(&facts);
+    if (facts.mesh != kAllRanks) holders[{0, part}].push_back(&facts);
   }
-  for (const auto& [part, ranks] : parts) {
+  for (const auto& [mesh_and_part, ranks] : holders) {
+    const auto& [mesh, part] = mesh_and_part;
     const GradientFacts& first = *ranks[0];
-    const bool is_on_one_mesh = part[0] != '|';  // so that the ranks hold copies
+    const bool is_on_one_mesh = mesh > 0;  // so that the ranks hold copies
     const bool are_known =
         std::ranges::all_of(ranks, [](const GradientFacts* each) { return is_known(each->value); });
     if (ranks.size() < 2 || !are_known || (!is_on_one_mesh && first.elements < kFewElements)) continue;
-    const std::string key = key_of("values " + part, name);
+    const std::string key = key_of("values " + (mesh > 0 ? std::to_string(mesh) : "") + '|' + part, name);
     if (copies_.size() >= kMostParameters && !copies_.contains(key)) continue;
     Copies& known = copies_[key];
     double most = 0;
