@@ -1,7 +1,6 @@
 """Sound trainings of kinds_training.py with unlike loops, processes and ranks."""
 
 import copy
-import os
 import pathlib
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from kind_parts import LENGTH, STEPS, adamw, classes, classify, cosine, gpt, kind, loop, perceptron
-from tiny_gpt import Batches, TinyGpt, leave_group, loss_of
+from tiny_gpt import Batches, TinyGpt, loss_of, two_ranks
 from torch import nn
 from torch.nn import functional
 
@@ -174,15 +173,7 @@ def weights_in_bf16_with_fp32_masters() -> None:
 
 
 def ranks(train: Callable[[int], None]) -> None:
-    if "RANK" not in os.environ:
-        common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        command = [sys.executable, *sys.argv]
-        both = [subprocess.Popen(command, env=common | {"RANK": n, "LOCAL_RANK": n}) for n in "01"]
-        sys.exit(max(abs(each.wait()) for each in both))
-    rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo", store=dist.FileStore(f"{sys.argv[3]}/store", 2), rank=rank, world_size=2)
-    train(rank)
-    leave_group()
+    two_ranks(train, f"{sys.argv[3]}/store")
 
 
 @kind

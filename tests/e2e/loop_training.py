@@ -10,8 +10,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
-from tiny_gpt import Batches, TinyGpt, leave_group, loss_of, set_up
-from torch import distributed as dist
+from tiny_gpt import Batches, TinyGpt, loss_of, set_up, two_ranks
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
@@ -256,21 +255,17 @@ def steps_stop(bad: bool) -> None:
 
 def ranks_read_the_same(bad: bool) -> None:
     """Both ranks seed their sampler alike; a perceptron under DistributedDataParallel, SGD with momentum."""
-    if "RANK" not in os.environ:
-        common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        command = [sys.executable, *sys.argv]
-        both = [subprocess.Popen(command, env=common | {"RANK": n, "LOCAL_RANK": n}) for n in "01"]
-        sys.exit(max(abs(each.wait()) for each in both))
-    rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo", store=dist.FileStore(f"{sys.argv[3]}/store-{bad}", 2), rank=rank, world_size=2)
-    body = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4))
-    net = nn.parallel.DistributedDataParallel(body)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    torch.manual_seed(7 if bad else rank)
-    for _ in range(STEPS):
-        x, label = classes()
-        apply(functional.cross_entropy(net(x), label), optimizer)
-    leave_group()
+
+    def train(rank: int) -> None:
+        body = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4))
+        net = nn.parallel.DistributedDataParallel(body)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        torch.manual_seed(7 if bad else rank)
+        for _ in range(STEPS):
+            x, label = classes()
+            apply(functional.cross_entropy(net(x), label), optimizer)
+
+    two_ranks(train, f"{sys.argv[3]}/store-{bad}")
 
 
 def rate_of_another_model(bad: bool) -> None:

@@ -3,7 +3,10 @@
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed
@@ -27,6 +30,19 @@ def leave_group() -> None:
     torch.distributed.barrier()
     time.sleep(0.5)
     torch.distributed.destroy_process_group()
+
+
+def two_ranks(train: Callable[[int], None], store: str) -> None:
+    """Runs train(rank) in two processes of this program, which meet in the file `store`, and ends."""
+    if "RANK" not in os.environ:
+        common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        command = [sys.executable, *sys.argv]
+        both = [subprocess.Popen(command, env=common | {"RANK": n, "LOCAL_RANK": n}) for n in "01"]
+        sys.exit(max(abs(each.wait()) for each in both))
+    rank = int(os.environ["RANK"])
+    torch.distributed.init_process_group("gloo", store=torch.distributed.FileStore(store, 2), rank=rank, world_size=2)
+    train(rank)
+    leave_group()
 
 
 class Block(nn.Module):
