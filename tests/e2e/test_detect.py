@@ -109,7 +109,7 @@ def test_a_command_is_told_what_happened_even_at_the_end(base, start_hand, tmp_p
     of_alert = {name.removeprefix("FORESHOCK_ALERT_"): value for name, value in variables.items()}
     assert "me" in of_alert.pop("TEXT")
     assert of_alert.pop("URL").startswith("http://127.0.0.1:")
-    assert of_alert.pop("ACTION").startswith("stop")
+    assert of_alert.pop("ACTION").startswith("go back to a checkpoint")
     expected = {"RUN": "me", "RANK": "0", "STEP": "151", "EVENT": "loss_nonfinite", "VALUE": "", "LEFT_OUT": "0"}
     assert of_alert == expected | {"DETECTOR": "", "LAYER": "", "TENSOR": "", "SCORE": ""}
     assert [event[2] for event in training.recorded()] == ["divergence"]

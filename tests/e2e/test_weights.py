@@ -97,7 +97,7 @@ def test_one_flipped_bit_is_found_at_the_next_step_and_names_its_rank(tmp_path):
     ]
     assert [run.rank(rank)["weights"]["mismatches"] for rank in range(3)] == [0, STEPS - 4, 0]
     finding = f"rank 1: weights differ from those of its replicas ({STEPS - 4} times) since step 5"
-    assert f"REPLICAS DIFFER finding {finding}. Do: stop" in unwrapped(run.stderr)
+    assert f"REPLICAS DIFFER finding {finding}. Do: go back to a checkpoint before the first" in unwrapped(run.stderr)
     (verdict,) = run.of("verdict")
     assert verdict["verdict"] == "REPLICAS DIFFER"
     assert verdict["replicas_compared"] > 0
