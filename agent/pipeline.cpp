@@ -323,7 +323,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     const AttentionSlice slice = slice_of(ready.view);
     if (!is_valid(slice)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
     SliceDeviation deviation = judge(slice, &workspace_);
-    pool_few_rows(layer, &deviation, rank);
+    pool_few_rows(layer.label, &deviation, rank);
     allow_for_operation(op, &deviation);
     // The trainer counts NaN and Inf in all output rows of the slice's first head, but only in half of the
     // slices, and only in forward calls on the CPU without a mask and with finite inputs (slice.cpp,
@@ -343,10 +343,10 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
 
 void Pipeline::observe(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                        double seconds, RankStatistics* rank) {
-  observe_slice(slot, layer, deviation, rank);
+  const SampleLine line = sample_line(*rank, slot, layer, deviation, seconds);
+  foreshock::observe(line, rank);
   // The trainer's count, slot.nonfinite_out, covers rows of the slice too, so the two counts are not added.
   const auto nonfinite_out = std::max<uint64_t>(deviation.nonfinite_out, slot.nonfinite_out);
-  const SampleLine line = sample_line(*rank, slot, layer, deviation, seconds);
   const bool is_new = !written_lines_.erase(line);  // false: a killed agent has written the line
   const auto note = [&](const char* event, uint64_t values) {
     if (values > 0) record_event(rank, event, slot.step, layer.label, static_cast<double>(values), is_new);

@@ -144,13 +144,24 @@ bool has_large_errors(const PassStatistics& pass, uint32_t tensor) {
   return several_beyond(pass.ratio_of_limit, 1, several);
 }
 
-bool is_nonfinite(const SliceDeviation& d) {
-  // A SliceDeviation has no NaN: a figure is infinite if the trainer's result has NaN or Inf.
-  const auto is_infinite = [](const std::optional<double>& value) { return value && std::isinf(*value); };
-  return is_infinite(d.relative_error_max) || is_infinite(d.lse_error_abs_max) || d.nonfinite_anywhere;
+uint32_t tensor_of(const SampleLine& slice) {
+  for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor)
+    if (slice.tensor == kJudgedTensorNames[tensor]) return tensor;
+  return slice.pass == "backward" ? 1 : 0;
+}
+
+// In a line on dK or dV, `keys` is the number of query rows of all heads that share the key, with which the
+// limit grows.
+double ratio_limit_of(const SampleLine& slice) {
+  const uint32_t tensor = tensor_of(slice);
+  const auto rows = static_cast<uint64_t>(std::max<int64_t>(slice.keys.value_or(0), 0));
+  return ratio_limit(tensor, dtype_named(slice.dtype), is_key_gradient(tensor) ? rows : 0,
+                     slice.unexplained_bias_ulp.value_or(0));
 }
 
 namespace {
+
+bool is_nonfinite(const SampleLine& slice) { return slice.nonfinite_result.value_or(false); }
 
 // A tensor of a layer, with its statistics.
 struct JudgedPart {
@@ -172,14 +183,14 @@ struct AlarmRule {
   AlarmKind kind;
   bool (*holds)(const JudgedPart& part);
   std::optional<double> (*value)(const PassStatistics& statistics);
-  bool (*is_shown_by)(const SliceDeviation& slice, const JudgedPart& part);
+  bool (*is_shown_by)(const SampleLine& slice, const JudgedPart& part);
   SteppedWindow::Onset (*onset)(const PassStatistics& statistics);
 };
 constexpr AlarmRule kAlarmRules[kAlarmKinds] = {
     {AlarmKind::kNonfinite,
      [](const JudgedPart& part) { return max_of(part.statistics.nonfinite_slices).value_or(0) > 0; },
      [](const PassStatistics&) { return std::optional<double>(); },
-     [](const SliceDeviation& slice, const JudgedPart&) { return is_nonfinite(slice); },
+     [](const SampleLine& slice, const JudgedPart&) { return is_nonfinite(slice); },
      [](const PassStatistics& statistics) { return statistics.nonfinite_slices.onset_above(0); }},
     // A bias is visible only in the pool of slices, so every slice that the pool takes contributes to it; a
     // slice whose denominator is 0 has no value for the pool.
@@ -190,8 +201,8 @@ constexpr AlarmRule kAlarmRules[kAlarmKinds] = {
               (is_known || !is_bias_of_errors(part.statistics, part.tensor));
      },
      [](const PassStatistics& statistics) { return std::optional(statistics.bias.bias()->ulp); },
-     [](const SliceDeviation& slice, const JudgedPart& part) {
-       return slice.bias.denominator > 0 && !is_bias_of_errors(part.statistics, part.tensor);
+     [](const SampleLine& slice, const JudgedPart& part) {
+       return slice.bias_ulp_sum.value_or(0) > 0 && !is_bias_of_errors(part.statistics, part.tensor);
      },
      nullptr},
     // The ratio to unfused attention gives no alarm. At large scores unfused attention may be as wrong as a
@@ -199,7 +210,7 @@ constexpr AlarmRule kAlarmRules[kAlarmKinds] = {
     {AlarmKind::kFusedRatio,
      [](const JudgedPart& part) { return has_large_errors(part.statistics, part.tensor); },
      [](const PassStatistics& statistics) { return max_of(statistics.fused_ratio); },
-     [](const SliceDeviation& slice, const JudgedPart& part) {
+     [](const SampleLine& slice, const JudgedPart& part) {
        return slice.fused_ratio && part.statistics.ratio_of_limit.latest(0) > 1;
      },
      [](const PassStatistics& statistics) { return statistics.ratio_of_limit.onset_above(1); }},
@@ -208,7 +219,7 @@ constexpr AlarmRule kAlarmRules[kAlarmKinds] = {
        return several_beyond(part.statistics.conservation_ratio, kConservationRatio);
      },
      [](const PassStatistics& statistics) { return max_of(statistics.conservation_ratio); },
-     [](const SliceDeviation& slice, const JudgedPart&) {
+     [](const SampleLine& slice, const JudgedPart&) {
        return slice.conservation_ratio.value_or(0) > kConservationRatio;
      },
      [](const PassStatistics& statistics) {
@@ -217,7 +228,7 @@ constexpr AlarmRule kAlarmRules[kAlarmKinds] = {
     {AlarmKind::kLogSumExp,
      [](const JudgedPart& part) { return several_beyond(part.statistics.lse_error_ratio, kLseErrorRatio); },
      [](const PassStatistics& statistics) { return max_of(statistics.lse_error_ratio); },
-     [](const SliceDeviation& slice, const JudgedPart&) {
+     [](const SampleLine& slice, const JudgedPart&) {
        return slice.lse_error_ratio.value_or(0) > kLseErrorRatio;
      },
      [](const PassStatistics& statistics) { return statistics.lse_error_ratio.onset_above(kLseErrorRatio); }},
@@ -236,13 +247,15 @@ std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor)
   return alarms;
 }
 
-void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor, LayerStatistics* layer) {
+void note_alarms(const SampleLine& slice, LayerStatistics* layer) {
+  const uint32_t tensor = tensor_of(slice);
+  const int64_t step = *slice.step;
   PassStatistics& statistics = statistics_of(tensor, layer);
   for (const LayerAlarm& alarm : alarms_of(*layer, tensor)) {
     // An alarm outlasts the slices that caused it. If it comes from earlier slices only, this step is not
     // stored.
     const AlarmRule& rule = kAlarmRules[static_cast<size_t>(alarm.kind)];
-    if (!rule.is_shown_by(deviation, {*layer, statistics, tensor})) continue;
+    if (!rule.is_shown_by(slice, {*layer, statistics, tensor})) continue;
     const auto onset = rule.onset != nullptr ? rule.onset(statistics) : SteppedWindow::Onset{step};
     const auto [found, is_new] =
         statistics.past.try_emplace(alarm.kind, PastAlarm{onset.step, step, alarm.value});
@@ -254,7 +267,7 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor,
     // Negated, so that a stored NaN is replaced.
     if (alarm.value && !(std::fabs(past.most.value_or(0)) >= std::fabs(*alarm.value)))
       past.most = alarm.value;
-    if (const std::optional<double>& error = deviation.relative_error_mean; error && std::isfinite(*error))
+    if (const std::optional<double>& error = slice.relative_error_mean; error && std::isfinite(*error))
       past.relative_error = std::max(past.relative_error.value_or(0), *error);
   }
 }
@@ -374,39 +387,70 @@ void add_known(SteppedWindow& window, const std::optional<double>& value, int64_
   if (value) window.add(*value, step);
 }
 
+// Returns why a slice of dQ has no slice of key positions beside it.
+segment::ColumnsSkip columns_skip_of(const SampleLine& slice) {
+  for (uint32_t why = 0; why < segment::kColumnsSkips; ++why)
+    if (slice.key_positions_skipped == segment::kColumnsSkipNames[why])
+      return static_cast<segment::ColumnsSkip>(why);
+  return segment::kColumnsTaken;
+}
+
+// Numbers of rows of a slice. A record that was read may contain any number.
+int count_of(const RecordInteger& rows) {
+  return static_cast<int>(std::clamp<int64_t>(rows.value_or(0), 0, segment::kRowsPerSlice));
+}
+
 // Whether no key column of the slice could be compared: a mask hides all of them, the output's gradient is 0,
 // or their weights are noise (kScoresAreNoise).
-bool has_no_comparable_column(const SliceDeviation& deviation) {
-  return is_key_gradient(static_cast<uint32_t>(deviation.tensor)) && deviation.rows_compared == 0 &&
-         deviation.rows_not_comparable > 0;
+bool has_no_comparable_column(const SampleLine& slice) {
+  return is_key_gradient(tensor_of(slice)) && slice.rows_not_comparable.value_or(0) > 0 &&
+         slice.rows_not_comparable == slice.rows;
 }
 
 // Whether the slice says that the trainer's result is right, or that it is wrong. It does not if the exact
 // result is 0 in all its rows, if too few rows decide, or if only the scores were compared (dropout).
-bool is_decided(const SliceDeviation& deviation) {
-  return deviation.fused_ratio || is_nonfinite(deviation) || deviation.relative_error_max == 0.0;
+bool is_decided(const SampleLine& slice) {
+  return slice.fused_ratio || is_nonfinite(slice) || slice.relative_error_max == 0.0;
+}
+
+// Rows of a slice of dQ whose log_sum_exp covers more keys than the call has. Records of older versions have
+// no number: then the call may have a part of its keys, and sums over all keys are not judged.
+int partial_rows(const SampleLine& slice) {
+  const bool is_of_query = tensor_of(slice) == static_cast<uint32_t>(JudgedTensor::kGradQuery);
+  return is_of_query && !slice.rows_partial ? 1 : count_of(slice.rows_partial);
+}
+
+// The bias pools treat slices with equal clusters as dependent, since these may share keys and values.
+BiasCluster cluster_of(const SampleLine& slice) {
+  return {slice.batch.value_or(0), slice.kv_head.value_or(0), *slice.step,
+          static_cast<int>(slice.rank.value_or(0))};
 }
 
 // `limit`: of the fused_ratio of this slice.
-void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, DType dtype, bool is_written_out,
-              double limit, PassStatistics* pass) {
-  pass->dtype = dtype;
-  pass->judged += !has_no_comparable_column(deviation);
-  pass->decided += is_decided(deviation);
-  pass->written_out += is_written_out && !has_no_comparable_column(deviation);
-  pass->last_step = cluster.step;
-  pass->partial += deviation.partial;
-  pass->with_partial_rows += deviation.partial_rows > 0;
-  pass->nonfinite += is_nonfinite(deviation);
-  pass->nonfinite_slices.add(is_nonfinite(deviation), cluster.step);
-  add_known(pass->relative_error_mean, deviation.relative_error_mean);
-  add_known(pass->relative_error_max, deviation.relative_error_max);
-  add_known(pass->deviation_ratio, deviation.deviation_ratio);
-  if (deviation.fused_ratio) pass->add_fused_ratio(*deviation.fused_ratio, limit);
-  add_known(pass->lse_error_ratio, deviation.lse_error_ratio, cluster.step);
-  pass->bias.add(cluster, deviation.bias);
-  pass->excess_bias.add(cluster, excess_bias(deviation.bias, deviation.floor_bias));
-  pass->rounded_bias.add(cluster, deviation.rounded_bias);
+void add_pass(const SampleLine& slice, double limit, PassStatistics* pass) {
+  const bool is_compared = !has_no_comparable_column(slice);
+  const BiasCluster cluster = cluster_of(slice);
+  const double ulp_sum = slice.bias_ulp_sum.value_or(0);
+  const BiasSums bias = {slice.bias_error_sum.value_or(0), ulp_sum};
+  const BiasSums floor_bias =
+      slice.floor_bias_ulp ? BiasSums{*slice.floor_bias_ulp * ulp_sum, ulp_sum} : BiasSums{};
+  pass->dtype = dtype_named(slice.dtype);
+  pass->judged += is_compared;
+  pass->decided += is_decided(slice);
+  pass->written_out += is_compared && is_written_out(slice.op);
+  pass->last_step = *slice.step;
+  pass->partial += slice.partial.value_or(false);
+  pass->with_partial_rows += partial_rows(slice) > 0;
+  pass->nonfinite += is_nonfinite(slice);
+  pass->nonfinite_slices.add(is_nonfinite(slice), *slice.step);
+  add_known(pass->relative_error_mean, slice.relative_error_mean);
+  add_known(pass->relative_error_max, slice.relative_error_max);
+  add_known(pass->deviation_ratio, slice.deviation_ratio);
+  if (slice.fused_ratio) pass->add_fused_ratio(*slice.fused_ratio, limit);
+  add_known(pass->lse_error_ratio, slice.lse_error_ratio, *slice.step);
+  pass->bias.add(cluster, bias);
+  pass->excess_bias.add(cluster, excess_bias(bias, floor_bias));
+  pass->rounded_bias.add(cluster, {slice.rounded_reference_bias_error_sum.value_or(0), ulp_sum});
 }
 
 void add_known(History& history, int64_t step, size_t column, const std::optional<double>& value) {
@@ -414,32 +458,35 @@ void add_known(History& history, int64_t step, size_t column, const std::optiona
 }
 
 // The ratio in the history is the one that the limits judge.
-void add_to_history(const segment::Slot& slot, const SliceDeviation& deviation, RankStatistics* rank) {
+void add_to_history(const SampleLine& slice, RankStatistics* rank) {
   History& history = rank->history;
-  if (slot.pass == 1) return add_known(history, slot.step, kColumnRatioBackward, deviation.fused_ratio);
-  add_known(history, slot.step, kColumnRatioForward, deviation.fused_ratio);
-  add_known(history, slot.step, kColumnRatioForwardMax, deviation.fused_ratio);
+  const int64_t step = *slice.step;
+  if (pass_of(tensor_of(slice)) == 1)
+    return add_known(history, step, kColumnRatioBackward, slice.fused_ratio);
+  add_known(history, step, kColumnRatioForward, slice.fused_ratio);
+  add_known(history, step, kColumnRatioForwardMax, slice.fused_ratio);
   if (const std::optional<Bias> bias = rank->pass[0].bias.bias()) {
-    history.add(slot.step, kColumnBias, bias->ulp);
-    add_known(history, slot.step, kColumnBiasZ, bias->z);
+    history.add(step, kColumnBias, bias->ulp);
+    add_known(history, step, kColumnBiasZ, bias->z);
   }
   if (const std::optional<Bias> control = rank->pass[0].rounded_bias.bias())
-    history.add(slot.step, kColumnControlBias, control->ulp);
+    history.add(step, kColumnControlBias, control->ulp);
 }
 
-void add_to_history(const segment::Slot& slot, const SliceDeviation& deviation, LayerStatistics* layer) {
-  const LayerColumn column = slot.pass == 0 ? kLayerRatioForward : kLayerRatioBackward;
-  add_known(layer->history, slot.step, column, deviation.fused_ratio);
+void add_to_history(const SampleLine& slice, LayerStatistics* layer) {
+  const uint32_t pass = pass_of(tensor_of(slice));
+  const LayerColumn column = pass == 0 ? kLayerRatioForward : kLayerRatioBackward;
+  add_known(layer->history, *slice.step, column, slice.fused_ratio);
   const std::optional<Bias> bias = layer->pass[0].bias.bias();
-  if (slot.pass == 0 && bias) layer->history.add(slot.step, kLayerBias, bias->ulp);
+  if (pass == 0 && bias) layer->history.add(*slice.step, kLayerBias, bias->ulp);
 }
 
-void add_scores(const SliceDeviation& deviation, ScoreStatistics* scores) {
-  add_known(scores->lse_error, deviation.lse_error_abs_max);
-  add_known(scores->logit, deviation.logit_abs_max);
-  add_known(scores->entropy_min, deviation.entropy_min);
-  add_known(scores->entropy_mean, deviation.entropy_mean);
-  add_known(scores->near_tie_ratio, deviation.near_tie_ratio);
+void add_scores(const SampleLine& slice, ScoreStatistics* scores) {
+  add_known(scores->lse_error, slice.lse_error_abs_max);
+  add_known(scores->logit, slice.logit_abs_max);
+  add_known(scores->entropy_min, slice.entropy_nats_min);
+  add_known(scores->entropy_mean, slice.entropy_nats_mean);
+  add_known(scores->near_tie_ratio, slice.near_tie_ratio);
 }
 
 // Returns the better of two layer sources, in the order annotation, parameter, ordinal, unknown.
@@ -554,23 +601,25 @@ void note_given_up_tensors(const segment::StepRecord& step, RankStatistics* rank
 
 // NaN and Inf in attention gradients wait in RankStatistics::pending_gradient and are counted when their
 // step, or a later one, ends. If only steps with smaller numbers end, the values are counted after
-// kEndsToWaitFor ends. If no step ends, they are counted at the next such gradient after kNanosecondsToWait.
+// kEndsToWaitFor ends. If no step ends, they are counted at the next such gradient after kSecondsToWait.
 constexpr int kEndsToWaitFor = 2;
-constexpr uint64_t kNanosecondsToWait = 120'000'000'000;
+constexpr double kSecondsToWait = 120;
 
 void count_pending_gradient(RankStatistics* rank) {
   rank->nonfinite_attention_gradient += rank->pending_gradient.values;
   rank->pending_gradient = {};
 }
 
-void observe_attention_gradient(uint64_t nonfinite, const segment::Slot& slot, RankStatistics* rank) {
+void observe_attention_gradient(const SampleLine& slice, RankStatistics* rank) {
+  const uint64_t nonfinite = slice.nonfinite_gradient_values.value_or(0);
   if (nonfinite == 0) return;
+  const double time = slice.time.value_or(0);
   RankStatistics::PendingGradient& pending = rank->pending_gradient;
-  if (pending.values == 0) pending.since_ns = slot.time_ns;
+  if (pending.values == 0) pending.since = time;
   pending.values += nonfinite;
-  pending.step = std::max(pending.step, slot.step);
+  pending.step = std::max(pending.step, *slice.step);
   const bool has_ended = rank->last_step.sequence != 0 && rank->last_step.step >= pending.step;
-  if (has_ended || slot.time_ns > pending.since_ns + kNanosecondsToWait) count_pending_gradient(rank);
+  if (has_ended || time > pending.since + kSecondsToWait) count_pending_gradient(rank);
 }
 
 void count_gradient_at_end_of(const segment::StepRecord& step, RankStatistics* rank) {
@@ -607,31 +656,37 @@ void add_to_history(const Weights& weights, RankStatistics* rank) {
 // first is the conservation ratio of dK or dV, from sums over all keys. It is valid only if the call has all
 // keys that its log_sum_exp covers, which is assumed after kWholeCalls backward slices of rows without a
 // partial row. The second is whether grad_query (dQ) has NaN or Inf; it counts for the backward pass.
-void add_whole_call(const SliceDeviation& deviation, const segment::Slot& slot, LayerStatistics* layer) {
-  if (slot.columns == 0) return;
+void add_whole_call(const SampleLine& slice, LayerStatistics* layer) {
+  const uint32_t tensor = tensor_of(slice);
+  if (!is_key_gradient(tensor)) return;
   PassStatistics& rows = layer->pass[1];
   if (rows.judged >= kWholeCalls && rows.with_partial_rows == 0)
-    add_known(statistics_of(static_cast<uint32_t>(deviation.tensor), layer).conservation_ratio,
-              deviation.conservation_ratio, slot.step);
-  if (!deviation.nonfinite_grad_query) return;
+    add_known(statistics_of(tensor, layer).conservation_ratio, slice.conservation_ratio, *slice.step);
+  if (!slice.nonfinite_grad_query.value_or(false)) return;
   ++rows.nonfinite;
-  rows.nonfinite_slices.add(1, slot.step);
+  rows.nonfinite_slices.add(1, *slice.step);
 }
 
 // Returns a hash of format, head sizes, scale and heads per slice, which all calls of one layer share. Never
 // 0, which means no call yet.
-uint64_t shape_hash_of(const segment::Slot& slot) {
+uint64_t shape_hash_of(const SampleLine& slice) {
+  const auto part_of = [](const RecordInteger& number) { return static_cast<uint64_t>(number.value_or(0)); };
+  const auto [first, last] = std::minmax_element(slice.heads.begin(), slice.heads.end());
+  const uint64_t heads =
+      slice.heads.empty() ? 0 : static_cast<uint64_t>(*last) - static_cast<uint64_t>(*first) + 1;
   uint64_t hash = 1;  // each step multiplies by 2^64 / golden ratio, which spreads the bits
-  for (const uint64_t part : {uint64_t{slot.dtype}, uint64_t{slot.head_dim}, uint64_t{slot.value_dim},
-                              std::bit_cast<uint64_t>(slot.scale), uint64_t{slot.heads_in_slice}})
+  for (const uint64_t part :
+       {static_cast<uint64_t>(dtype_named(slice.dtype)), part_of(slice.head_dim), part_of(slice.value_dim),
+        std::bit_cast<uint64_t>(slice.scale.value_or(0)), heads})
     hash = (hash ^ part) * 0x9e3779b97f4a7c15;
   return hash | 1;
 }
 
-void note_shape(const segment::Slot& slot, LayerStatistics* layer) {
-  if (slot.columns == 1) return;  // a slice of key positions has another shape than a slice of rows
-  const uint64_t hash = shape_hash_of(slot);
-  uint64_t& known_hash = layer->shape_hash[slot.pass];
+void note_shape(const SampleLine& slice, LayerStatistics* layer) {
+  const uint32_t tensor = tensor_of(slice);
+  if (is_key_gradient(tensor)) return;  // a slice of key positions has another shape than a slice of rows
+  const uint64_t hash = shape_hash_of(slice);
+  uint64_t& known_hash = layer->shape_hash[pass_of(tensor)];
   if (layer->source == "ordinal" && known_hash != 0 && known_hash != hash) layer->is_mixed = true;
   known_hash = hash;
 }
@@ -650,16 +705,16 @@ void note_restart(const segment::StepRecord& step, RankStatistics* rank) {
 namespace {
 
 // Statistics of the layer, or those of calls without a layer.
-LayerStatistics& layer_statistics(const LayerOfCall& layer, RankStatistics* rank) {
-  LayerStatistics* named_layer = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
+LayerStatistics& layer_statistics(const std::string& label, RankStatistics* rank) {
+  LayerStatistics* named_layer = label.empty() ? nullptr : rank->layer_of(label);
   return named_layer != nullptr ? *named_layer : rank->unnamed;
 }
 
 }  // namespace
 
-void pool_few_rows(const LayerOfCall& layer, SliceDeviation* deviation, RankStatistics* rank) {
+void pool_few_rows(const std::string& label, SliceDeviation* deviation, RankStatistics* rank) {
   if (deviation->tensor != JudgedTensor::kGradQuery || deviation->fused_ratio) return;
-  LayerStatistics& statistics = layer_statistics(layer, rank);
+  LayerStatistics& statistics = layer_statistics(label, rank);
   const std::optional<PooledRows::Ratios> ratios =
       statistics.few_rows.add(deviation->fused_errors, deviation->plain_errors, deviation->reference_norm);
   if (!ratios) return;
@@ -667,49 +722,40 @@ void pool_few_rows(const LayerOfCall& layer, SliceDeviation* deviation, RankStat
   deviation->deviation_ratio = ratios->plain;
 }
 
-void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
-                   RankStatistics* rank) {
-  // The bias pools treat slices with equal clusters as dependent, since these may share keys and values.
-  const BiasCluster cluster = {slot.batch, slot.kv_head, slot.step, rank->identity.rank};
-  const uint32_t tensor = slot.columns == 1 ? static_cast<uint32_t>(deviation.tensor) : slot.pass;
-  const bool is_plain = is_written_out(rank->operation_of(slot));
-  const DType dtype = static_cast<DType>(slot.dtype);
-  // In a slice of key positions, slot.keys is the number of query rows, of all heads that share the key.
-  const uint64_t query_rows = slot.columns == 1 ? slot.keys : 0;
-  const double limit = ratio_limit(tensor, dtype, query_rows, deviation.unexplained_bias);
-  add_pass(deviation, cluster, dtype, is_plain, limit, &statistics_of(tensor, rank));
-  if (slot.pass == 0) add_scores(deviation, &rank->scores);
-  if (!is_key_gradient(tensor)) add_to_history(slot, deviation, rank);  // histories show slices of rows only
-  rank->layer_source = better_source(rank->layer_source, layer.source);
-  if (layer.label.empty() && !is_key_gradient(tensor)) ++rank->slices_without_layer[layer.source];
-  rank->nonfinite_output += deviation.nonfinite_out + deviation.nonfinite_lse;
-  observe_attention_gradient(deviation.nonfinite_gradient, slot, rank);
-  LayerStatistics& statistics = layer_statistics(layer, rank);
+void observe(const SampleLine& slice, RankStatistics* rank) {
+  const uint32_t tensor = tensor_of(slice), pass = pass_of(tensor);
+  const double limit = ratio_limit_of(slice);
+  add_pass(slice, limit, &statistics_of(tensor, rank));
+  if (pass == 0) add_scores(slice, &rank->scores);
+  if (!is_key_gradient(tensor)) add_to_history(slice, rank);  // histories show slices of rows only
+  rank->layer_source = better_source(rank->layer_source, slice.layer_source);
+  if (slice.layer.empty() && !is_key_gradient(tensor)) ++rank->slices_without_layer[slice.layer_source];
+  rank->nonfinite_output += slice.nonfinite_output_values.value_or(0);
+  observe_attention_gradient(slice, rank);
+  LayerStatistics& statistics = layer_statistics(slice.layer, rank);
   const bool has_layer = &statistics != &rank->unnamed;
   // A layer is counted at its first slice, hence before add_pass(), which makes `judged` positive.
-  if (!is_key_gradient(tensor))
-    rank->layers_judged[slot.pass] += has_layer && statistics.pass[slot.pass].judged == 0;
-  add_pass(deviation, cluster, dtype, is_plain, limit, &statistics_of(tensor, &statistics));
-  add_whole_call(deviation, slot, &statistics);
-  if (tensor == static_cast<uint32_t>(JudgedTensor::kGradQuery)) {
-    ++rank->columns_skipped[slot.columns_skip];
-    ++statistics.columns_skipped[slot.columns_skip];
-  }
+  if (!is_key_gradient(tensor)) rank->layers_judged[pass] += has_layer && statistics.pass[pass].judged == 0;
+  add_pass(slice, limit, &statistics_of(tensor, &statistics));
+  add_whole_call(slice, &statistics);
+  const auto skip_columns = [&](segment::ColumnsSkip why) {
+    ++rank->columns_skipped[why];
+    ++statistics.columns_skipped[why];
+  };
+  if (tensor == static_cast<uint32_t>(JudgedTensor::kGradQuery)) skip_columns(columns_skip_of(slice));
   // Counted once for dK and dV.
-  if (tensor == static_cast<uint32_t>(JudgedTensor::kGradKey) && has_no_comparable_column(deviation)) {
-    ++rank->columns_skipped[segment::kColumnsEmpty];
-    ++statistics.columns_skipped[segment::kColumnsEmpty];
-  }
+  if (tensor == static_cast<uint32_t>(JudgedTensor::kGradKey) && has_no_comparable_column(slice))
+    skip_columns(segment::kColumnsEmpty);
   if (has_layer) {
-    statistics.label = layer.label;
-    statistics.name = layer.name;
-    statistics.source = layer.source;
-    note_shape(slot, &statistics);
+    statistics.label = slice.layer;
+    statistics.name = slice.layer_name;
+    statistics.source = slice.layer_source;
+    note_shape(slice, &statistics);
   }
-  note_alarms(deviation, slot.step, tensor, &statistics);  // reads the windows set above
+  note_alarms(slice, &statistics);  // reads the windows set above
   if (!has_layer || is_key_gradient(tensor)) return;
-  if (slot.pass == 0) add_scores(deviation, &statistics.scores);
-  add_to_history(slot, deviation, &statistics);
+  if (pass == 0) add_scores(slice, &statistics.scores);
+  add_to_history(slice, &statistics);
 }
 
 void observe_event(const EventLine& line, RankStatistics* rank) {

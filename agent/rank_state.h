@@ -297,6 +297,10 @@ PassStatistics& statistics_of(uint32_t tensor, Holder* holder) {
 }
 
 constexpr uint32_t pass_of(uint32_t tensor) { return tensor == 0 ? 0 : 1; }
+// Returns the JudgedTensor of a line. A line of an unknown tensor counts as `out` or grad_query, by its pass.
+uint32_t tensor_of(const SampleLine& slice);
+// Returns the alarm limit of the fused_ratio of this slice.
+double ratio_limit_of(const SampleLine& slice);
 
 // A fault in the attention of one layer, or of the calls whose layer is unknown (label "").
 struct LayerAlarm {
@@ -315,11 +319,9 @@ struct LayerAlarm {
 // Returns the alarms of a layer for a tensor: at most one of each kind, in the order of AlarmKind.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor);
 
-// Stores in PassStatistics::past those active alarms to which the slice of `step` contributes. The slice must
-// already have been added to `layer`.
-void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor, LayerStatistics* layer);
-// Whether the trainer's result has NaN or Inf where the reference has none.
-bool is_nonfinite(const SliceDeviation& deviation);
+// Stores in PassStatistics::past those active alarms to which the slice contributes. The slice must already
+// have been added to `layer`.
+void note_alarms(const SampleLine& slice, LayerStatistics* layer);
 
 // The label ("003") of a layer and the name of its module, as the trainer has written them.
 struct LayerName {
@@ -431,9 +433,10 @@ struct RankStatistics {
   // NaN and Inf in attention gradients of a step that has not ended. nonfinite_attention_gradient counts them
   // when StepRecord::skipped_steps of this step is read, so that an alert can ignore those of skipped steps.
   struct PendingGradient {
-    uint64_t values = 0, since_ns = 0;  // number of values; time of the first of them
+    uint64_t values = 0;
+    double since = 0;  // time of the first of them, in seconds since 1970
     int64_t step = 0;
-    int ends = 0;  // ends of steps since `since_ns`
+    int ends = 0;  // ends of steps since `since`
   };
   PendingGradient pending_gradient;
   uint64_t refused_slots = 0, refused_tensors = 0;  // slices and tensor records with invalid contents
@@ -486,11 +489,12 @@ struct LayerOfCall {
 
 // Adds a slice of dQ that too few rows decide to those of its layer before it. Gives it the ratios of them
 // all once they suffice. To be called before allow_for_operation().
-void pool_few_rows(const LayerOfCall& layer, SliceDeviation* deviation, RankStatistics* rank);
+// `label`: of the layer.
+void pool_few_rows(const std::string& label, SliceDeviation* deviation, RankStatistics* rank);
 
-// Adds a checked tensor of the slice in `slot`.
-void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
-                   RankStatistics* rank);
+// Adds a checked tensor of a slice. The line must have its step. It may be one that was read from a record,
+// if figures that are not finite are infinite in it (agent/replay.h).
+void observe(const SampleLine& slice, RankStatistics* rank);
 
 // Returns the number of checked slices of key positions. For each, both dK and dV are checked.
 inline uint64_t key_slices_of(const RankStatistics& rank) {

@@ -144,8 +144,10 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
   line.entropy_nats_min = deviation.entropy_min;
   line.entropy_nats_mean = deviation.entropy_mean;
   line.near_tie_ratio = deviation.near_tie_ratio;
-  line.nonfinite_values = deviation.nonfinite_inputs + deviation.nonfinite_out + deviation.nonfinite_lse +
-                          deviation.nonfinite_gradient;
+  line.nonfinite_output_values = deviation.nonfinite_out + deviation.nonfinite_lse;
+  line.nonfinite_gradient_values = deviation.nonfinite_gradient;
+  line.nonfinite_values =
+      deviation.nonfinite_inputs + *line.nonfinite_output_values + *line.nonfinite_gradient_values;
   line.judge_seconds = judge_seconds;
   return line;
 }

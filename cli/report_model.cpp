@@ -17,44 +17,25 @@ constexpr History::Column kCurves[] = {
     {"forward", History::Keep::kMax}, {"backward", History::Keep::kMax}, {"keys", History::Keep::kMax}};
 constexpr History::Column kLayerCurve[] = {{"error", History::Keep::kMax}};
 
-bool is_key_gradient(const std::string& tensor) { return tensor == "grad_key" || tensor == "grad_value"; }
-
-// Returns the error of a slice divided by its alarm limit; nullopt: unknown. As in the agent's alarm, the
-// error is that relative to fused attention.
-std::optional<double> error_to_limit_ratio(const SampleLine& line, const std::string& tensor) {
-  if (!line.fused_ratio || !std::isfinite(*line.fused_ratio)) return std::nullopt;
-  const auto* const name = std::find(std::begin(kJudgedTensorNames), std::end(kJudgedTensorNames), tensor);
-  if (name == std::end(kJudgedTensorNames)) return std::nullopt;
-  // In a line on dK or dV, `keys` is the number of query rows, with which the limit grows.
-  const auto rows = static_cast<uint64_t>(std::max<int64_t>(line.keys.value_or(0), 0));
-  return *line.fused_ratio / ratio_limit(static_cast<uint32_t>(name - std::begin(kJudgedTensorNames)),
-                                         dtype_named(line.dtype), rows,
-                                         line.unexplained_bias_ulp.value_or(0));
-}
-
 }  // namespace
 
 AttentionErrors::AttentionErrors() : curve_(kCurves, kPoints) {}
 
 void AttentionErrors::take(const SampleLine& line) {
   if (!line.step) return;
-  // A line without a tensor is on the output, or on dQ in the backward pass.
-  const std::string tensor = !line.tensor.empty()      ? line.tensor
-                             : line.pass == "backward" ? "grad_query"
-                                                       : "out";
-  const std::optional<double> error = error_to_limit_ratio(line, tensor);
-  if (!error) return;
-  const Curve pass = line.pass == "backward" ? kBackward : kForward;
-  curve_.add(*line.step, is_key_gradient(tensor) ? kKeys : pass, *error);
+  if (!line.fused_ratio || !std::isfinite(*line.fused_ratio)) return;
+  const double error = *line.fused_ratio / ratio_limit_of(line);  // as in the agent's alarm
+  const uint32_t tensor = tensor_of(line);
+  curve_.add(*line.step, is_key_gradient(tensor) ? kKeys : tensor == 0 ? kForward : kBackward, error);
   auto layer = layers_.find(line.layer);
   if (layer == layers_.end() && layers_.size() < kMostLayers)
     layer = layers_.try_emplace(line.layer, kLayerCurve, kLayerPoints).first;
-  if (layer != layers_.end()) layer->second.add(*line.step, 0, *error);
+  if (layer != layers_.end()) layer->second.add(*line.step, 0, error);
   ++largest_.slices;
-  if (*error <= largest_.value) return;
+  if (error <= largest_.value) return;
   largest_.layer = line.layer;
-  largest_.tensor = tensor;
-  largest_.value = *error;
+  largest_.tensor = kJudgedTensorNames[tensor];
+  largest_.value = error;
   largest_.at_step = *line.step;
 }
 

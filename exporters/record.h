@@ -220,6 +220,8 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
   X(RecordNumber, grad_out_drift, "1",                                                                       \
     "Backward: sum of the output's gradient times the output's error, which is the effect of the error on "  \
     "the loss.")                                                                                             \
+  X(RecordCount, nonfinite_output_values, "values", "Of nonfinite_values: those of output and log-sum-exp.") \
+  X(RecordCount, nonfinite_gradient_values, "values", "Of nonfinite_values: those of the judged gradient.")  \
   X(RecordCount, nonfinite_values, "values",                                                                 \
     "Number of NaN and infinite values in the slice: inputs (query, key, value, gradient of the output), "   \
     "output, log-sum-exp and judged gradient. For grad_key and grad_value: inputs and gradient; the "        \

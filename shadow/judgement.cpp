@@ -576,6 +576,11 @@ std::string text_of(const std::optional<double>& value) { return value ? exact_t
 
 }  // namespace
 
+bool is_nonfinite(const SliceDeviation& d) {
+  const auto is_infinite = [](const std::optional<double>& value) { return value && std::isinf(*value); };
+  return is_infinite(d.relative_error_max) || is_infinite(d.lse_error_abs_max) || d.nonfinite_anywhere;
+}
+
 std::string exact_text(double value) {
   char text[32];
   const std::to_chars_result end = std::to_chars(text, text + sizeof text, value);

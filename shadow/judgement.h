@@ -126,6 +126,9 @@ struct SliceDeviation {
   std::optional<double> grad_out_drift;
 };
 
+// Whether the trainer's result has NaN or Inf where the reference has none.
+bool is_nonfinite(const SliceDeviation& deviation);
+
 // Scores of this magnitude have errors of about 1 nat in fp32, so a weight exp(score - log_sum_exp) of a
 // sound kernel can be anything, Inf included. NaN and Inf beside such scores are not judged, and neither are
 // key columns to which such a row contributes.

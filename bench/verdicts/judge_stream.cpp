@@ -21,6 +21,7 @@
 
 #include "agent/publish.h"
 #include "agent/rank_state.h"
+#include "agent/record_lines.h"
 
 namespace {
 
@@ -150,12 +151,15 @@ class Stream {
       const KeyColumns columns = read_columns(header, &arrays, &sums_);
       if (!is_valid(columns)) return {};
       slot.columns = 1;  // a slice of key positions
+      slot.rows = static_cast<uint32_t>(columns.columns);
+      slot.keys = static_cast<uint32_t>(columns.queries * columns.heads);
       const ColumnDeviation deviation = judge(columns, &column_reference_);
       return {{"grad_key", observe(slot, label, deviation.grad_key)},
               {"grad_value", observe(slot, label, deviation.grad_value)}};
     }
     const AttentionSlice slice = read_slice(header, &arrays);
     if (header.pass > 2 || !is_valid(slice)) return {};
+    slot.rows = static_cast<uint32_t>(slice.rows);
     SliceDeviation deviation = judge(slice, &workspace_);
     deviation.nonfinite_anywhere = header.nonfinite_out > 0;
     return observe(slot, label, deviation);
@@ -167,7 +171,8 @@ class Stream {
     // Trials run one after the other, each with a layer of its own. Dropping the layers of earlier trials,
     // when a new trial begins, limits the memory.
     if (rank_.layers.size() > 256 && !rank_.layers.contains(label)) rank_.layers.clear();
-    observe_slice(slot, {label, /*name=*/"", /*source=*/"annotation"}, deviation, &rank_);
+    const LayerOfCall layer = {label, /*name=*/"", /*source=*/"annotation"};
+    foreshock::observe(sample_line(rank_, slot, layer, deviation, /*judge_seconds=*/0), &rank_);
     return line_of(deviation, static_cast<DType>(slot.dtype), rank_.layers[label],
                    static_cast<uint32_t>(deviation.tensor));
   }

@@ -32,19 +32,21 @@ std::vector<Finding> findings(const Ranks& ranks) {
   return findings_of(ranks, nullptr, passes);
 }
 
-// Adds a slice of dQ in layer 001 with these errors, as observe_slice() does.
+// Adds a slice of dQ in layer 001 with these errors, as observe() does.
 void add_slice(int64_t step, double ratio, double relative_error, RankStatistics* rank) {
   LayerStatistics* layer = rank->layer_of("001");
   layer->label = "001";
-  SliceDeviation deviation;
-  deviation.relative_error_mean = relative_error;
-  deviation.deviation_ratio = ratio;
-  deviation.fused_ratio = ratio;
+  SampleLine slice;
+  slice.step = step;
+  slice.tensor = "grad_query";
+  slice.relative_error_mean = relative_error;
+  slice.deviation_ratio = ratio;
+  slice.fused_ratio = ratio;
   layer->pass[1].last_step = step;
   layer->pass[1].relative_error_mean.add(relative_error);
   layer->pass[1].deviation_ratio.add(ratio);
   layer->pass[1].add_fused_ratio(ratio, kDeviationRatioBackward);
-  note_alarms(deviation, step, 1, layer);
+  note_alarms(slice, layer);
 }
 
 TEST(Findings, AnErrorIsASentenceWithPercentStepLargestAndPresentSize) {
@@ -89,10 +91,13 @@ void add_biased_slice(int64_t step, double ratio, double bias_ulp, RankStatistic
   layer->label = "001";
   pass.last_step = step;
   pass.add_fused_ratio(ratio, kDeviationRatioBackward);
-  SliceDeviation deviation;
-  deviation.fused_ratio = ratio;
-  deviation.bias = {bias_ulp, 1};
-  note_alarms(deviation, step, 1, layer);
+  SampleLine slice;
+  slice.step = step;
+  slice.tensor = "grad_query";
+  slice.fused_ratio = ratio;
+  slice.bias_error_sum = bias_ulp;
+  slice.bias_ulp_sum = 1;
+  note_alarms(slice, layer);
 }
 
 TEST(Findings, TheBiasOfSlicesWithLargeErrorsIsNotAFinding) {

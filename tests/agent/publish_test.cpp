@@ -122,8 +122,9 @@ void see_infinite_gradient(int64_t step, uint64_t seconds, RankStatistics* rank)
   slot.time_ns = seconds * 1'000'000'000;
   slot.pass = 1;
   SliceDeviation deviation = {};
+  deviation.tensor = JudgedTensor::kGradQuery;
   deviation.nonfinite_gradient = 3;
-  observe_slice(slot, LayerOfCall{}, deviation, rank);
+  observe(sample_line(*rank, slot, LayerOfCall{}, deviation, /*judge_seconds=*/0), rank);
 }
 
 TEST_F(Publish, GradientsOfAStepThatGoesOnAreToldWithWhatTheScalerDoesWithIt) {

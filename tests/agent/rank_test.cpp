@@ -5,6 +5,7 @@
 
 #include "agent/publish.h"
 #include "agent/rank_state.h"
+#include "agent/record_lines.h"
 #include "exporters/http_routes.h"
 
 namespace foreshock {
@@ -87,6 +88,20 @@ TEST(Rank, ABiasIsAnAlarmUnlessTheRoundedReferenceHasItToo) {
 }
 
 // A slice of layer 001. query_rows: over which a slice of dK sums.
+// Adds a checked tensor of a slice to the rank, as the pipeline does.
+void observe(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
+             RankStatistics* rank) {
+  observe(sample_line(*rank, slot, layer, deviation, /*judge_seconds=*/0), rank);
+}
+
+// The line of a slice of the output.
+SampleLine output_at(int64_t step) {
+  SampleLine line;
+  line.step = step;
+  line.tensor = "out";
+  return line;
+}
+
 struct Sliced {
   JudgedTensor tensor = JudgedTensor::kGradKey;
   DType dtype = DType::kNone;
@@ -105,11 +120,13 @@ void observe(const Sliced& sliced, int count, RankStatistics* rank) {
   SliceDeviation deviation;
   deviation.backward = slot.pass == 1;
   deviation.tensor = sliced.tensor;
+  slot.rows = 16;
   deviation.rows_compared = 16;
+  deviation.bias = {0, 1};
   deviation.fused_ratio = sliced.ratio;
   deviation.unexplained_bias = sliced.unexplained_bias;
   for (slot.step = 0; slot.step < count; ++slot.step)
-    observe_slice(slot, {"001", "", "parameter"}, deviation, rank);
+    observe(slot, {"001", "", "parameter"}, deviation, rank);
 }
 
 // Each block that it adds up in bf16 is one more rounding: a ratio of 8 is expected at 16384 causal queries.
@@ -185,12 +202,12 @@ TEST(Rank, CallsOfUnlikeShapeOfOneOrdinalAreMixed) {
   slot.head_dim = slot.value_dim = 64;
   for (const char* source : {"ordinal", "parameter"}) {
     RankStatistics rank;
-    observe_slice(slot, {.label = "000", .name = "", .source = source}, {}, &rank);
-    observe_slice(slot, {.label = "000", .name = "", .source = source}, {}, &rank);
+    observe(slot, {.label = "000", .name = "", .source = source}, {}, &rank);
+    observe(slot, {.label = "000", .name = "", .source = source}, {}, &rank);
     EXPECT_FALSE(rank.layers.at("000").is_mixed);
     segment::Slot other = slot;
     other.head_dim = other.value_dim = 32;
-    observe_slice(other, {.label = "000", .name = "", .source = source}, {}, &rank);
+    observe(other, {.label = "000", .name = "", .source = source}, {}, &rank);
     EXPECT_EQ(rank.layers.at("000").is_mixed, source == std::string("ordinal"));
   }
 }
@@ -206,12 +223,12 @@ TEST(Rank, ReasonsForNoKeyPositionsAreCountedByLayer) {
                                    {"", segment::kColumnsPacked}}) {
     slot.columns_skip = why;
     deviation.tensor = JudgedTensor::kGradQuery;
-    observe_slice(slot, {.label = layer, .name = "", .source = "parameter"}, deviation, &rank);
+    observe(slot, {.label = layer, .name = "", .source = "parameter"}, deviation, &rank);
   }
   slot.columns_skip = segment::kColumnsTaken;
   slot.columns = 1;  // the slice of key positions itself
   deviation.tensor = JudgedTensor::kGradKey;
-  observe_slice(slot, {.label = "000", .name = "", .source = "parameter"}, deviation, &rank);
+  observe(slot, {.label = "000", .name = "", .source = "parameter"}, deviation, &rank);
   EXPECT_EQ(rank.columns_skipped[segment::kColumnsPacked], 3u);
   EXPECT_EQ(rank.columns_skipped[segment::kColumnsTaken], 0u);
   EXPECT_EQ(rank.layers.at("000").columns_skipped[segment::kColumnsPacked], 2u);
@@ -224,13 +241,14 @@ TEST(Rank, KeyColumnsThatCannotBeComparedAreNotJudged) {
   segment::Slot slot = {};
   slot.pass = 1;
   slot.columns = 1;
+  slot.rows = 16;
   for (const int compared : {0, 16})
     for (const JudgedTensor tensor : {JudgedTensor::kGradKey, JudgedTensor::kGradValue}) {
       SliceDeviation deviation;
       deviation.tensor = tensor;
       deviation.rows_compared = compared;
       deviation.rows_not_comparable = 16 - compared;
-      observe_slice(slot, {.label = "000", .name = "", .source = "parameter"}, deviation, &rank);
+      observe(slot, {.label = "000", .name = "", .source = "parameter"}, deviation, &rank);
       const bool is_last = tensor == JudgedTensor::kGradValue;
       EXPECT_EQ(rank.keys[is_last].judged, compared == 0 ? 0u : 1u);
       EXPECT_EQ(rank.layers.at("000").columns_skipped[segment::kColumnsEmpty], 1u);
@@ -311,16 +329,16 @@ TEST(Rank, AWrongLogSumExpIsAnAlarm) {
 
 TEST(Rank, AnAlarmNamesTheStepThatLastSupportedIt) {
   LayerStatistics layer = sound_layer("001");
-  SliceDeviation wrong;
+  SampleLine wrong = output_at(70);
   wrong.fused_ratio = 8;
   layer.pass[0].last_step = 70;
   layer.pass[0].add_fused_ratio(8, kDeviationRatioForward);
   layer.pass[0].add_fused_ratio(8, kDeviationRatioForward);
-  note_alarms(wrong, 70, 0, &layer);
-  SliceDeviation sound;
+  note_alarms(wrong, &layer);
+  SampleLine sound = output_at(90);
   sound.fused_ratio = 1;
   layer.pass[0].add_fused_ratio(1, kDeviationRatioForward);
-  note_alarms(sound, 90, 0, &layer);
+  note_alarms(sound, &layer);
   EXPECT_EQ(rank_of(layer).alarms().at(0).last_step, 70);
 }
 
@@ -328,11 +346,11 @@ TEST(Rank, AnAlarmNamesTheStepThatLastSupportedIt) {
 TEST(Rank, AnErrorBeginsAtItsFirstSliceBeyondTheLimit) {
   LayerStatistics layer = sound_layer("001");
   const auto judge = [&](double ratio, int64_t step) {
-    SliceDeviation slice;
+    SampleLine slice = output_at(step);
     slice.fused_ratio = ratio;
     layer.pass[0].last_step = step;
     layer.pass[0].add_fused_ratio(ratio, kDeviationRatioForward);
-    note_alarms(slice, step, 0, &layer);
+    note_alarms(slice, &layer);
   };
   judge(8, 10);
   for (int64_t step = 11; step < 80; ++step) judge(1, step);  // as many as a window has, and more
@@ -348,14 +366,15 @@ TEST(Rank, AnErrorBeginsAtItsFirstSliceBeyondTheLimit) {
 
 TEST(Rank, WrongSumsAndAWrongLogSumExpBeginAtTheirFirstSlice) {
   LayerStatistics layer = sound_layer("001");
-  SliceDeviation wrong;
-  wrong.conservation_ratio = 3 * kConservationRatio;
-  wrong.lse_error_ratio = 2;
   for (const int64_t step : {40, 48}) {
+    SampleLine wrong = output_at(step);
+    wrong.conservation_ratio = 3 * kConservationRatio;
+    wrong.lse_error_ratio = 2;
     statistics_of(2, &layer).conservation_ratio.add(*wrong.conservation_ratio, step);
     layer.pass[0].lse_error_ratio.add(*wrong.lse_error_ratio, step);
-    note_alarms(wrong, step, 0, &layer);
-    note_alarms(wrong, step, 2, &layer);
+    note_alarms(wrong, &layer);
+    wrong.tensor = "grad_key";
+    note_alarms(wrong, &layer);
   }
   EXPECT_EQ(layer.keys[0].past.at(AlarmKind::kConservation).first_step, 40);
   EXPECT_EQ(layer.pass[0].past.at(AlarmKind::kLogSumExp).first_step, 40);

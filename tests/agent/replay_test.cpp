@@ -37,9 +37,9 @@ Found found_in(const std::function<void(int64_t step, SliceDeviation* slice)>& c
     SliceDeviation slice = sound_slice();
     change(step, &slice);
     const LayerOfCall layer = {"003", "attention", "parameter"};
-    observe_slice(slot, layer, slice, &rank);
-    // The record writes what is not finite as null, which is read as NaN.
     SampleLine line = sample_line(rank, slot, layer, slice, 0);
+    observe(line, &rank);
+    // The record writes what is not finite as null, which is read as NaN.
     SampleLine::visit(line, [](const char*, auto& value) {
       if constexpr (std::is_same_v<std::decay_t<decltype(value)>, RecordNumber>)
         if (value && std::isinf(*value)) value = NAN;
