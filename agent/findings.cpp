@@ -40,17 +40,15 @@ static_assert(kind_of(AlarmKind::kNonfinite) == FindingKind::kNonfiniteAttention
 
 // Relative measures have no meaning where the reference is nearly 0, so no size is printed beyond a bound.
 constexpr double kMostTimes = 1000;
-std::string times_text(double times) { return formatted("%.3g times", times); }
-std::string largest_text(double times) {
-  return times > kMostTimes ? "more than 1000 times" : "up to " + times_text(times);
-}
+std::string times_text(double times) { return formatted("%.3gx", times); }
+std::string largest_text(double times) { return times > kMostTimes ? "more than 1000x" : times_text(times); }
 std::string percent_text(double ratio) {
   return ratio > 1 ? "more than 100 %" : "up to " + formatted("%.2g %%", 100 * ratio);
 }
 
-// Describes what is wrong with a tensor: "dQ is wrong by up to 5 % (up to 20 times the error of fused
-// attention, 12 times in the last samples)". The largest size and that of the last samples are both named
-// where they differ.
+// Describes what is wrong with a tensor: "dQ is wrong by up to 5 % (20x the error of fused attention, 12x in
+// the last samples)". The largest size and that of the last samples are both named where they differ. The
+// sentence is short, so that the first lines of the summary have the action too.
 std::string fault_text(const Finding& finding, const PassStatistics& statistics) {
   const std::string tensor = name_of_tensor(static_cast<uint32_t>(finding.tensor));
   if (finding.kind == FindingKind::kNonfiniteAttention)
@@ -59,18 +57,19 @@ std::string fault_text(const Finding& finding, const PassStatistics& statistics)
     return tensor + " is biased by " +
            formatted("%+.2f ulp", finding.largest ? finding.largest : finding.now);
   const std::optional<double> largest = finding.largest ? finding.largest : finding.now;
-  std::string size = largest ? largest_text(*largest) : "an unknown multiple of";
+  std::string size = largest ? largest_text(*largest) : "unknown times";
+  const std::string most = largest && *largest <= kMostTimes ? "up to " : "";
   const std::string now =
       finding.now && largest && *finding.now < 0.9 * *largest && *finding.now <= kMostTimes
           ? ", " + times_text(*finding.now) + " in the last samples"
           : "";
   if (finding.kind == FindingKind::kConservation)
-    return "the sum of " + tensor + " over all keys is wrong by " + size + " its rounding error" + now;
+    return "the sum of " + tensor + " over all keys is wrong by " + most + size + " its rounding error" + now;
   if (finding.kind == FindingKind::kLogSumExp)
-    return "the log-sum-exp is wrong by " + size + " its rounding error" + now;
+    return "the log-sum-exp is wrong by " + most + size + " its rounding error" + now;
   size += std::string(" the error of ") + yardstick_of(statistics.judged, statistics.written_out) + now;
-  if (!finding.relative_error) return tensor + " is wrong by " + size;
-  return tensor + " is wrong by " + percent_text(*finding.relative_error) + " of its norm (" + size + ")";
+  if (!finding.relative_error) return tensor + " is wrong by " + most + size;
+  return tensor + " is wrong by " + percent_text(*finding.relative_error) + " (" + size + ")";
 }
 
 // Returns " since step 317", and the last sound step if steps between the two had no sample.
@@ -78,7 +77,7 @@ std::string since_text(const PastAlarm& past) {
   const std::string since = " since step " + std::to_string(past.first_step);
   const bool is_known = past.sound_step >= 0 && past.sound_step < past.first_step;
   if (!is_known || past.first_step - past.sound_step == 1) return since;
-  return since + " (a sample of step " + std::to_string(past.sound_step) + " was sound)";
+  return since + " (sound at " + std::to_string(past.sound_step) + ")";
 }
 
 // Returns ", last seen at step N" if the alarm's last bad slice is long ago. An alarm holds until 64 later

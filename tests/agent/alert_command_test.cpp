@@ -37,7 +37,7 @@ FindingLine fault() {
   line.run = "me";
   line.rank = 3;
   line.finding = "attention_error";
-  line.text = "layer 007: dK is wrong by up to 20 times the error of fused attention since step 130";
+  line.text = "layer 007: dK is wrong by up to 20x the error of fused attention since step 130";
   line.action = "use another kernel";
   line.layer = "007";
   line.tensor = "grad_key";
@@ -116,7 +116,7 @@ TEST_F(AlertCommandTest, AFindingHasItsSentenceAndItsAction) {
   drain(&commands);
   const std::string variables = "\n" + read("variables");
   for (const char* line :
-       {"TEXT=me: layer 007: dK is wrong by up to 20 times the error of fused attention since step 130. Do: "
+       {"TEXT=me: layer 007: dK is wrong by up to 20x the error of fused attention since step 130. Do: "
         "use another kernel.",
         "RANK=3", "STEP=130", "EVENT=attention_error", "DETECTOR=", "LAYER=007", "TENSOR=grad_key",
         "ACTION=use another kernel", "VALUE=20", "SCORE=", "LEFT_OUT=0"})

@@ -235,7 +235,7 @@ TEST(Summary, NamesTheGradientThatIsWrong) {
   EXPECT_THAT(text, HasSubstr("ATTENTION FAULT"));
   EXPECT_THAT(
       text,
-      HasSubstr("layer 001: dK is wrong by up to 20 times the error of fused attention since step 40. Do: "));
+      HasSubstr("layer 001: dK is wrong by up to 20x the error of fused attention since step 40. Do: "));
 }
 
 TEST(Summary, FaultNamesLayerPassAndFirstStepBeforeAllElse) {
@@ -244,8 +244,8 @@ TEST(Summary, FaultNamesLayerPassAndFirstStepBeforeAllElse) {
   const std::string text = text_of(rank);
   EXPECT_THAT(text.substr(0, text.find('\n')), testing::EndsWith("ATTENTION FAULT"));
   EXPECT_THAT(text,
-              HasSubstr("\n  finding     layer 001: the output is wrong by up to 18 times the error of\n"
-                        "              fused attention since step 40. Do: "));
+              HasSubstr("\n  finding     layer 001: the output is wrong by up to 18x the error of fused\n"
+                        "              attention since step 40. Do: "));
 }
 
 TEST(Summary, PastFaultIsToldWithItsSteps) {

@@ -220,10 +220,9 @@ TEST_F(ReportBuilding, AnAttentionFaultIsInTheVerdictWithItsCurveAndItsLayer) {
     take(slice(step, "002", step < 64 ? 0.8 : step == 80 ? 24 : 10));
   }
   const Report report = builder_.finish();
-  EXPECT_THAT(
-      report.verdict,
-      StartsWith("ATTENTION FAULT: layer 002: the output is wrong by up to 24 times the error of fused "
-                 "attention since step 64 (a sample of step 60 was sound). Do: "))
+  EXPECT_THAT(report.verdict,
+              StartsWith("ATTENTION FAULT: layer 002: the output is wrong by up to 24x the error of fused "
+                         "attention since step 64 (sound at 60). Do: "))
       << "the first slice beyond the limit";
   EXPECT_EQ(report.attention_text,
             "The largest error was 12 of the alarm limit, of attention's output in layer 002 at step 80.");

@@ -48,7 +48,7 @@ def test_the_printed_size_is_the_largest_of_the_run_and_the_step_that_of_the_fir
     planted = int(re.search(r"^step +(\d+) +from here on attention of layer", run.stdout, re.MULTILINE)[1])
     assert first["largest"] == pytest.approx(max(ratio for _, ratio in ratios))
     assert planted <= first["since_step"] == min(step for step, ratio in ratios if ratio > 3)
-    times = f"up to {first['largest']:.3g} times the error" if first["largest"] <= 1000 else "more than 1000 times"
+    times = f"{first['largest']:.3g}x the error" if first["largest"] <= 1000 else "more than 1000x"
     assert times in unwrapped(run.stderr)
 
 

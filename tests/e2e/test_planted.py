@@ -62,8 +62,8 @@ def test_a_head_that_errs_is_found_in_its_layer(name):
     assert (GUILTY, "forward", "fused_ratio") in alarms(run)
     assert {layer for layer, _, _ in alarms(run)} == {GUILTY}
     assert re.search(
-        rf"ATTENTION FAULT finding layer {GUILTY}: the output is wrong by up to \S+ % of its norm \(up to "
-        r"\S+ times the error of fused attention.* since step \d+( \(a sample of step \d+ was sound\))?\. Do: ",
+        rf"ATTENTION FAULT finding layer {GUILTY}: the output is wrong by up to \S+ % \("
+        r"\S+x the error of fused attention.* since step \d+( \(sound at \d+\))?\. Do: ",
         unwrapped(run.stderr),
     )
     # 2^-6 beside the half ulp of bf16, 2^-9 at most: eight times at least what rounding alone costs.

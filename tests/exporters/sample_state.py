@@ -97,7 +97,7 @@ def rank(number: int, layers: int) -> dict:
 # What the agent says of the run above: its rank 1, if there is one, has an alarm.
 FINDING = {
     "finding": "attention_error", "headline": "ATTENTION FAULT",
-    "text": "layer 002 on rank 1: the output is wrong by up to 0.4 % of its norm (up to 2.9 times the error of "
+    "text": "layer 002 on rank 1: the output is wrong by up to 0.4 % (2.9x the error of "
             "fused attention) since step 1396", "action": "use another kernel", "layer": "002", "tensor": "out",
     "rank": 1, "since_step": 1396, "last_step": 1420, "now": 2.9, "largest": 2.9, "unit": "times",
     "relative_error": 0.004,

@@ -48,7 +48,7 @@ def test_the_verdict_names_the_layer(page):
     tab = page()
     assert tab.value("byId('verdict').className") == "bad"
     assert tab.value("byId('verdict-text').textContent") == (
-        "ATTENTION FAULT: layer 002 on rank 1: the output is wrong by up to 0.4 % of its norm (up to 2.9 times the "
+        "ATTENTION FAULT: layer 002 on rank 1: the output is wrong by up to 0.4 % (2.9x the "
         "error of fused attention) since step 1396. Do: use another kernel. (and 1 more)"
     )
     assert tab.texts("#notes li.alarm")[0] == "loss spike at step 1420."
