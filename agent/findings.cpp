@@ -428,7 +428,7 @@ Verdict verdict_of(const std::vector<Finding>& findings, const AttentionInventor
   if (passes[0].judged + passes[1].judged == 0) return {"attention not checked"};
   if (!passes[0].is_compared && !passes[1].is_compared) return {"attention output not checked"};
   if (std::max(passes[0].judged, passes[1].judged) < kLeastJudged) return {"too few samples for a verdict"};
-  if (!layers.gaps.empty() || passes[0].is_damaged || passes[1].is_damaged) return {"PARTLY CHECKED"};
+  if (!layers.gaps.empty() || passes[0].is_damaged || passes[1].is_damaged) return {kPartlyChecked};
   return {"healthy", false, true};
 }
 

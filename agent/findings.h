@@ -132,6 +132,9 @@ std::string sentence_of(const Finding& finding);
 // Equal for two findings that are the same one at different times.
 std::string key_of(const Finding& finding);
 
+// The headline of a run without findings in which not all attention was checked.
+inline constexpr const char* kPartlyChecked = "PARTLY CHECKED";
+
 struct Verdict {
   std::string headline;     // that of the first finding, "healthy", or why there is no verdict
   bool is_fault = false;    // there is a finding

@@ -110,6 +110,7 @@ std::string headline(const SummaryInput& input, const std::string& verdict) {
 
 // A training that failed was healthy as far as it was seen: why it failed is not known here.
 std::string verdict_text(const SummaryInput& input, const Verdict& verdict, size_t looks) {
+  if (verdict.headline == kPartlyChecked) return "no fault found, " + verdict.headline;
   const bool is_cut = verdict.is_healthy && input.state == RunState::kFailed;
   return headline_with_looks(is_cut ? "healthy until it failed" : verdict.headline, verdict.is_healthy,
                              looks);

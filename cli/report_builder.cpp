@@ -28,12 +28,12 @@ std::string key_of(const FindingLine& line) {
          std::to_string(is_loss_event ? line.since_step.value_or(-1) : -1);
 }
 
-constexpr std::string_view kHealthy = "healthy", kPartlyChecked = "PARTLY CHECKED";  // verdicts of agents
-constexpr size_t kMostFaultEvents = 4096;    // further ones are ignored
-constexpr size_t kMostFindings = 1000;       // further ones are ignored
-constexpr size_t kLongestFindingText = 400;  // bytes; an agent writes less
-constexpr size_t kMostRanks = 4096;          // records with more ranks are an error
-constexpr size_t kTimelinePoints = 1024;     // of the loss curve; History merges neighbours beyond this
+constexpr std::string_view kHealthy = "healthy";  // a verdict of agents
+constexpr size_t kMostFaultEvents = 4096;         // further ones are ignored
+constexpr size_t kMostFindings = 1000;            // further ones are ignored
+constexpr size_t kLongestFindingText = 400;       // bytes; an agent writes less
+constexpr size_t kMostRanks = 4096;               // records with more ranks are an error
+constexpr size_t kTimelinePoints = 1024;          // of the loss curve; History merges neighbours beyond this
 constexpr History::Column kTimeline[] = {{"loss", History::Keep::kMean}, {"loss_max", History::Keep::kMax}};
 
 // Names in it may come from a trainer.
