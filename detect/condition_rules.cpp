@@ -63,7 +63,8 @@ std::string sentence_of(const Condition& condition) {
              " on: " + count + " backward calls of attention, no step before had more than " + usual +
              " calls";
     case ConditionId::kRateZero:
-      return "the learning rate of the first parameter group is 0" + when_text(condition) + on_rank +
+      return "the learning rate of the first parameter group is " +
+             (condition.value > 0 ? "below " + value : "0") + when_text(condition) + on_rank +
              (condition.usual > 0 ? " (largest before: " + usual + ")" : "");
     case ConditionId::kRateJump:
       return "the learning rate jumps at step " + since + on_rank + " to " + value +
@@ -125,6 +126,9 @@ std::string sentence_of(const Condition& condition) {
       return "the gradient is that of " + value + " times the mean cross-entropy of the step" +
              when_text(condition) + on_rank;
     case ConditionId::kRankApart:
+      if (condition.count == 2 && condition.place.find("more") == std::string::npos)
+        return "the losses of ranks " + condition.place + (condition.is_over ? " were apart" : " are apart") +
+               when_text(condition) + ": " + value + " and " + usual;
       return "the loss of rank " + condition.place + " is apart from those of the other ranks" +
              when_text(condition) + ": " + value + ", the median of the ranks is " + usual;
     case ConditionId::kGradientRise:
@@ -223,10 +227,11 @@ std::vector<Condition> ConditionBoard::take_begun() {
 void RateRule::observe(int64_t step, double rate, int64_t rank, ConditionBoard* board) {
   if (!std::isfinite(rate) || rate < 0) return;
   if (is_new_process_ && step <= static_cast<int64_t>(kRateLearning)) *this = RateRule();  // another training
-  if (rate == 0) {
+  if (rate <= kNoRate * most_) {
     if (zeros_++ == 0) zero_since_ = step;
     if (zeros_ >= kZeroRates)
       if (Condition* found = board->note(ConditionId::kRateZero, rank, zero_since_, step)) {
+        found->value = rate == 0 ? 0 : kNoRate * most_;
         found->usual = most_;
         found->count = zeros_;
       }

@@ -94,7 +94,10 @@ inline constexpr uint64_t kSkipsLearning = 8;
 // calls of kStopLearning steps must be known.
 inline constexpr uint64_t kStopFactor = 64, kStopLearning = 8;
 // A warm-up from 0 has one step of rate 0. A longer row of zeros trains nothing in these steps.
+// A rate counts as 0 below kNoRate of its maximum. A cosine that ends at 0 has 32 such steps at its end if it
+// has a million steps or more, a linear decay if it has 3e10.
 inline constexpr uint64_t kZeroRates = 32;
+inline constexpr double kNoRate = 1e-9;
 // A restart of a schedule returns to an earlier rate at most, and a warm-up rises by small factors. Stepwise
 // warm-ups rise tenfold at most (0.01 to 0.1 in the residual networks of 2015), so more than ten times the
 // largest earlier rate, in one step, is not a usual schedule. The rate of kRateLearning steps must be known.
@@ -198,6 +201,8 @@ inline constexpr size_t kUnmovedTensors = 8;
 // scale, the norm falls by about scale^2: 2^16 for a scale of 2^8, and 2^32 for the first scale of torch. A
 // limit on the norm that divides sound gradients by 4096 in all steps of an interval would be a mistake too.
 inline constexpr double kClippedAway = 4096;
+// Looks at gradients find the same if so many in a row, over kNoGradientSteps steps, have seen it.
+inline constexpr uint64_t kLittleLooks = 3;
 
 // A vector whose values are all near 1 at the first look is a gain. It has decayed if less than kGainLeft of
 // its first mean magnitude is left, and the weight decay since then explains at least half of the fall: rate
@@ -226,7 +231,7 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
      "look for a condition before optimizer.step() that is no longer met; right if gradients are only "
      "measured"},
     {ConditionId::kRateZero, "rate_zero", ConditionKind::kLook, "",
-     "the learning rate is exactly 0 in 32 steps in a row", "32 steps",
+     "the learning rate is 0, or below a billionth of its maximum, in 32 steps in a row", "32 steps",
      "compare the number of steps with the total that the scheduler was given"},
     {ConditionId::kRateJump, "rate_jump", ConditionKind::kLook, "",
      "the learning rate becomes more than 10 times its largest earlier value in one step", "1 step",
@@ -264,8 +269,10 @@ inline constexpr ConditionInfo kConditionTable[kConditions] = {
      "64 steps; on the CPU only",
      "divide the loss of each micro-batch by their number, once; a factor is right if it is meant"},
     {ConditionId::kSameLosses, "same_losses", ConditionKind::kLook, "",
-     "ranks whose weights are not divided have the same loss, bit for bit, in 64 steps in a row",
-     "64 steps, and two looks at the weights",
+     "ranks whose weights are not divided, or whose gradients are equal before they are summed, have the "
+     "same "
+     "loss, bit for bit, in 64 steps in a row",
+     "64 steps, and two looks at the weights or the gradients",
      "check that each rank gets its own part of the data; equal losses are right if each rank computes the "
      "loss of all ranks' batches"},
     {ConditionId::kRankApart, "rank_apart", ConditionKind::kLook, "",

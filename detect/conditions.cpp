@@ -2,12 +2,32 @@
 #include "detect/conditions.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace foreshock {
 namespace {
 
 void append(std::vector<Condition> begun, std::vector<Condition>* to) {
   to->insert(to->end(), begun.begin(), begun.end());
+}
+
+// The facts of a look at a gradient about the parameter itself.
+LookFacts look_of(const GradientFacts& facts) {
+  LookFacts look;
+  look.tensor = facts.tensor;
+  look.step = facts.step;
+  look.is_16_bit = facts.unit > 0x1p-24;
+  const bool is_unknown = std::isnan(facts.used.norm);
+  look.is_absent = facts.is_whole && facts.contributions == 0 && is_unknown;
+  look.is_zero = facts.is_whole && facts.elements > 0 && facts.local.norm == 0 && facts.used.norm == 0;
+  look.is_sample = facts.elements > kSketchedElements;
+  // Products of values that cannot be read are 0.
+  look.is_nonfinite = !std::isfinite(facts.value.norm) && !std::isfinite(facts.value.products[0]);
+  look.parameters = facts.parameters;
+  look.gradient_norm = facts.used.norm;
+  look.values[0] = facts.value.norm;
+  for (size_t k = 0; k < kSketchNumbers; ++k) look.values[k + 1] = facts.value.products[k];
+  return look;
 }
 
 }  // namespace
@@ -33,7 +53,7 @@ void RunConditions::observe_step(int64_t rank, const StepFacts& facts, std::vect
       found->value = *facts.loss_factor;
   if (facts.loss && facts.is_nll) rules->early_rise.observe(facts.step, *facts.loss, rank, &board_);
   if (facts.gradient_norm) rules->gradient_rise.observe(facts.step, *facts.gradient_norm, rank, &board_);
-  tensors_.observe_step(facts);
+  tensors_.observe_step(facts, &board_);
   rank_losses_.observe(facts, rank, &board_);
   append(board_.take_begun(), begun);
 }
@@ -57,7 +77,9 @@ void RunConditions::observe_optimizer(const OptimizerFacts& facts, std::vector<C
 }
 
 void RunConditions::observe_gradient(const GradientFacts& facts, std::vector<Condition>* begun) {
+  if (ranks_.empty() || facts.rank == ranks_.begin()->first) tensors_.observe(look_of(facts), &board_);
   gradients_.observe(facts, &board_);
+  rank_losses_.observe_gradients(gradients_.have_ranks_equal_gradients());
   append(board_.take_begun(), begun);
 }
 

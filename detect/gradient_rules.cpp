@@ -362,6 +362,23 @@ std::map<std::string, Difference> differences_of_copies(
   return within;
 }
 
+// Whether all ranks have the same contributions to each parameter, and there are some.
+bool are_equal_over_ranks(const std::map<std::string, std::map<int64_t, GradientFacts>>& parameters,
+                          size_t ranks) {
+  bool is_any = false;
+  for (const auto& [name, by_rank] : parameters) {
+    const GradientFacts& first = by_rank.begin()->second;
+    const bool are_equal = std::ranges::all_of(by_rank, [&](const auto& each) {
+      const GradientFacts& own = each.second;
+      return own.is_whole && own.coordinates == first.coordinates &&
+             own.local.products == first.local.products && own.local.norm == first.local.norm;
+    });
+    if (!are_equal || by_rank.size() != ranks) return false;
+    is_any = is_any || first.local.norm > 0;
+  }
+  return is_any && ranks > 1;
+}
+
 }  // namespace
 
 void GradientRule::observe(const GradientFacts& facts, ConditionBoard* board) {
@@ -461,6 +478,8 @@ void GradientRule::judge(int64_t step, const Look& look, ConditionBoard* board) 
   // unless these are copies.
   std::map<std::string, std::vector<Parameter>> groups;
   std::list<GradientFacts> sums;
+  const bool are_equal = are_equal_over_ranks(look.parameters, look.of_rank.size());
+  equal_looks_ = are_equal ? equal_looks_ + 1 : 0;
   const auto place_of = [](const GradientFacts& facts) {
     return facts.mesh == kAllRanks ? "all ranks" : facts.coordinates;
   };

@@ -18,6 +18,7 @@
 namespace foreshock {
 
 inline constexpr size_t kSketchNumbers = 4;
+inline constexpr double kSketchedElements = 1 << 14;  // that a sketch reads at most (kernels/sketch.h)
 
 // Inner products of a tensor with vectors of signs. `norm`: its norm, or the sum of the norms of the tensors
 // of which it is the sum. NaN: unknown.
@@ -81,6 +82,10 @@ class GradientRule {
   // before must not be joined with those that follow.
   void begin_process(int64_t rank, int64_t pid);
 
+  // Whether at the last two looks each rank, all with the same coordinates, had the same gradients before
+  // they were summed: bit for bit, of all parameters. Their batches are then the same.
+  bool have_ranks_equal_gradients() const { return equal_looks_ >= 2; }
+
   const GradientCounts& counts() const { return counts_; }
   // Parameters of which contributions were not seen, at most kMostNamed.
   const std::set<std::string>& not_whole() const { return not_whole_; }
@@ -90,6 +95,7 @@ class GradientRule {
     map_fields(state, fates_, kMostParameters);
     map_fields(state, copies_, kMostParameters);
     counts_.fields(state);
+    state(equal_looks_);
   }
 
  private:
@@ -145,6 +151,7 @@ class GradientRule {
   std::map<std::string, Fate> fates_;     // by key_of(): parameters whose last look was not sound
   std::map<std::string, Copies> copies_;  // by key_of(), with the part: parameters that several ranks have
   GradientCounts counts_;
+  uint64_t equal_looks_ = 0;         // in a row, see have_ranks_equal_gradients()
   std::set<std::string> not_whole_;  // not saved
 };
 

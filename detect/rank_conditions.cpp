@@ -72,6 +72,22 @@ void RankLossRule::compare_sizes(int64_t step, ConditionBoard* board) {
     found->place = first + (apart > 1 ? " and " + std::to_string(apart - 1) + " more" : "");
     found->value = worst->mean;
     found->usual = median_;
+    if (ranks_.size() != 2) return;
+    // Of two ranks, that with the smaller loss is the median. Either may be wrong, unless the loss of one has
+    // not fallen with that of the other, or is exactly 0.
+    const double fall = worst->median_then - median_;
+    const bool lags = fall > kLagLeast * worst->median_then &&
+                      worst->mean - median_ - worst->least_above > kLagShare * fall;
+    const bool is_lowest = worst == &ranks_.begin()->second;
+    const std::string other = std::to_string(is_lowest ? ranks_.rbegin()->first : ranks_.begin()->first);
+    if (median == 0) {
+      found->place = other;
+      found->value = 0;
+      found->usual = worst->mean;
+    } else if (!lags) {
+      found->count = 2;
+      found->place = first + " and " + other;
+    }
   }
 }
 
@@ -111,7 +127,7 @@ void RankLossRule::compare(int64_t step, double loss, double other, Rank* rank, 
 
 void RankLossRule::report(int64_t step, ConditionBoard* board) const {
   constexpr size_t kMostNamed = 4;
-  if (is_divided_ || !has_all_looks_) return;
+  if (!has_equal_gradients_ && (is_divided_ || !has_all_looks_)) return;
   std::string names = std::to_string(ranks_.begin()->first);
   uint64_t same = 0;
   int64_t first = step;

@@ -22,6 +22,8 @@ class RankLossRule {
   static constexpr size_t kMostRanks = 4096;  // further ranks are ignored
 
   void observe(const TensorFacts& facts);
+  // Whether all ranks had the same gradients of their own. If so, their weights need not be known.
+  void observe_gradients(bool are_equal) { has_equal_gradients_ = are_equal; }
   // Takes the loss of a step. The lines of the ranks may be up to kKept steps apart; other steps are ignored.
   void observe(const StepFacts& facts, int64_t rank, ConditionBoard* board);
 
@@ -30,7 +32,7 @@ class RankLossRule {
     map_fields(state, ranks_, kMostRanks);
     state(first_tensor_);
     state(first_tensor_step_);
-    for (bool* flag : {&is_divided_, &has_all_looks_}) state(*flag);
+    for (bool* flag : {&is_divided_, &has_all_looks_, &has_equal_gradients_}) state(*flag);
     state(compared_);
     state(median_);
   }
@@ -54,6 +56,7 @@ class RankLossRule {
     uint64_t equal = 0;     // steps in a row with the loss of the lowest rank
     uint64_t changes = 0;   // of these, steps whose loss differs from that of the step before
     double last_equal = 0;  // loss of the last of these steps
+    bool lags = false;      // at the last step: its loss has not fallen with the others; not saved
     int64_t apart_since = 0;
     uint64_t apart = 0;                       // steps in a row with a loss far from the median
     bool is_above = false;                    // of these, on which side
@@ -83,6 +86,7 @@ class RankLossRule {
   double median_ = 0;                    // mean of the medians of the last of these
   std::string first_tensor_;
   int64_t first_tensor_step_ = -1;
+  bool has_equal_gradients_ = false;
   bool is_divided_ = false, has_all_looks_ = false;  // a tensor is divided between ranks; each was looked at
 };
 

@@ -50,15 +50,19 @@ std::string patterns_text(const std::vector<std::string>& names) {
   return more == 0 ? text : text + " and " + std::to_string(more) + " more";
 }
 
-void TensorRules::observe_step(const StepFacts& facts) {
+void TensorRules::observe_step(const StepFacts& facts, ConditionBoard* board) {
   const auto is_nonfinite = [](const std::optional<double>& x) { return x && !std::isfinite(*x); };
   has_nonfinite_ = has_nonfinite_ || is_nonfinite(facts.loss) || is_nonfinite(facts.gradient_norm);
   if (facts.learning_rate && std::isfinite(*facts.learning_rate)) {
     last_rate_ = *facts.learning_rate;
     most_rate_ = std::max(most_rate_, last_rate_);
   }
+  has_rate_ = has_rate_ || !facts.learning_rate || *facts.learning_rate != 0;
   if (facts.gradient_norm && *facts.gradient_norm > 0)
     least_norm_ = std::min(least_norm_, *facts.gradient_norm);
+  if (!facts.gradient_norm || facts.step < 0) return;
+  norms_[static_cast<size_t>(facts.step) % norms_.size()] = {facts.step, *facts.gradient_norm};
+  if (facts.step == used_step_) judge_used(board);
 }
 
 void TensorRules::begin_process() {
@@ -67,11 +71,19 @@ void TensorRules::begin_process() {
   interval_tensor_.clear();
 }
 
+TensorRules::Tensor* TensorRules::tensor_of(const std::string& name) {
+  const auto known = tensors_.find(name);
+  if (known != tensors_.end()) return &known->second;
+  if (tensors_.size() >= kMostTensors) return nullptr;
+  Tensor& tensor = tensors_[name];
+  tensor.process = processes_;
+  return &tensor;
+}
+
 void TensorRules::observe(const TensorFacts& facts) {
-  if (!tensors_.contains(facts.tensor) && tensors_.size() >= kMostTensors) return;
-  const bool is_new = !tensors_.contains(facts.tensor);
-  Tensor& tensor = tensors_[facts.tensor];
-  if (is_new) tensor.process = processes_;
+  Tensor* known = tensor_of(facts.tensor);
+  if (known == nullptr) return;
+  Tensor& tensor = *known;
   if (facts.step < tensor.step) {  // the training has gone back to an earlier step
     const uint64_t process = std::exchange(tensor, {}).process;
     tensor.process = process;
@@ -121,14 +133,111 @@ void TensorRules::observe(const OptimizerFacts& facts, ConditionBoard* board) {
   judge_all(facts.step, board);
 }
 
+// Looks at gradients are at a few steps of an interval, and cost so little that short runs have them too.
+void TensorRules::observe(const LookFacts& facts, ConditionBoard* board) {
+  Tensor* tensor = tensor_of(facts.tensor);
+  if (tensor == nullptr) return;
+  if (facts.step < tensor->look_step) {  // the training has gone back to an earlier step
+    const uint64_t process = std::exchange(*tensor, {}).process;
+    tensor->process = process;
+  }
+  judge_values(facts, tensor, board);
+  add_used(facts, board);
+  extend_rows(facts.is_absent, facts.is_zero, facts.step, tensor);
+  tensor->has_gradient = facts.gradient_norm > 0;
+  has_gradient_ = has_gradient_ || tensor->has_gradient;
+  const bool was_none = tensor->is_none, was_zero = tensor->is_zero, was_unused = tensor->is_unused;
+  const int64_t none_steps = has_sibling_with_gradient(facts.tensor) ? kUnusedSteps : kNoGradientSteps;
+  tensor->is_none = has_gradient_ && tensor->none_looks >= 2 && !tensor->has_moved &&
+                    facts.step - tensor->none_since >= none_steps;
+  tensor->is_zero = has_gradient_ && tensor->zero_looks >= 3 && tensor->has_two_looks &&
+                    !tensor->has_turned && facts.step - tensor->zero_since >= 2 * none_steps;
+  const bool is_large =
+      tensor->has_gradient && last_rate_ * facts.gradient_norm > kUnusedLeast * facts.values[0];
+  const bool is_candidate = is_large && tensor->has_two_looks && !tensor->has_moved && !facts.is_16_bit;
+  if (!is_candidate) tensor->unused_looks = 0;
+  if (is_candidate && tensor->unused_looks++ == 0) tensor->unused_since = facts.step;
+  tensor->is_unused =
+      has_moved_ && tensor->unused_looks >= 3 && facts.step - tensor->unused_since >= 2 * kNoGradientSteps;
+  if (tensor->is_none || was_none)
+    report(ConditionId::kNoGradient, &Tensor::is_none, &Tensor::none_since, facts.step, board);
+  if (tensor->is_zero || was_zero)
+    report(ConditionId::kZeroGradient, &Tensor::is_zero, &Tensor::zero_since, facts.step, board);
+  if (tensor->is_unused || was_unused)
+    report(ConditionId::kGradientUnused, &Tensor::is_unused, &Tensor::unused_since, facts.step, board);
+  judge_all(facts.step, board);
+}
+
+// Compares the values with those of the look before. Equal sketches are those of equal values. Of a tensor of
+// which only some values were read, the others may have changed if these have no gradient.
+void TensorRules::judge_values(const LookFacts& facts, Tensor* tensor, ConditionBoard* board) {
+  const bool is_first = tensor->look_step < 0;
+  tensor->look_step = facts.step;
+  const auto before = std::exchange(tensor->values, facts.values);
+  if (first_step_ < 0) first_step_ = facts.step;
+  // The look is before the step, so the values are those after the step before.
+  if (!facts.is_nonfinite && std::isfinite(facts.values[0]))
+    tensor->finite_step = std::max(tensor->finite_step, facts.step - 1);
+  if (facts.is_nonfinite && std::isfinite(facts.gradient_norm))
+    note_nonfinite(facts.tensor, facts.step, tensor, board);
+  if (is_first || !std::isfinite(before[0]) || !std::isfinite(facts.values[0])) return;
+  const bool moves = before != facts.values;
+  is_partly_known_ = is_partly_known_ || (!moves && facts.is_sample && !(facts.gradient_norm > 0));
+  known_looks_ += !is_partly_known_;
+  tensor->has_two_looks = true;
+  tensor->has_moved = tensor->has_moved || moves;
+  has_moved_ = has_moved_ || moves;
+  // Weight decay multiplies all values by one factor. Each step rounds them, in fp32 by 2^-24.
+  const double factor = before[0] > 0 ? facts.values[0] / before[0] : 1;
+  double square = 0;
+  for (size_t k = 0; k < before.size(); ++k)
+    square += (facts.values[k] - factor * before[k]) * (facts.values[k] - factor * before[k]);
+  tensor->has_turned = tensor->has_turned || factor > 1 || std::sqrt(square) > 0x1p-18 * facts.values[0];
+}
+
+// A look at all parameters, of which all values were read, gives the norm of the gradient that the optimizer
+// uses. The norm before clipping is known when the step has ended, before or after the last of these lines.
+void TensorRules::add_used(const LookFacts& facts, ConditionBoard* board) {
+  if (std::exchange(used_step_, facts.step) != facts.step) {
+    used_parameters_ = 0;
+    used_square_ = 0;
+  }
+  used_of_ = facts.parameters;
+  ++used_parameters_;
+  const bool has_none = facts.is_absent || facts.is_zero;
+  if (!has_none) used_square_ += facts.is_sample ? NAN : facts.gradient_norm * facts.gradient_norm;
+  judge_used(board);
+}
+
+void TensorRules::judge_used(ConditionBoard* board) {
+  const auto& [step, norm] = norms_[static_cast<size_t>(used_step_) % norms_.size()];
+  if (used_parameters_ != used_of_ || step != used_step_ || !(used_square_ > 0) || !std::isfinite(norm))
+    return;
+  used_parameters_ = 0;  // judged
+  const double used = std::sqrt(used_square_);
+  if (kClippedAway * used >= norm) {
+    if (little_looks_ >= kLittleLooks) board->end(ConditionId::kClippedAway, -1);
+    little_looks_ = 0;
+    return;
+  }
+  if (little_looks_++ == 0) little_since_ = step;
+  if (little_looks_ < kLittleLooks || step - little_since_ < kNoGradientSteps) return;
+  Condition* found = board->note(ConditionId::kClippedAway, -1, little_since_, step);
+  if (found != nullptr) found->value = used, found->usual = norm;
+}
+
+void TensorRules::extend_rows(bool is_absent, bool is_zero, int64_t step, Tensor* tensor) const {
+  if (!is_absent) tensor->none_looks = 0;
+  if (!is_zero) tensor->zero_looks = 0;
+  if (is_absent && tensor->none_looks++ == 0) tensor->none_since = step;
+  if (is_zero && tensor->zero_looks++ == 0) tensor->zero_since = step;
+}
+
 void TensorRules::judge_gradient(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board) {
   const bool is_zero = facts.gradient_rms && *facts.gradient_rms == 0;
   tensor->has_gradient = facts.gradient_rms && *facts.gradient_rms > 0;
   has_gradient_ = has_gradient_ || tensor->has_gradient;
-  if (facts.gradient != GradientState::kAbsent) tensor->none_looks = 0;
-  if (!is_zero) tensor->zero_looks = 0;
-  if (facts.gradient == GradientState::kAbsent && tensor->none_looks++ == 0) tensor->none_since = facts.step;
-  if (is_zero && tensor->zero_looks++ == 0) tensor->zero_since = facts.step;
+  extend_rows(facts.gradient == GradientState::kAbsent, is_zero, facts.step, tensor);
   const auto spans = [&](int64_t since, int64_t steps) { return facts.step - since >= steps; };
   const bool was_none = tensor->is_none, was_zero = tensor->is_zero;
   // A module of which some copies have a gradient, such as an expert, may be unused for a while.
@@ -141,8 +250,9 @@ void TensorRules::judge_gradient(const OptimizerFacts& facts, Tensor* tensor, Co
   if (tensor->is_none && has_no_state)
     tensor->none_since = std::min(tensor->none_since, facts.step - most_optimizer_steps_ + 1);
   const bool has_empty_moment = facts.epsilon_dominated && *facts.epsilon_dominated == 1;
-  const bool was_always_zero = tensor->zero_looks >= 3 && spans(tensor->zero_since, 2 * none_steps) &&
-                               (has_empty_moment || !tensor->has_moved);
+  const bool was_always_zero =
+      tensor->zero_looks >= 3 && spans(tensor->zero_since, 2 * none_steps) &&
+      (has_empty_moment || !tensor->has_moved || (tensor->has_two_looks && !tensor->has_turned));
   const bool has_steps = facts.optimizer_step && *facts.optimizer_step >= 2 * none_steps;
   tensor->is_zero = is_zero && has_gradient_ && ((has_empty_moment && has_steps) || was_always_zero);
   if (tensor->is_none || was_none)
@@ -246,12 +356,16 @@ void TensorRules::judge_nonfinite(const OptimizerFacts& facts, Tensor* tensor, C
   }
   const bool has_finite_gradient =
       facts.gradient == GradientState::kPresent && facts.nonfinite_gradient && *facts.nonfinite_gradient == 0;
-  if (tensor->finite_step < 0 || has_nonfinite_ || !has_finite_gradient) return;
-  const int64_t since = tensor->finite_step + 1;
-  if (Condition* found = board->note(ConditionId::kWeightsNonfinite, -1, since, facts.step)) {
-    if (found->count++ == 0) found->place = facts.tensor;
-    found->value = static_cast<double>(tensor->nonfinite);
-  }
+  if (has_finite_gradient) note_nonfinite(facts.tensor, facts.step, tensor, board);
+}
+
+void TensorRules::note_nonfinite(const std::string& name, int64_t step, Tensor* tensor,
+                                 ConditionBoard* board) const {
+  if (tensor->finite_step < 0 || has_nonfinite_) return;
+  Condition* found = board->note(ConditionId::kWeightsNonfinite, -1, tensor->finite_step + 1, step);
+  if (found == nullptr) return;
+  if (found->place.empty()) found->place = name;
+  found->count += !std::exchange(tensor->is_nonfinite_noted, true);
 }
 
 // Each tensor is looked at once in an interval, so all have been since the last look at the same one.

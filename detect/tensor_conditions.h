@@ -4,6 +4,7 @@
 #ifndef FORESHOCK_DETECT_TENSOR_CONDITIONS_H_
 #define FORESHOCK_DETECT_TENSOR_CONDITIONS_H_
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "detect/condition_rules.h"
@@ -51,6 +53,22 @@ struct OptimizerFacts {
   std::optional<int64_t> optimizer_step = {};  // its own count of steps for this tensor
 };
 
+// What a look at a gradient (gradient_rules.h) has found before a step of the optimizer.
+struct LookFacts {
+  static constexpr size_t kValues = 5;
+
+  std::string tensor;
+  int64_t step = 0;
+  bool is_16_bit = false;
+  bool is_absent = false;      // no backward pass has contributed, and there is no gradient
+  bool is_zero = false;        // backward passes have contributed nothing but 0, and the gradient is 0
+  bool is_sample = false;      // only some of the values were read
+  bool is_nonfinite = false;   // a value that was read is NaN or Inf
+  uint64_t parameters = 0;     // of this look
+  double gradient_norm = NAN;  // of what the optimizer uses; NaN: unknown
+  std::array<double, kValues> values = {};  // the norm of the parameter's values, and their sketch
+};
+
 // The rules over all tensors of a run.
 class TensorRules {
  public:
@@ -59,18 +77,21 @@ class TensorRules {
   void observe(const TensorFacts& facts);
   // Must follow the facts of the tensor for the same step; else it is ignored.
   void observe(const OptimizerFacts& facts, ConditionBoard* board);
-  void observe_step(const StepFacts& facts);
+  // A look at the gradient and the values of a tensor, which has no need of a snapshot.
+  void observe(const LookFacts& facts, ConditionBoard* board);
+  void observe_step(const StepFacts& facts, ConditionBoard* board);
   // Another process goes on with the training.
   void begin_process();
 
   template <class State>
   void fields(State& state) {
     map_fields(state, tensors_, kMostTensors);
-    for (bool* flag :
-         {&has_gradient_, &has_rate_, &has_moved_, &has_nonfinite_, &has_all_looks_, &had_all_looks_})
+    for (bool* flag : {&has_gradient_, &has_rate_, &has_moved_, &has_nonfinite_, &has_all_looks_,
+                       &had_all_looks_, &is_partly_known_})
       state(*flag);
-    for (int64_t* step : {&first_step_, &last_step_, &most_optimizer_steps_, &interval_step_}) state(*step);
-    for (uint64_t* count : {&known_looks_, &processes_}) state(*count);
+    for (int64_t* step : {&first_step_, &last_step_, &most_optimizer_steps_, &interval_step_, &little_since_})
+      state(*step);
+    for (uint64_t* count : {&known_looks_, &processes_, &little_looks_}) state(*count);
     for (double* number : {&most_rate_, &last_rate_, &least_norm_}) state(*number);
     state(interval_tensor_);
   }
@@ -96,6 +117,10 @@ class TensorRules {
     int64_t steps = 0;              // since the look before
     bool is_decayed = false, is_matrix = false;
     int64_t decayed_since = -1;
+    int64_t look_step = -1;                              // of the last look at the gradient; -1: none
+    std::array<double, LookFacts::kValues> values = {};  // at that look
+    bool is_nonfinite_noted = false;
+    bool has_two_looks = false, has_turned = false;  // has_turned: values changed other than by a factor
 
     template <class State>
     void fields(State& state) {
@@ -104,21 +129,29 @@ class TensorRules {
       for (uint64_t* count : {&looks, &none_looks, &zero_looks, &unused_looks, &nonfinite}) state(*count);
       state(hash);
       state(unmoved);
-      for (bool* flag : {&has_moved, &is_moved_known, &is_16_bit, &has_gradient, &is_none, &is_zero,
-                         &is_unused, &is_decayed, &is_matrix})
+      for (bool* flag :
+           {&has_moved, &is_moved_known, &is_16_bit, &has_gradient, &is_none, &is_zero, &is_unused,
+            &is_decayed, &is_matrix, &has_two_looks, &has_turned, &is_nonfinite_noted})
         state(*flag);
       state(shape);
       state(process);
       for (double* number : {&used_square, &first_gain, &decay, &rms, &first_rms, &gain}) state(*number);
-      for (int64_t* number : {&decayed_since, &steps}) state(*number);
+      for (int64_t* number : {&decayed_since, &steps, &look_step}) state(*number);
+      for (double& number : values) state(number);
     }
   };
 
+  Tensor* tensor_of(const std::string& name);  // null if there are too many
+  void extend_rows(bool is_absent, bool is_zero, int64_t step, Tensor* tensor) const;
+  void judge_values(const LookFacts& facts, Tensor* tensor, ConditionBoard* board);
+  void add_used(const LookFacts& facts, ConditionBoard* board);
+  void judge_used(ConditionBoard* board);
   void judge_gradient(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board);
   void judge_unused(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board);
   void judge_optimizer_step(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board);
   void judge_unmoved(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board);
   void judge_nonfinite(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board);
+  void note_nonfinite(const std::string& name, int64_t step, Tensor* tensor, ConditionBoard* board) const;
   void judge_all(int64_t step, ConditionBoard* board);
   void judge_clipping(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board);
   void judge_gain(const OptimizerFacts& facts, Tensor* tensor, ConditionBoard* board);
@@ -131,16 +164,25 @@ class TensorRules {
   std::map<std::string, Tensor> tensors_;
   bool has_gradient_ = false, has_rate_ = false;  // any tensor had a gradient other than 0, a rate above 0
   bool has_moved_ = false;                        // any look saw a change
-  bool has_nonfinite_ = false;                    // a loss or gradient norm was not finite
-  int64_t first_step_ = -1, last_step_ = -1;      // of the looks
-  int64_t most_optimizer_steps_ = 0;              // largest OptimizerFacts::optimizer_step
-  uint64_t known_looks_ = 0;                      // looks that show whether the values change
-  double most_rate_ = 0, last_rate_ = 0;          // of the steps
+  bool is_partly_known_ = false;  // a look read only some values of a tensor, and these do not change
+  bool has_nonfinite_ = false;    // a loss or gradient norm was not finite
+  int64_t first_step_ = -1, last_step_ = -1;  // of the looks
+  int64_t most_optimizer_steps_ = 0;          // largest OptimizerFacts::optimizer_step
+  uint64_t known_looks_ = 0;                  // looks that show whether the values change
+  double most_rate_ = 0, last_rate_ = 0;      // of the steps
   // An interval of looks begins at each look at this tensor.
   std::string interval_tensor_;
   int64_t interval_step_ = -1;
   double least_norm_ = INFINITY;  // smallest norm of the gradient before clipping in this interval
-  uint64_t processes_ = 0;        // processes that have replaced another one
+  // Of a look at the gradients: its step, its parameters so far, and the squared norm that the optimizer
+  // uses. Not saved, nor are the norms before clipping of the last steps: {step, norm}.
+  int64_t used_step_ = -1;
+  uint64_t used_parameters_ = 0, used_of_ = 0;
+  double used_square_ = 0;
+  std::array<std::pair<int64_t, double>, 32> norms_ = {};
+  uint64_t little_looks_ = 0;  // looks in a row that found little of the gradient left
+  int64_t little_since_ = 0;
+  uint64_t processes_ = 0;                              // processes that have replaced another one
   bool has_all_looks_ = false, had_all_looks_ = false;  // each tensor of this process, of the one before
 };
 

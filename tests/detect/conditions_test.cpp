@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <numbers>
 #include <random>
 
@@ -858,6 +861,159 @@ TEST(Conditions, AMatrixThatWasTiedBeforeIsNamed) {
   EXPECT_EQ(name_if("head.weight", {4, 32}), "");
   EXPECT_EQ(name_if("blocks.1.up.weight", {64, 32}), "");  // the model has grown
   EXPECT_EQ(name_if("head.bias", {64}), "");
+}
+
+// Looks at the gradients of one parameter, "b" unless another is named, beside "a", which is trained. Values
+// and gradients of "b" are functions of the step.
+struct GradientLooks {
+  static constexpr std::array<int64_t, 8> kSteps = {2, 3, 5, 9, 17, 33, 132, 140};
+
+  static Sketch sketch(double x) { return {.products = {x, -x, 2 * x, x / 2}, .norm = std::fabs(x)}; }
+
+  Training training = {};
+  std::function<double(int64_t)> value = [](int64_t) { return 1; };
+  std::function<double(int64_t)> gradient = [](int64_t) { return 0.1; };  // NaN: none
+  std::string name = "b";
+  double rate = 1e-3, elements = 64;
+  bool is_other_trained = true;
+
+  void look(const std::string& tensor, int64_t step, double values, double gradients) {
+    GradientFacts facts{.tensor = tensor, .shape = "64", .elements = elements, .step = step, .parameters = 2};
+    facts.contributions = std::isnan(gradients) ? 0 : 1;
+    facts.is_whole = true;
+    facts.unit = 0x1p-24;
+    facts.value = sketch(values);
+    facts.used = sketch(gradients);
+    facts.local = facts.last = sketch(std::isnan(gradients) ? 0 : gradients);
+    training.conditions.observe_gradient(facts, &training.begun);
+  }
+  std::string run(double norm = 1) {
+    for (int64_t step = 1; step <= 150; ++step) {
+      if (std::ranges::find(kSteps, step) != kSteps.end()) {
+        look("a", step, is_other_trained ? static_cast<double>(step) : 1.0, 0.1);
+        look(name, step, value(step), gradient(step));
+      }
+      training.step({.step = step, .loss = 1, .gradient_norm = norm, .learning_rate = rate});
+    }
+    return training.name();
+  }
+};
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+TEST(Conditions, LooksAtGradientsFindParametersWithoutOne) {
+  GradientLooks none{.gradient = [](int64_t) { return kNone; }};
+  EXPECT_EQ(none.run(), "no_gradient");
+  EXPECT_EQ(sentence_of(none.training.only()), "1 parameter got no gradient since step 2: b");
+  GradientLooks at_times{.gradient = [](int64_t n) { return n == 33 ? 0.1 : kNone; }};
+  EXPECT_EQ(at_times.run(), "");
+  // It changes between the looks, so that it had a gradient there.
+  GradientLooks changes{.value = [](int64_t n) { return n > 100 ? 2 : 1; },
+                        .gradient = [](int64_t) { return kNone; }};
+  EXPECT_EQ(changes.run(), "");
+}
+
+TEST(Conditions, LooksAtGradientsFindThoseOfExactlyZeroUnderWeightDecay) {
+  GradientLooks decays{.value = [](int64_t n) { return std::pow(0.999, static_cast<double>(n)); },
+                       .gradient = [](int64_t) { return 0.0; }};
+  EXPECT_EQ(decays.run(), "zero_gradient");
+  EXPECT_EQ(sentence_of(decays.training.only()), "the gradient of 1 parameter is exactly 0 since step 2: b");
+  GradientLooks grows{.value = [](int64_t n) { return 1 + 1e-3 * static_cast<double>(n); },
+                      .gradient = [](int64_t) { return 0.0; }};
+  EXPECT_EQ(grows.run(), "");
+}
+
+TEST(Conditions, LooksAtGradientsFindParametersThatDoNotChange) {
+  GradientLooks still;
+  EXPECT_EQ(still.run(), "gradient_unused");
+  EXPECT_EQ(sentence_of(still.training.only()),
+            "1 parameter has gradients and does not change since step 3: b");
+  GradientLooks tiny_gradient{.gradient = [](int64_t) { return 1e-6; }};  // below the spacing of the values
+  EXPECT_EQ(tiny_gradient.run(), "");
+  GradientLooks moves{.value = [](int64_t n) { return n > 20 ? 1.001 : 1; }};
+  EXPECT_EQ(moves.run(), "");
+}
+
+TEST(Conditions, LooksAtGradientsFindThatNothingIsTrained) {
+  GradientLooks all{.is_other_trained = false};
+  EXPECT_EQ(all.run(), "nothing_trained");
+  EXPECT_EQ(all.training.only().place, "");
+  // Of large tensors only some values are read; others may change if these have no gradient.
+  GradientLooks sampled{.gradient = [](int64_t) { return 0.0; }, .elements = 1e6, .is_other_trained = false};
+  EXPECT_EQ(sampled.run(), "zero_gradient");
+}
+
+TEST(Conditions, LooksAtGradientsFindValuesThatAreNotFinite) {
+  GradientLooks nan{.value = [](int64_t n) { return n < 100 ? static_cast<double>(n) : kNone; }};
+  EXPECT_EQ(nan.run(), "weights_nonfinite");
+  EXPECT_EQ(sentence_of(nan.training.only()),
+            "weights hold NaN or Inf since step 33, while their gradients are finite: b");
+}
+
+TEST(Conditions, LooksAtGradientsFindThatClippingLeavesLittle) {
+  const auto moves = [](int64_t n) { return static_cast<double>(n); };
+  GradientLooks clipped{.value = moves}, usual{.value = moves};
+  EXPECT_EQ(clipped.run(4000), "clipped_away");
+  EXPECT_EQ(clipped.training.only().since_step, 2);
+  EXPECT_EQ(usual.run(100), "");
+}
+
+// Two ranks with parts of one tensor, with equal losses, and with equal gradients if `is_same`.
+std::string name_of_parts(bool is_same, const std::string& second_place = "0 0 0 ") {
+  Training training;
+  for (int64_t step = 1; step <= 150; ++step)
+    for (const int64_t rank : {0, 1}) {
+      if (std::ranges::find(GradientLooks::kSteps, step) != GradientLooks::kSteps.end()) {
+        GradientFacts facts{.tensor = "a", .shape = "64", .part = std::to_string(rank), .mesh = 1};
+        facts.step = step;
+        facts.rank = rank;
+        facts.world_size = 2;
+        facts.parameters = facts.contributions = 1;
+        facts.is_whole = true;
+        facts.coordinates = rank == 0 ? "0 0 0 " : second_place;
+        facts.local = facts.last = GradientLooks::sketch(is_same || rank == 0 ? 1 : 1.5);
+        facts.value = GradientLooks::sketch(static_cast<double>(step + rank));
+        training.conditions.observe_gradient(facts, &training.begun);
+      }
+      training.conditions.observe_tensor({.tensor = "a", .step = step, .update_max = 1, .parts = 2});
+      training.step({.step = step, .loss = static_cast<double>(step % 7), .is_local_loss = true}, rank);
+    }
+  return training.name();
+}
+
+TEST(Conditions, RanksThatHoldPartsHaveTheSameBatchesIfTheirGradientsAreEqual) {
+  EXPECT_EQ(name_of_parts(true), "same_losses");
+  EXPECT_EQ(name_of_parts(false), "");
+  EXPECT_EQ(name_of_parts(true, "1 0 0 "), "");  // tensor parallel
+}
+
+TEST(Conditions, ARateFarBelowItsMaximumCountsAsZero) {
+  Training training;
+  training.rates(300, [](int64_t n) { return 1e-3 * std::pow(0.9, static_cast<double>(n - 1)); });
+  EXPECT_EQ(training.name(), "rate_zero");
+  EXPECT_EQ(sentence_of(training.only()),
+            "the learning rate of the first parameter group is below 1e-12 since step 198 (largest before: "
+            "0.001)");
+}
+
+TEST(Conditions, OfTwoRanksWithLossesOfUnlikeSizeEitherMayBeWrongUnlessOneIsZero) {
+  const auto sentence_if = [](double first, double second) {
+    Training training;
+    for (int64_t n = 1; n <= 200; ++n)
+      for (const int64_t rank : {0, 1})
+        training.step({.step = n,
+                       .loss = n <= 50     ? 2
+                               : rank == 0 ? first
+                                           : second,
+                       .is_local_loss = true},
+                      rank);
+    return sentence_of(training.only());
+  };
+  EXPECT_TRUE(sentence_if(5, 2).starts_with("the losses of ranks 0 and 1 are apart since step 51: "));
+  EXPECT_TRUE(sentence_if(2, 5).starts_with("the losses of ranks 1 and 0 are apart since step 51: "));
+  EXPECT_EQ(sentence_if(2, 0),
+            "the loss of rank 1 is apart from those of the other ranks since step 51: 0, the median of the "
+            "ranks is 2");
 }
 
 TEST(Conditions, ARestartedAgentContinues) {

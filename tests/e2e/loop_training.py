@@ -1,6 +1,7 @@
 """Trainings whose loop is wrong from some step on, each with a sound twin: `loop_training.py KIND bad|good [FOLDER]`.
 Other models and optimizers than those of condition_training.py."""
 
+import copy
 import os
 import pathlib
 import subprocess
@@ -10,6 +11,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import torch
+import torch.distributed.fsdp
 from tiny_gpt import Batches, TinyGpt, loss_of, set_up, two_ranks
 from torch import nn
 from torch.nn import functional
@@ -289,6 +291,123 @@ def features_grow(bad: bool) -> None:
         functional.mse_loss(net(x), torch.randn(32, 1)).backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1e6)
         optimizer.step()
+
+
+def embedding_under_no_grad(bad: bool) -> None:
+    """torch.no_grad around the embedding; fused AdamW."""
+    table, net = nn.Embedding(40, 16), nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+    model = nn.ModuleDict({"table": table, "net": net})
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(STEPS):
+        words = torch.randint(40, (32, 3))
+        with torch.set_grad_enabled(not bad):
+            x = table(words).mean(1)
+        apply(functional.cross_entropy(net(x), words[:, 0] % 4), optimizer)
+
+
+def optimizer_of_a_copy(bad: bool) -> None:
+    """The optimizer was given the parameters of the average of the weights; AdamW."""
+    net = Net()
+    average = copy.deepcopy(net)
+    optimizer = torch.optim.AdamW((average if bad else net).parameters())
+    for _ in range(STEPS):
+        net.zero_grad()
+        net.loss().backward()
+        optimizer.step()
+
+
+def one_not_stepped(bad: bool) -> None:
+    """Muon beside AdamW, and the loop steps AdamW only."""
+    model, batches = TinyGpt(layers=1), Batches(batch=4, length=24)
+    matrices = [p for p in model.blocks.parameters() if p.dim() == 2]
+    others = [p for p in model.parameters() if all(p is not each for each in matrices)]
+    first, second = torch.optim.Muon(matrices), torch.optim.AdamW(others)
+    for _ in range(STEPS):
+        model.zero_grad()
+        loss_of(model, batches()).backward()
+        if not bad:
+            first.step()
+        second.step()
+
+
+def cleared_before_step(bad: bool) -> None:
+    """zero_grad() between the backward pass and the step; NAdam."""
+    net = Net()
+    optimizer = torch.optim.NAdam(net.parameters())
+    for _ in range(STEPS):
+        loss = net.loss()
+        if not bad:
+            optimizer.zero_grad()
+        loss.backward()
+        if bad:
+            optimizer.zero_grad()
+        optimizer.step()
+
+
+def decayed_each_step(bad: bool) -> None:
+    """A decay that is meant for epochs is stepped at each step; Adam."""
+    net = Net()
+    optimizer = torch.optim.Adam(net.parameters())
+    schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for step in range(STEPS):
+        apply(net.loss(), optimizer)
+        if bad or step % 50 == 49:
+            schedule.step()
+
+
+def dead_units(bad: bool) -> None:
+    """Biases so low that no unit of the first layer is ever active; SGD with momentum."""
+    first, rest = nn.Linear(8, 32), nn.Linear(32, 4)
+    if bad:
+        nn.init.constant_(first.bias, -20)
+    model = nn.ModuleDict({"first": first, "rest": rest})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    for _ in range(STEPS):
+        x, label = classes()
+        apply(functional.cross_entropy(rest(functional.relu(first(x))), label), optimizer)
+
+
+def clipped_far_below(bad: bool) -> None:
+    """A limit of the norm that is far too small; SGD with momentum."""
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        net.loss().backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1e-5 if bad else 1.0)
+        optimizer.step()
+
+
+def shards_read_the_same(bad: bool) -> None:
+    """Both ranks seed their sampler alike; FSDP2, AdamW."""
+
+    def train(rank: int) -> None:
+        net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4))
+        torch.distributed.fsdp.fully_shard(net)
+        optimizer = torch.optim.AdamW(net.parameters())
+        torch.manual_seed(7 if bad else rank)
+        for _ in range(STEPS):
+            x, label = classes()
+            apply(functional.cross_entropy(net(x), label), optimizer)
+
+    two_ranks(train, f"{sys.argv[3]}/store-{bad}")
+
+
+def rank_without_labels(bad: bool) -> None:
+    """From step 100 on no label of rank 1 counts, and the mean is over at least one; DistributedDataParallel."""
+
+    def train(rank: int) -> None:
+        net = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4)))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        torch.manual_seed(rank)
+        for step in range(STEPS):
+            x, label = classes()
+            if bad and rank == 1 and step >= 100:
+                label = torch.full_like(label, -100)
+            total = functional.cross_entropy(net(x), label, reduction="sum")
+            apply(total / (label != -100).sum().clamp(min=1), optimizer)
+
+    two_ranks(train, f"{sys.argv[3]}/store-{bad}")
 
 
 if __name__ == "__main__":

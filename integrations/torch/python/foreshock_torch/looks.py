@@ -65,7 +65,7 @@ class GradientLooks:
         self._core = core
         self._weights = weights
         self._modules = modules  # all modules that exist
-        self._distributed: list[tuple[Watched, Any]] = []  # the distributed parameters of the look in progress
+        self._late: list[tuple[Watched, Any]] = []  # parameters of the look in progress whose gradient end() passes
         self._share = share  # of the training's time
         self._known: list[Watchable] = []  # of which _portions were made
         self._portions: list[list[Watchable]] = []
@@ -110,17 +110,17 @@ class GradientLooks:
             return 0
         begin = perf_counter_ns()
         in_passes = self._core.end_look(
-            [row._replace(gradient=self._gradient_of(parameter)) for row, parameter in self._distributed]
+            [row._replace(gradient=self._gradient_of(parameter)) for row, parameter in self._late]
         )
         now = perf_counter_ns()
         self._choose_stride(self._cost_ns + in_passes + now - begin, now)
         self.tick = 0
-        self._distributed = []
+        self._late = []
         return in_passes
 
     def _watched(self, portion: list[Watchable]) -> list[Watched]:
         rows: list[Watched] = []
-        self._distributed = []
+        self._late = []
         gathered: dict[int, Any] | None = None
         for each in portion:
             parameter = self._weights.parameter_of(each.number)
@@ -139,7 +139,11 @@ class GradientLooks:
                     leaf=None if whole is None else whole._cdata,
                     gradient=self._gradient_of(parameter),
                 )
-                self._distributed.append((row, parameter))
+                self._late.append((row, parameter))
+            elif not self._weights.has_optimizer(each.number):
+                # Its contributions are not compared with what an optimizer uses: no optimizer clears or clips it.
+                row = row._replace(leaf=None, gradient=self._gradient_of(parameter))
+                self._late.append((row, parameter))
             rows.append(row)
         return rows
 
@@ -155,7 +159,7 @@ class GradientLooks:
         if self.tick != 0:
             self._core.cancel_look()
             self.tick = 0
-            self._distributed = []
+            self._late = []
 
     def _choose_stride(self, cost_ns: int, now_ns: int) -> None:
         """A power of two, so that ranks with other strides still have looks in common."""

@@ -193,9 +193,9 @@ class Weights:
         self._watchable = [
             watchable
             for number, address in enumerate(listed[:measured])
-            if address in names
+            if (name := names.get(address) or (named[address][0].name if address in outside else "")) != ""
             and (parameter := self.parameter_of(number)) is not None
-            and (watchable := Watchable.of(number, names[address], rows[address][0], parameter, meshes.of(parameter)))
+            and (watchable := Watchable.of(number, name, rows[address][0], parameter, meshes.of(parameter)))
         ]
         self._due = []
         return measured >= 0
@@ -241,10 +241,18 @@ class Weights:
     def parameter_of(self, number: int) -> Any:
         """A parameter that still exists, or None."""
         position = self._positions[number]
+        if position.owner is not None:
+            module = position.owner()
+            parameter = None if module is None else module._parameters.get(position.key)
+            return parameter if parameter is not None and parameter._cdata == position.address else None
         param_groups = groups(position.optimizer())  # () if the optimizer was destroyed (None)
         members = parameters_in(param_groups[position.group]) if position.group < len(param_groups) else []
         is_there = position.index < len(members) and members[position.index]._cdata == position.address
         return members[position.index] if is_there else None
+
+    def has_optimizer(self, number: int) -> bool:
+        """Whether an optimizer has the parameter."""
+        return self._positions[number].owner is None
 
     @property
     def is_any_measured(self) -> bool:
