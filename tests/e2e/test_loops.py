@@ -28,7 +28,7 @@ CASES = [
     ("rate_of_another_model", "early_rise", "the loss is above its first values"),
     ("features_grow", "gradient_rise", "the gradient norm is high since step"),
     FAST,
-    ("optimizer_of_a_copy", "nothing_trained no_gradient", "nothing is trained since step"),
+    ("optimizer_of_a_copy", "nothing_trained", "nothing is trained since step"),
     ("one_not_stepped", "gradient_unused", "6 parameters have gradients and do not change since step"),
     ("cleared_before_step", "nothing_trained", "no look found a gradient other than 0"),
     ("decayed_each_step", "rate_zero", "the learning rate of the first parameter group is below 1e-12 since step"),
