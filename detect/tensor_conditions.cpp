@@ -141,6 +141,7 @@ void TensorRules::observe(const LookFacts& facts, ConditionBoard* board) {
     const uint64_t process = std::exchange(*tensor, {}).process;
     tensor->process = process;
   }
+  const bool moves = tensor->look_step >= 0 && tensor->values != facts.values;
   judge_values(facts, tensor, board);
   add_used(facts, board);
   extend_rows(facts.is_absent, facts.is_zero, facts.step, tensor);
@@ -148,13 +149,13 @@ void TensorRules::observe(const LookFacts& facts, ConditionBoard* board) {
   has_gradient_ = has_gradient_ || tensor->has_gradient;
   const bool was_none = tensor->is_none, was_zero = tensor->is_zero, was_unused = tensor->is_unused;
   const int64_t none_steps = has_sibling_with_gradient(facts.tensor) ? kUnusedSteps : kNoGradientSteps;
-  tensor->is_none = has_gradient_ && tensor->none_looks >= 2 && !tensor->has_moved &&
+  tensor->is_none = has_gradient_ && tensor->none_looks >= 2 && !tensor->has_moved && !tensor->has_turned &&
                     facts.step - tensor->none_since >= none_steps;
   tensor->is_zero = has_gradient_ && tensor->zero_looks >= 3 && tensor->has_two_looks &&
                     !tensor->has_turned && facts.step - tensor->zero_since >= 2 * none_steps;
   const bool is_large =
       tensor->has_gradient && last_rate_ * facts.gradient_norm > kUnusedLeast * facts.values[0];
-  const bool is_candidate = is_large && tensor->has_two_looks && !tensor->has_moved && !facts.is_16_bit;
+  const bool is_candidate = is_large && tensor->has_two_looks && !moves && !facts.is_16_bit;
   if (!is_candidate) tensor->unused_looks = 0;
   if (is_candidate && tensor->unused_looks++ == 0) tensor->unused_since = facts.step;
   tensor->is_unused =
@@ -185,7 +186,6 @@ void TensorRules::judge_values(const LookFacts& facts, Tensor* tensor, Condition
   is_partly_known_ = is_partly_known_ || (!moves && facts.is_sample && !(facts.gradient_norm > 0));
   known_looks_ += !is_partly_known_;
   tensor->has_two_looks = true;
-  tensor->has_moved = tensor->has_moved || moves;
   has_moved_ = has_moved_ || moves;
   // Weight decay multiplies all values by one factor. Each step rounds them, in fp32 by 2^-24.
   const double factor = before[0] > 0 ? facts.values[0] / before[0] : 1;
@@ -244,7 +244,7 @@ void TensorRules::judge_gradient(const OptimizerFacts& facts, Tensor* tensor, Co
   const int64_t none_steps = has_sibling_with_gradient(facts.tensor) ? kUnusedSteps : kNoGradientSteps;
   // An optimizer that counts its steps for each tensor has no state for one that never had a gradient.
   const bool has_no_state = !facts.optimizer_step && most_optimizer_steps_ >= none_steps;
-  const bool was_always_none = tensor->none_looks >= 2 && !tensor->has_moved;
+  const bool was_always_none = tensor->none_looks >= 2 && !tensor->has_moved && !tensor->has_turned;
   tensor->is_none =
       was_always_none && has_gradient_ && (has_no_state || spans(tensor->none_since, none_steps));
   if (tensor->is_none && has_no_state)
