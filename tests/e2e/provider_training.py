@@ -211,6 +211,24 @@ def of_document(batch: torch.Tensor, _head: torch.Tensor, i: torch.Tensor, j: to
     return (i >= j) & (document[batch, i] == document[batch, j])
 
 
+def plant_in_packed(sound=attention_packages.backward) -> None:  # noqa: ANN001
+    """The backward kernel of layer 001 computes one gradient wrong. FAULT "neighbour": the queries of the second
+    sequence see the keys of the first one too, in dK only."""
+    layers = itertools.cycle(reversed(range(LAYERS)))
+
+    def wrong(grad, q, k, v, scale, causal, cu_q, cu_k) -> tuple:  # noqa: ANN001
+        names = ("grad_query", "grad_key", "grad_value")
+        grads = list(sound(grad, q, k, v, scale, causal, cu_q, cu_k))
+        if next(layers) != 1:
+            return tuple(grads)
+        if FAULT == "neighbour":
+            joined = cu_q[[0, 2, 3]]
+            grads[1] = sound(grad, q, k, v, scale, causal, joined, joined)[1]
+        return tuple(g * (1.05 if name == FAULT else 1.0) for name, g in zip(names, grads, strict=True))
+
+    attention_packages.backward = wrong
+
+
 flex_parts: list = []  # torch's function and the mask
 
 
@@ -264,7 +282,7 @@ CASES = {
     "dropout": dropout, "engine": engine, "written": written, "sunk": sunk, "flex": flex,
     "flex_compiled": flex,
 }  # fmt: skip
-FAULT = os.environ.get("PLANTED", "")  # a tensor of layer 001 that is wrong by 5 %
+FAULT = os.environ.get("PLANTED", "")  # a tensor of layer 001 that is wrong by 5 %; of "packed" also "neighbour"
 
 
 if __name__ == "__main__":
@@ -275,6 +293,8 @@ if __name__ == "__main__":
     engine_package.write(pathlib.Path(folder.name), "2.20.2")
     sys.path.insert(0, folder.name)
     attention_packages.define("flash_attn")
+    if FAULT and sys.argv[1] == "packed":
+        plant_in_packed()
     if FAULT and sys.argv[1] in ("math_path", "dropout"):
         replaced = torch.library.Library("aten", "IMPL")
         replaced.impl("_scaled_dot_product_attention_math", replaced_math, "AutogradCPU")

@@ -51,7 +51,7 @@ def test_the_same_bits(case):
     assert plain.told() == monitored.told()
 
 
-@pytest.mark.parametrize("case", keep(CASES, *KEPT))
+@pytest.mark.parametrize("case", keep(CASES, *KEPT, "packed"))
 def test_every_call_is_counted_and_judged(case):
     rank = runs_of(case)[1].rank()
     assert_conserved(rank)
@@ -73,7 +73,7 @@ def test_every_call_is_counted_and_judged(case):
         # mask, scale or layout gives 0.1 and more.
         assert seen["relative_error"]["max"] < 2**-8 or case in UNFUSED
         assert seen["relative_error"]["mean"] < 2**-7
-        if name == "backward" and case in FOLLOWED:
+        if name == "backward" and case in (*FOLLOWED, "packed"):
             keys = [line for line in runs_of(case)[1].of("sample") if line["tensor"] in ("grad_key", "grad_value")]
             assert {line["layer"] for line in keys} == {"000", "001"}
     assert rank["alarms"] == []
@@ -92,11 +92,14 @@ def test_samples_name_their_layer(case):
     ("case", "tensor"),
     keep(
         [("engine", tensor) for tensor in ("out", "grad_query")]
+        + [("packed", fault) for fault in ("grad_query", "grad_key", "grad_value", "neighbour")]
         + [
             (case, tensor)
             for case in ("written", "sunk", "flex", "flex_compiled", "math_path", "dropout")
             for tensor in ("out", "grad_query", "grad_key", "grad_value")
         ],
+        ("packed", "grad_value"),
+        ("packed", "neighbour"),
         ("sunk", "grad_value"),
         ("written", "grad_key"),
         ("written", "out"),
