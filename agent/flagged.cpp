@@ -187,28 +187,12 @@ std::string name_of_file(FlagReason reason, const segment::Slot& slot, const Lay
          name_part(nonce) + end + kFlaggedSuffix;
 }
 
-// Returns the causal mask that the key limits imply, in PyTorch's words: "none": every query sees every key;
-// "top-left": query q sees keys 0 to q; "bottom-right": keys 0 to q + keys - queries; else "other".
-const char* causal_of(const segment::Slot& slot) {
-  const auto queries = static_cast<int64_t>(slot.query_length), keys = static_cast<int64_t>(slot.key_length);
-  // Whether each limit is its row's position + offset_to_position, clamped to [0, most].
-  const auto limits_are = [&slot](int64_t offset_to_position, int64_t most) {
-    for (uint32_t n = 0; n < slot.rows; ++n)
-      if (slot.key_limit[n] != std::clamp(slot.position[n] + offset_to_position, int64_t{0}, most))
-        return false;
-    return true;
-  };
-  if (slot.columns == 1) {  // key columns: key_limit is the first query that sees the key at `position`
-    if (limits_are(0, 0)) return "none";  // all limits are 0
-    if (limits_are(0, queries)) return "top-left";
-    return limits_are(queries - keys, queries) ? "bottom-right" : "other";
-  }
-  // Query rows: key_limit is the number of keys that the query at `position` sees.
-  if (std::all_of(slot.key_limit, slot.key_limit + slot.rows,
-                  [&](uint32_t k) { return k == slot.key_length; }))
-    return "none";
-  if (limits_are(1, keys)) return "top-left";
-  return limits_are(1 + keys - queries, keys) ? "bottom-right" : "other";
+// Returns the causal mask of the call, in PyTorch's words: "none": every query sees every key; "top-left":
+// query q sees keys 0 to q; "bottom-right": keys 0 to q + keys - queries. "window": a narrower one.
+const char* causal_of(const segment::KeyWindow& window) {
+  if (window.left >= 0 || window.right > 0) return "window";
+  if (window.right < 0) return "none";
+  return window.is_bottom_right != 0 ? "bottom-right" : "top-left";
 }
 
 std::map<std::string, std::string> facts_of_slot(const segment::Slot& slot) {
@@ -224,8 +208,12 @@ std::map<std::string, std::string> facts_of_slot(const segment::Slot& slot) {
                                               {"query_length", text(slot.query_length)},
                                               {"key_length", text(slot.key_length)},
                                               {"scale", exact_text(slot.scale)},
-                                              {"causal", causal_of(slot)},
+                                              {"causal", causal_of(slot.window)},
                                               {"time", exact_text(1e-9 * static_cast<double>(slot.time_ns))}};
+  if (slot.window.left >= 0 || slot.window.right > 0) {
+    facts["window_left"] = text(slot.window.left);
+    facts["window_right"] = text(slot.window.right);
+  }
   if (slot.soft_cap != 0) facts["soft_cap"] = exact_text(slot.soft_cap);
   if (slot.kept_dtype != 0) facts["dropout"] = exact_text(slot.dropout);
   return facts;

@@ -137,7 +137,8 @@ AttentionSlice slice_of(const segment::SlotView& view) {
   slice.head_dim = static_cast<int>(slot.head_dim);
   slice.value_dim = static_cast<int>(slot.value_dim);
   slice.scale = slot.scale;
-  slice.key_limit = slot.key_limit;
+  slice.key_begin = slot.seen_begin;
+  slice.key_limit = slot.seen_end;
   slice.query = data_of(view.payload[segment::kQuery]);
   slice.key = data_of(view.payload[segment::kKey]);
   slice.value = data_of(view.payload[segment::kValue]);
@@ -152,8 +153,8 @@ AttentionSlice slice_of(const segment::SlotView& view) {
   return slice;
 }
 
-// In a slot of key positions, some fields have another meaning: `rows` counts key positions, and `key_limit`
-// has the first query position that sees each of them.
+// In a slot of key positions, some fields have another meaning: `rows` counts key positions, and seen_begin
+// and seen_end have the query positions that see each of them.
 KeyColumns columns_of(const segment::SlotView& view) {
   const segment::Slot& slot = view.header;
   KeyColumns columns;
@@ -164,7 +165,8 @@ KeyColumns columns_of(const segment::SlotView& view) {
   columns.head_dim = static_cast<int>(slot.head_dim);
   columns.value_dim = static_cast<int>(slot.value_dim);
   columns.scale = slot.scale;
-  columns.first_query = slot.key_limit;
+  columns.first_query = slot.seen_begin;
+  columns.query_end = slot.seen_end;
   columns.query = data_of(view.payload[segment::kQuery]);
   columns.out = data_of(view.payload[segment::kOut]);
   columns.grad_out = data_of(view.payload[segment::kGradOut]);

@@ -15,6 +15,7 @@
 #include "kernels/device_jobs.h"
 #include "kernels/dtype.h"
 #include "kernels/packed.h"
+#include "segment/key_window.h"
 #include "segment/layout.h"
 #include "segment/writer.h"
 
@@ -30,9 +31,9 @@ struct CallShape {
 struct ValidatedCall {
   CallShape shape;
   int64_t head_dim, value_dim;
-  uint32_t pass;   // FORESHOCK_FORWARD or FORESHOCK_BACKWARD
-  DType dtype;     // of all tensors but log_sum_exp, mask and kept
-  int32_t causal;  // FORESHOCK_CAUSAL_...
+  uint32_t pass;              // FORESHOCK_FORWARD or FORESHOCK_BACKWARD
+  DType dtype;                // of all tensors but log_sum_exp, mask and kept
+  segment::KeyWindow window;  // which keys a query sees, also with a causal mask
   double scale;
   double soft_cap;                    // 0: none
   double dropout;                     // 0 without `kept`
@@ -134,7 +135,7 @@ struct SlicePlan {
 uint64_t slot_bytes_for(const ValidatedCall& call);
 
 // Plans a slice of rows for at most `most_slots` slots of `capacity` bytes. If *slice is too large, removes
-// its last positions, which see the most keys with a causal mask. Returns false if no position fits.
+// its last positions, which see the furthest keys with a causal mask. Returns false if no position fits.
 bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
                 SlicePlan* plan);
 

@@ -118,6 +118,36 @@ void take_weights(const foreshock_attention_call& call, ValidatedCall* checked) 
   if (!is_usable) c.weights = {};
 }
 
+bool is_alignment(int32_t causal) {
+  return causal >= FORESHOCK_CAUSAL_NONE && causal <= FORESHOCK_CAUSAL_BOTTOM_RIGHT;
+}
+
+// Joins causal mask and window. Returns false if they are invalid, or aligned differently. call.causal must
+// be valid.
+bool take_window(const foreshock_attention_call& call, segment::KeyWindow* window) {
+  constexpr size_t kEnd = offsetof(foreshock_attention_call, window_right) + sizeof call.window_right;
+  const int32_t of_window = call.size >= kEnd ? call.window : FORESHOCK_CAUSAL_NONE;
+  const int32_t alignment = of_window != FORESHOCK_CAUSAL_NONE ? of_window : call.causal;
+  if (!is_alignment(of_window) || (call.causal != FORESHOCK_CAUSAL_NONE && call.causal != alignment))
+    return false;
+  *window = {};
+  window->is_bottom_right = alignment == FORESHOCK_CAUSAL_BOTTOM_RIGHT ? 1 : 0;
+  if (of_window != FORESHOCK_CAUSAL_NONE) {
+    if (call.window_left < -1 || call.window_right < -1) return false;
+    const auto limited = [](int64_t keys) { return keys > segment::kMostWindow ? -1 : keys; };
+    window->left = limited(call.window_left);
+    window->right = limited(call.window_right);
+  }
+  if (call.causal != FORESHOCK_CAUSAL_NONE) window->right = 0;
+  return true;
+}
+
+// Whether a query sees no key because of the window. Kernels differ in what they write for it.
+bool hides_all_keys(const ValidatedCall& c) {
+  const bool is_windowed = c.window.left >= 0 || c.window.right > 0;  // more than a causal mask
+  return is_windowed && has_query_without_keys(c.window, c.shape.queries, c.shape.keys);
+}
+
 constexpr int64_t kMaxHeadDim = 4096;  // the agent accepts no larger head dimension
 
 // The functions from here to validate_call() are for packed batches. Tensors of a packed batch have no batch
@@ -172,9 +202,8 @@ int check_packed(const foreshock_attention_call& call, ValidatedCall* checked) {
   shape.queries = std::min(queries, call.longest_query);
   shape.keys = std::min(keys, call.longest_key);
   if (!check_log_sum_exp(call, checked)) return FORESHOCK_SKIP_LAYOUT;
-  // With the same offsets a sequence has as many keys as queries, so both kinds of causal mask are equal.
-  if (call.query_offsets == call.key_offsets && checked->causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT)
-    checked->causal = FORESHOCK_CAUSAL_TOP_LEFT;
+  // With the same offsets a sequence has as many keys as queries, so both alignments are equal.
+  if (call.query_offsets == call.key_offsets) checked->window.is_bottom_right = 0;
   checked->packed = {.query_offsets = reinterpret_cast<uint64_t>(call.query_offsets),
                      .key_offsets = reinterpret_cast<uint64_t>(call.key_offsets),
                      .count = static_cast<uint32_t>(call.sequences),
@@ -229,7 +258,6 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
   c.stream = call.stream;
   c.pass = pass;
   c.dtype = c.query.dtype;
-  c.causal = call.causal;
   c.scale = call.scale;
   const bool is_capped = call.size >= offsetof(foreshock_attention_call, soft_cap) + sizeof call.soft_cap;
   c.soft_cap = is_capped ? call.soft_cap : 0;
@@ -238,9 +266,9 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
   if (!(c.soft_cap >= 0) || c.soft_cap * 0 != 0) return FORESHOCK_SKIP_MASK;
   const bool is_finite = c.scale * 0 == 0;  // Inf and NaN give NaN
   if (call.query.dims != dims || call.key.dims != dims || call.value.dims != dims || !is_floating(c.dtype) ||
-      c.causal < FORESHOCK_CAUSAL_NONE || c.causal > FORESHOCK_CAUSAL_BOTTOM_RIGHT || !is_finite ||
-      c.scale == 0)
+      !is_alignment(call.causal) || !is_finite || c.scale == 0)
     return FORESHOCK_SKIP_LAYOUT;
+  if (!take_window(call, &c.window)) return FORESHOCK_SKIP_MASK;
   if (is_packed) add_batch(call, checked);
   const int64_t batch = c.query.shape[0], heads = c.query.shape[1], queries = c.query.shape[2];
   const int64_t kv_heads = c.key.shape[1], keys = c.key.shape[2];
@@ -263,6 +291,7 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
   drop_mismatched_key_gradients(call, checked);
   take_weights(call, checked);
   if (is_packed) return check_packed(call, checked);
+  if (hides_all_keys(c)) return FORESHOCK_SKIP_MASK;
   if (c.log_sum_exp.data != nullptr &&
       (!has_shape(c.log_sum_exp, batch, heads, queries, 1) || !is_floating(c.log_sum_exp.dtype)))
     return FORESHOCK_SKIP_LAYOUT;
@@ -284,8 +313,8 @@ int take_sequence(uint32_t place, ValidatedCall* checked) {
   const SequencePlace found = find_sequence(c.packed, HostMemory());
   c.packed = {};  // from here on the call has only this sequence and is not packed
   if (found.queries == 0) return FORESHOCK_SKIP_LAYOUT;  // invalid offsets
-  // With more queries than keys, the first rows see no key, and kernels differ in what they write for them.
-  if (c.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && found.queries > found.keys) return FORESHOCK_SKIP_MASK;
+  // Kernels differ in what they write for queries that see no key.
+  if (has_query_without_keys(c.window, found.queries, found.keys)) return FORESHOCK_SKIP_MASK;
   c.sequence = found.number;
   c.shape.queries = found.queries;
   c.shape.keys = found.keys;

@@ -6,8 +6,8 @@
 // A slice of rows has the sampled rows of query, out and their gradients, and all keys that they see. A slice
 // of key positions has the sampled rows of key, value and their gradients, and all query rows. Both have the
 // mask of their rows and keys, and what dropout has kept of their weights. In the header
-// of its slots `columns` is 1, `rows` counts the sampled keys, `keys` counts the query rows, and `key_limit`
-// is the first query that sees a key.
+// of its slots `columns` is 1, `rows` counts the sampled keys, `keys` counts the query rows, and seen_begin
+// and seen_end are those of the queries that see a key.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -132,23 +132,17 @@ constexpr uint64_t kAlignment = 64;  // of payloads, in bytes
 constexpr uint64_t round_up(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 constexpr uint64_t kHeaderBytes = round_up(sizeof(segment::Slot));
 
-// Returns the number of keys that a query position sees. For a packed batch on a device (packed.count > 0)
-// this is an upper bound, because the device chooses the sequence later; no sequence is longer than
-// shape.keys.
-int64_t visible_keys(const ValidatedCall& call, int64_t position) {
-  int64_t limit = call.shape.keys;
-  if (call.causal == FORESHOCK_CAUSAL_TOP_LEFT) limit = position + 1;
-  if (call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && call.packed.count == 0)
-    limit = position + 1 + call.shape.keys - call.shape.queries;
-  return std::clamp<int64_t>(limit, 0, call.shape.keys);
+// Returns the keys that a query position sees. For a packed batch on a device (packed.count > 0) the end is
+// an upper bound, because the device chooses the sequence later; no sequence is longer than shape.keys. The
+// reader computes both ends again (settle_packed() in segment/reader.h).
+segment::PositionRange keys_seen_by(const ValidatedCall& call, int64_t position) {
+  if (call.packed.count > 0 && call.window.is_bottom_right != 0) return {0, call.shape.keys};
+  return keys_seen(call.window, call.shape.queries, call.shape.keys, position);
 }
 
-// Returns the first query position that sees this key, or the number of queries if none does.
-int64_t first_query(const ValidatedCall& call, int64_t key) {
-  int64_t first = 0;
-  if (call.causal == FORESHOCK_CAUSAL_TOP_LEFT) first = key;
-  if (call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT) first = key - (call.shape.keys - call.shape.queries);
-  return std::clamp<int64_t>(first, 0, call.shape.queries);
+void set_seen(segment::PositionRange seen, int row, segment::Slot* slot) {
+  slot->seen_begin[row] = static_cast<uint32_t>(seen.begin);
+  slot->seen_end[row] = static_cast<uint32_t>(seen.end);
 }
 
 uint64_t size_of_dtype(uint32_t dtype) { return size_of(static_cast<DType>(dtype)); }
@@ -212,11 +206,11 @@ void set_fields_of_rows(const ValidatedCall& call, const Slice& slice, segment::
   int64_t most_keys = 1;  // at least one key is copied, even if no row sees any
   for (int row = 0; row < slice.rows(); ++row) {
     const int64_t position = slice.position[row % slice.positions];
-    const int64_t limit = visible_keys(call, position);
-    slot->key_limit[row] = static_cast<uint32_t>(limit);
+    const segment::PositionRange seen = keys_seen_by(call, position);
+    set_seen(seen, row, slot);
     slot->position[row] = static_cast<uint32_t>(position);
     slot->head[row] = static_cast<uint32_t>(slice.first_head + row / slice.positions);
-    most_keys = std::max(most_keys, limit);
+    most_keys = std::max(most_keys, seen.end);
   }
   slot->rows = static_cast<uint32_t>(slice.rows());
   slot->keys = static_cast<uint32_t>(most_keys);
@@ -241,7 +235,8 @@ void set_fields_of_call(const ValidatedCall& call, const Slice& slice, segment::
   slot->soft_cap = call.soft_cap;
   slot->dropout = call.dropout;
   slot->kept_dtype = call.kept.data ? static_cast<uint32_t>(call.kept.dtype) : 0;
-  slot->packed = call.packed.count == 0 ? segment::kNotPacked : segment::packed_word(call.causal);
+  slot->window = call.window;
+  slot->packed = call.packed.count == 0 ? segment::kNotPacked : segment::kPacked;
 }
 
 // Computes how many slots of `capacity` bytes the slice needs. Returns false if the first cannot hold a key.
@@ -296,7 +291,7 @@ bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_sl
   slot.heads_in_slice = static_cast<uint32_t>(slice.heads);
   for (int n = 0; n < slice.positions; ++n) {
     slot.position[n] = static_cast<uint32_t>(slice.position[n]);
-    slot.key_limit[n] = static_cast<uint32_t>(first_query(call, slice.position[n]));
+    set_seen(queries_seeing(call.window, call.shape.queries, call.shape.keys, slice.position[n]), n, &slot);
     slot.head[n] = static_cast<uint32_t>(slice.first_head);
   }
   return split(capacity, plan) && plan->slots <= most_slots;
@@ -432,11 +427,9 @@ void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slo
 }
 
 uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice) {
-  // A causal or another mask may hide all keys from a query position. Correct kernels may write NaN for it.
-  const bool has_rows_without_keys =
-      call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && call.shape.queries > call.shape.keys;
+  // A window or mask may hide all keys from a query position. Correct kernels may write NaN for it.
   if (call.pass != FORESHOCK_FORWARD || call.device_type != FORESHOCK_DEVICE_CPU || !call.out.data ||
-      call.mask.data || has_rows_without_keys)
+      call.mask.data || has_query_without_keys(call.window, call.shape.queries, call.shape.keys))
     return 0;
   const uint64_t count = count_nonfinite(call.out, slice.batch, slice.first_head);
   if (count == 0 || count_nonfinite(call.query, slice.batch, slice.first_head) > 0 ||

@@ -15,6 +15,8 @@
 #include <string>
 #include <string_view>
 
+#include "segment/key_window.h"
+
 namespace foreshock {
 
 // 64-bit FNV-1a hash, for names and for comparing large data. `hash`: the hash of the pieces before `bytes`.
@@ -57,7 +59,7 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 18;
+inline constexpr uint32_t kLayoutVersion = 19;
 
 inline constexpr uint32_t kPasses = 2;  // 0 forward, 1 backward
 inline constexpr uint32_t kSkipReasons = 14;
@@ -366,11 +368,8 @@ struct SequenceTold {
   uint32_t position[kRowsPerSlice];  // the sampled query positions, from the start of the sequence
 };
 
-// Values of Slot::packed. kNotPacked: a slice of an ordinary batch. All others: a slice of a packed batch.
-// packed_word() encodes its causal mask, FORESHOCK_CAUSAL_... (0 none, 1 top left, 2 bottom right).
-inline constexpr uint32_t kNotPacked = 0;
-constexpr uint32_t packed_word(int32_t causal) { return 1 + static_cast<uint32_t>(causal); }
-inline constexpr uint32_t kPackedTopLeft = 2, kPackedBottomRight = 3;
+// Values of Slot::packed: a slice of an ordinary batch; of a packed batch whose sequence the device chose.
+inline constexpr uint32_t kNotPacked = 0, kPacked = 1;
 
 // The header of a slot. Its payloads come after it.
 struct Slot {
@@ -395,9 +394,11 @@ struct Slot {
   double dropout;       // the probability; 0 without kKept
   uint32_t kept_dtype;  // format of kKept; 0: absent
   uint32_t reserved2;
-  uint32_t key_limit[kRowsPerSlice];  // row r sees keys [0, key_limit[r])
-  uint32_t position[kRowsPerSlice];   // query position of row r
-  uint32_t head[kRowsPerSlice];       // query head of row r
+  KeyWindow window;                    // of the call
+  uint32_t seen_begin[kRowsPerSlice];  // row r sees keys [seen_begin[r], seen_end[r])
+  uint32_t seen_end[kRowsPerSlice];
+  uint32_t position[kRowsPerSlice];  // query position of row r
+  uint32_t head[kRowsPerSlice];      // query head of row r
   Payload payload[kPayloads];
   uint64_t device_begin_ns, device_end_ns;  // of the copying kernel, by the clock of the device; 0: none
   // A slice larger than a slot is stored in several slots with consecutive tickets. Each slot holds a range
@@ -407,16 +408,16 @@ struct Slot {
   uint32_t first_key, part_keys;  // if parts > 1: range of keys in this slot
   uint32_t
       without_out;  // 1 (forward only): the output is left out: dropout has changed it, and kKept is absent
-  // For a packed batch, the rows, keys, limits, positions, lengths and payload sizes above are those of the
-  // longest possible sequence. `told` has the real extent. The data is at the start of each payload.
+  // For a packed batch, the rows, keys, keys seen, positions, lengths and payload sizes above are those of
+  // the longest possible sequence. `told` has the real extent. The data is at the start of each payload.
   uint32_t packed;
   SequenceTold told;
   // 1: a slice of key positions (columns of the scores), from a backward pass. Rows and keys are exchanged.
   // `rows` counts sampled key positions of one kv-head, with payloads key, value, grad_key and
   // grad_value. `keys` counts query rows, heads_in_slice x query_length, head-major, with payloads query,
   // out, log_sum_exp and grad_out. Mask and kKept have a line of `keys` numbers for each of `rows`. head[row]
-  // is the first of these heads for every row, position[row] a key position, and key_limit[row] the first
-  // query position that sees it. first_key and part_keys are then query rows.
+  // is the first of these heads for every row, position[row] a key position, and the query positions
+  // [seen_begin[row], seen_end[row]) see it. first_key and part_keys are then query rows.
   uint32_t columns;
   // The number of NaN and Inf in the output of head[0] over all query positions, at most 2^32 - 1. Counted in
   // some forward calls on the host without a mask, if all inputs of this head are finite; else 0.
@@ -424,7 +425,7 @@ struct Slot {
   uint32_t columns_skip;  // ColumnsSkip, in a backward slice of rows; else 0
   uint32_t checksum;  // checksum_of() (segment/checksum.h); 0: none, since a device has written the payload
 };
-static_assert(sizeof(Slot) == 680);
+static_assert(sizeof(Slot) == 768);
 
 // -- the control file --
 

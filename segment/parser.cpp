@@ -49,19 +49,19 @@ constexpr uint64_t element_bytes(uint32_t dtype) {
 
 bool is_floating(uint32_t dtype) { return dtype >= kFp64 && dtype <= kFp16; }
 
-// Checks a slice of query rows with the keys that they see: row r sees the keys below key_limit[r].
+// Checks a slice of query rows with the keys that they see.
 const char* check_rows(const Slot& slot) {
   if (slot.keys > slot.key_length) return "keys out of range";
   if (slot.rows % slot.heads_in_slice != 0) return "heads do not divide rows";
   for (uint32_t row = 0; row < slot.rows; ++row) {
-    if (slot.key_limit[row] > slot.keys) return "key limit beyond the keys";
+    if (slot.seen_end[row] > slot.keys) return "a row that sees keys beyond the slice";
     if (slot.position[row] >= slot.query_length) return "row position beyond the queries";
   }
   return nullptr;
 }
 
 // Checks a slice of key positions (slot.columns is 1). Here `rows` counts sampled keys, `keys` counts query
-// rows (of all query heads of the kv-head), and key_limit has the first query that sees each sampled key.
+// rows (of all query heads of the kv-head), and the queries seen_begin to seen_end see each sampled key.
 // Trainers take such slices only from backward calls that have log_sum_exp, and from packed batches only if
 // they know the sequence.
 const char* check_columns(const Slot& slot) {
@@ -71,7 +71,7 @@ const char* check_columns(const Slot& slot) {
   if (slot.query_length > slot.keys || slot.query_length * slot.heads_in_slice != slot.keys)
     return "query rows that are not those of the heads";
   for (uint32_t row = 0; row < slot.rows; ++row) {
-    if (slot.key_limit[row] > slot.query_length) return "first query beyond the queries";
+    if (slot.seen_end[row] > slot.query_length) return "a key that queries beyond the last one see";
     if (slot.position[row] >= slot.key_length) return "key position beyond the keys";
   }
   return nullptr;
@@ -85,6 +85,16 @@ uint64_t bytes_per_key(const Slot& slot) {
   if (slot.columns == 1)  // query, out and its gradient, log_sum_exp, mask
     return (head + 2 * value) * element + element_bytes(slot.lse_dtype) + mask;
   return (head + value) * element + mask;  // key, value, mask
+}
+
+const char* check_window(const Slot& slot) {
+  const auto is_known = [](int64_t keys) { return keys >= -1 && keys <= kMostWindow; };
+  if (!is_known(slot.window.left) || !is_known(slot.window.right) || slot.window.is_bottom_right > 1)
+    return "unknown window";
+  const uint32_t rows = std::min(slot.rows, kRowsPerSlice);
+  for (uint32_t row = 0; row < rows; ++row)
+    if (slot.seen_begin[row] > slot.seen_end[row]) return "a range that ends before it begins";
+  return nullptr;
 }
 
 const char* check_dimensions(const Slot& slot) {
@@ -104,9 +114,9 @@ const char* check_dimensions(const Slot& slot) {
   if (slot.head_dim == 0 || slot.head_dim > kMaxHeadDim || slot.value_dim == 0 ||
       slot.value_dim > kMaxHeadDim)
     return "head dimension out of range";
-  if (slot.packed > kPackedBottomRight ||
-      (slot.packed != kNotPacked && slot.mask_dtype + slot.kept_dtype != 0))
+  if (slot.packed > kPacked || (slot.packed != kNotPacked && slot.mask_dtype + slot.kept_dtype != 0))
     return "unknown kind of packing";
+  if (const char* why = check_window(slot)) return why;
   if (slot.columns > 1) return "unknown kind of slice";
   if (slot.columns_skip >= kColumnsSkips) return "unknown reason for no key positions";
   // Does not overflow: at most 2^22 keys times 3 * 2^12 dimensions times 2^3 bytes.
@@ -424,21 +434,17 @@ SlotView JoinedSlice::take() {
 
 namespace {
 
-// Returns how many keys the query at `position` of the sampled sequence of a packed batch (sequences without
+// Returns the keys that the query at `position` of the sampled sequence of a packed batch (sequences without
 // padding) sees. SequenceTold, written by the device, has the sequence's lengths and the sampled positions.
-uint32_t visible_keys(const Slot& slot, uint32_t position) {
-  const SequenceTold& told = slot.told;
-  if (slot.packed == kPackedTopLeft) return std::min(position + 1, told.keys);
-  if (slot.packed == kPackedBottomRight) return position + 1 + (told.keys - told.queries);
-  return told.keys;
+PositionRange keys_seen_in(const Slot& slot, uint32_t position) {
+  return keys_seen(slot.window, slot.told.queries, slot.told.keys, position);
 }
 
-// Whether the slice of a packed batch has rows that can be judged. With a causal mask that is aligned at the
-// bottom right, the first queries see no key if there are more queries than keys.
+// Whether the slice of a packed batch has rows that can be judged. If a query sees no key, there are none.
 bool has_rows(const Slot& slot) {
   const SequenceTold& told = slot.told;
   if (told.positions == 0 || told.queries == 0 || told.keys == 0) return false;
-  return slot.packed != kPackedBottomRight || told.queries <= told.keys;
+  return !has_query_without_keys(slot.window, told.queries, told.keys);
 }
 
 // Checks that the lengths and positions from the device are within the limits that the host has planned.
@@ -449,7 +455,7 @@ const char* check_extent(const Slot& slot) {
     return "more positions than were asked for";
   for (uint32_t n = 0; n < told.positions; ++n) {
     if (told.position[n] >= told.queries) return "row position beyond the sequence";
-    if (visible_keys(slot, told.position[n]) > slot.keys) return "key limit beyond the keys";
+    if (keys_seen_in(slot, told.position[n]).end > slot.keys) return "a row that sees keys beyond the slice";
   }
   return nullptr;
 }
@@ -475,8 +481,10 @@ const char* settle_packed(SlotView* view) {
       // of rows. The first planned row of a head still has the head's number when it is read here.
       slot.head[row] = slot.head[row / told.positions * planned];
       slot.position[row] = position;
-      slot.key_limit[row] = visible_keys(slot, position);
-      keys = std::max(keys, slot.key_limit[row]);
+      const PositionRange seen = keys_seen_in(slot, position);
+      slot.seen_begin[row] = static_cast<uint32_t>(seen.begin);
+      slot.seen_end[row] = static_cast<uint32_t>(seen.end);
+      keys = std::max(keys, slot.seen_end[row]);
     }
   }
   slot.keys = keys;

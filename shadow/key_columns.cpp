@@ -27,27 +27,28 @@ constexpr int kColumnTile = 48;  // query rows of a tile
 // Working arrays, 64-byte aligned. The sampled columns (key positions) are in the lanes. Query rows are
 // processed in tiles and broadcast. Arrays per column are indexed [n][column] with row length `stride` (the
 // padded number of columns); n is an element of the head, or a row of the tile. Arrays per tile (query,
-// grad_out, out) are [row][element]. first_query: the first query position that sees the key. bias: what the
-// mask adds to the scores, -Inf where a row does not see a key, all 0 without a mask. kept: 1 where dropout
-// has kept the weight, else 0. slope: of the soft cap, 1 without one. add_product() adds the product of a
-// tile to a sum over all tiles, and forms it first in `partial`.
+// grad_out, out) are [row][element]. first_query, query_end: the query positions that see the key. bias: what
+// the mask adds to the scores, -Inf where a row does not see a key, all 0 without a mask. kept: 1 where
+// dropout has kept the weight, else 0. slope: of the soft cap, 1 without one. add_product() adds the product
+// of a tile to a sum over all tiles, and forms it first in `partial`.
 template <class T>
 struct ColumnArrays {
   int stride;
-  T *key, *value, *first_query;
+  T *key, *value, *first_query, *query_end;
   T *query, *grad_out, *out, *log_sum_exp, *delta;
   T *bias, *kept, *slope, *score, *grad_weight, *weight, *grad_score, *partial;
   T *grad_key[2], *grad_value[2];  // [0] exact, [1] unused; or [0] plain, [1] fused
 
   ColumnArrays(const KeyColumns& c, std::vector<double>* scratch) : stride(padded_rows<T>(c.columns)) {
     const size_t columns = stride, head = c.head_dim, value_dim = c.value_dim, tile = kColumnTile;
-    const size_t total = columns * (3 * head + 3 * value_dim + 1 + 7 * tile + std::max(head, value_dim)) +
+    const size_t total = columns * (3 * head + 3 * value_dim + 2 + 7 * tile + std::max(head, value_dim)) +
                          tile * (head + 2 * value_dim + 2);
-    constexpr size_t kArrays = 20;  // number of take() calls below; each array may need padding
+    constexpr size_t kArrays = 21;  // number of take() calls below; each array may need padding
     ArraysIn<T> arrays(scratch, total, kArrays);
     key = arrays.take(columns * head);
     value = arrays.take(columns * value_dim);
     first_query = arrays.take(columns);
+    query_end = arrays.take(columns);
     query = arrays.take(tile * head);
     grad_out = arrays.take(tile * value_dim);
     out = arrays.take(tile * value_dim);
@@ -68,8 +69,10 @@ template <class T>
 void load_columns(const KeyColumns& c, T factor, const ColumnArrays<T>& a) {
   load_lanes<T>(c.key, c.dtype, c.columns, c.head_dim, factor, a.key);
   load_lanes<T>(c.value, c.dtype, c.columns, c.value_dim, 1, a.value);
-  for (int column = 0; column < a.stride; ++column)
+  for (int column = 0; column < a.stride; ++column) {
     a.first_query[column] = static_cast<T>(column < c.columns ? c.first_query[column] : 0);
+    a.query_end[column] = static_cast<T>(column < c.columns ? c.end_of(column) : 0);
+  }
   std::fill_n(a.bias, kColumnTile * a.stride, T{0});
   std::fill_n(a.kept, kColumnTile * a.stride, T{1});
   std::fill_n(a.slope, kColumnTile * a.stride, T{1});
@@ -170,8 +173,9 @@ HWY_INLINE void for_scores(const KeyColumns& c, const ColumnArrays<T>& a, size_t
     for (int column = 0; column < a.stride; column += lanes_of<T>()) {
       const size_t at = static_cast<size_t>(t) * a.stride + column;
       const V bias = hn::Load(d, a.bias + at);
-      const auto sees =
-          hn::AndNot(hn::Eq(bias, hidden), hn::Ge(position, hn::Load(d, a.first_query + column)));
+      const auto is_inside = hn::And(hn::Ge(position, hn::Load(d, a.first_query + column)),
+                                     hn::Lt(position, hn::Load(d, a.query_end + column)));
+      const auto sees = hn::AndNot(hn::Eq(bias, hidden), is_inside);
       Elements<V> e = {.product = hn::Load(d, a.score + at),
                        .bias = bias,
                        .kept = hn::Load(d, a.kept + at),
@@ -307,14 +311,14 @@ HWY_INLINE void compute_plain(const KeyColumns& c, V scale, V cap, V keep, Eleme
   }
 }
 
-// The elements of fused attention, which rounds only the factors of the products.
+// The elements of fused attention, which rounds only the factors of the products, and the tanh of a soft cap.
 template <class V>
 HWY_INLINE void compute_fused(const KeyColumns& c, V scale, V cap, V keep, Elements<V>* e) {
   const hn::DFromV<V> d;
   V score = hn::Mul(e->product, scale);
   if (c.soft_cap != 0) {
     const V y = hn::Div(score, cap);
-    const V tanh = hn::IfThenElse(hn::IsNaN(y), y, hn::Tanh(d, y));
+    const V tanh = fused_tanh_lanes(c.dtype, hn::IfThenElse(hn::IsNaN(y), y, hn::Tanh(d, y)));
     score = hn::Mul(tanh, cap);
     e->slope = hn::NegMulAdd(tanh, tanh, hn::Set(d, hn::TFromV<V>{1}));
   }
@@ -438,7 +442,9 @@ void compute_exact_scalar(const KeyColumns& c, ColumnReference* result) {
     for (size_t row = 0; row < c.rows(); ++row) {
       double weight = 0, grad_score = 0;
       const auto bias = mask_term<double>(c, column, row);
-      if (row % c.queries >= c.first_query[column] && bias != -std::numeric_limits<double>::infinity()) {
+      const size_t position = row % c.queries;
+      if (position >= c.first_query[column] && position < c.end_of(column) &&
+          bias != -std::numeric_limits<double>::infinity()) {
         // The difference may be positive, since rounding can lift a score above the log-sum-exp.
         const double product = product_of(c, row, column);
         const CappedScore capped =

@@ -7,7 +7,7 @@
 //
 // P are the attention weights, dO is the gradient of out. s are the scores and s' their slopes, by which a
 // soft cap multiplies gradients, and D is what dropout multiplies the weights by (slice.h). The sums run over
-// all query positions i that see the key j (by a causal limit and a mask), of all query heads that share its
+// all query positions i that see the key j (by a window and a mask), of all query heads that share its
 // kv-head. lse (log_sum_exp) and out are those that the trainer passed to the call. If they cover more keys
 // than the call (context parallelism), the results stay right.
 #ifndef FORESHOCK_SHADOW_KEY_COLUMNS_H_
@@ -35,8 +35,10 @@ struct KeyColumns {
   int head_dim = 0;
   int value_dim = 0;
   double scale = 0;
-  double soft_cap = 0;                    // above 0; 0: none
-  const uint32_t* first_query = nullptr;  // [columns]: query position i sees key j if i >= first_query[j]
+  double soft_cap = 0;  // above 0; 0: none
+  // [columns]: the query positions [first_query[j], query_end[j]) see key j. query_end may be null: all from
+  // first_query[j] on.
+  const uint32_t *first_query = nullptr, *query_end = nullptr;
 
   const void* query = nullptr;        // [heads * queries][head_dim]
   const void* out = nullptr;          // [heads * queries][value_dim]
@@ -64,6 +66,9 @@ struct KeyColumns {
   int64_t keys = 0;  // keys of the call
 
   size_t rows() const { return static_cast<size_t>(heads) * queries; }
+  uint32_t end_of(int column) const {
+    return query_end != nullptr ? query_end[column] : static_cast<uint32_t>(queries);
+  }
 };
 
 struct ColumnGradients {

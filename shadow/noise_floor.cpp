@@ -83,7 +83,7 @@ void cap_scores(const AttentionSlice& slice, const FloorArrays<T>& a, size_t beg
   const auto rounded = [&](auto x) HWY_ATTR { return round_lanes(slice.dtype, x); };
   const auto tanh = [&](auto x) HWY_ATTR { return hn::IfThenElse(hn::IsNaN(x), x, hn::Tanh(d, x)); };
   for (size_t i = begin; i < begin + size; i += lanes_of<T>()) {
-    const auto of_fused = tanh(hn::Div(hn::Load(d, a.fused + i), cap));
+    const auto of_fused = fused_tanh_lanes(slice.dtype, tanh(hn::Div(hn::Load(d, a.fused + i), cap)));
     const auto of_plain = rounded(tanh(rounded(hn::Div(hn::Load(d, a.plain + i), cap))));
     hn::Store(hn::Mul(of_fused, cap), d, a.fused + i);
     hn::Store(rounded(hn::Mul(of_plain, cap)), d, a.plain + i);

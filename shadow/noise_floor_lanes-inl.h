@@ -50,6 +50,13 @@ HWY_INLINE V round_lanes(DType type, V x) {
   return x;
 }
 
+// Rounds the tanh of a soft cap as fused attention does. Kernels for devices (flash-attn, in 16-bit formats)
+// compute it by tanh.approx.f32, whose relative error is at most 2^-11: that of the 11 bits of fp16.
+template <class V>
+HWY_INLINE V fused_tanh_lanes(DType type, V tanh) {
+  return size_of(type) == 2 ? round_lanes(DType::kFp16, tanh) : tanh;
+}
+
 // Allocates arrays of T, each aligned to 64 bytes, in one vector of doubles that only grows.
 template <class T>
 class ArraysIn {

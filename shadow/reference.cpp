@@ -36,12 +36,12 @@ constexpr int kLanes = lanes_of<double>();
 // a tile as [key][element]. The other arrays are [element or key][row], with `stride` (the padded number of
 // rows) from one element to the next. By row: the largest, second and smallest score (max, second, min); sums
 // of the weights exp(score - max) and of weight * (score - max) (sum, weighted); the maximum before this tile
-// (factor, despite its name); the number of keys the row sees (limit); the sum of grad_out * out (delta).
+// (factor, despite its name); the keys the row sees (begin, limit); the sum of grad_out * out (delta).
 // slopes: the derivatives of the soft cap in a tile.
 struct Workspace {
   int stride;
   double *query, *out, *scores, *keys, *values;
-  double *max, *second, *min, *sum, *weighted, *factor, *limit;
+  double *max, *second, *min, *sum, *weighted, *factor, *begin, *limit;
   double *grad_out, *grad_query, *key_sum, *grad_scores, *delta, *slopes;
 
   Workspace(const AttentionSlice& slice, std::vector<double>* scratch)
@@ -49,8 +49,8 @@ struct Workspace {
     const size_t rows = stride, head = slice.head_dim, value = slice.value_dim, tile = kReferenceTile;
     const size_t backward = slice.backward() ? 1 : 0, capped = slice.soft_cap != 0 ? 1 : 0;
     const size_t total =
-        rows * (head + value + tile + 7 + backward * (value + 2 * head + tile + 1) + capped * tile) +
-        tile * (head + value) + 18 * 8;                           // 18 arrays, each padded to whole 64 bytes
+        rows * (head + value + tile + 8 + backward * (value + 2 * head + tile + 1) + capped * tile) +
+        tile * (head + value) + 19 * 8;                           // 19 arrays, each padded to whole 64 bytes
     if (scratch->size() < total + 8) scratch->resize(total + 8);  // 8 more, to align the first array
     next_ = reinterpret_cast<double*>((reinterpret_cast<uintptr_t>(scratch->data()) + 63) & ~uintptr_t{63});
     query = take(head * rows);
@@ -58,7 +58,7 @@ struct Workspace {
     scores = take(tile * rows);
     keys = take(tile * head);
     values = take(tile * value);
-    for (double** row : {&max, &second, &min, &sum, &weighted, &factor, &limit}) *row = take(rows);
+    for (double** row : {&max, &second, &min, &sum, &weighted, &factor, &begin, &limit}) *row = take(rows);
     grad_out = take(backward * value * rows);
     grad_query = take(backward * head * rows);
     key_sum = take(backward * head * rows);
@@ -76,10 +76,24 @@ struct Workspace {
   double* next_;
 };
 
+// The keys that all rows see: [begin, end).
+struct SeenByAll {
+  int begin, end;
+  // Whether a row does not see one of the keys [first, first + count).
+  bool limits(int first, int count) const { return first < begin || end < first + count; }
+};
+
 HWY_INLINE V greater_of(V a, V b) { return hn::IfThenElse(hn::Gt(a, b), a, b); }
 
-// Updates max, second and min with the scores of one tile. If `limited`, first sets the scores of keys at or
-// beyond a row's limit to -Inf. Stores the old maxima in w.factor, and returns whether any maximum changed.
+// Whether a vector of rows sees the key.
+HWY_INLINE auto sees_key(const Workspace& w, int row, int key) {
+  const D d;
+  const V position = hn::Set(d, key);
+  return hn::And(hn::Ge(position, hn::Load(d, w.begin + row)), hn::Lt(position, hn::Load(d, w.limit + row)));
+}
+
+// Updates max, second and min with the scores of one tile. If `limited`, first sets the scores of keys that a
+// row does not see to -Inf. Stores the old maxima in w.factor, and returns whether any maximum changed.
 HWY_INLINE bool observe_tile(const Workspace& w, int first, int count, bool limited) {
   const D d;
   const V lowest = hn::Set(d, -std::numeric_limits<double>::infinity());
@@ -88,11 +102,10 @@ HWY_INLINE bool observe_tile(const Workspace& w, int first, int count, bool limi
   for (int row = 0; row < w.stride; row += kLanes) {
     const V old_max = hn::Load(d, w.max + row);
     V max = old_max, second = hn::Load(d, w.second + row), min = hn::Load(d, w.min + row);
-    const V limit = hn::Load(d, w.limit + row);
     for (int t = 0; t < count; ++t) {
       V score = hn::Load(d, w.scores + t * w.stride + row);
       if (limited) {
-        score = hn::IfThenElse(hn::Lt(hn::Set(d, first + t), limit), score, lowest);
+        score = hn::IfThenElse(sees_key(w, row, first + t), score, lowest);
         hn::Store(score, d, w.scores + t * w.stride + row);
       }
       const auto above = hn::Gt(score, max);
@@ -188,8 +201,7 @@ HWY_INLINE void score_tile(const AttentionSlice& slice, const Workspace& w, int 
 }
 
 // Computes the sums and the unnormalized output of all rows in one pass over the keys (online softmax).
-// `least_limit` is the smallest key limit of all rows. Tiles that end at or before this key need no limiting.
-HWY_INLINE void forward(const AttentionSlice& slice, const Workspace& w, int least_limit, Reference* result) {
+HWY_INLINE void forward(const AttentionSlice& slice, const Workspace& w, SeenByAll seen, Reference* result) {
   const size_t dim = slice.value_dim;
   for (int first = 0; first < slice.keys; first += kReferenceTile) {
     const int count = std::min(kReferenceTile, slice.keys - first);
@@ -198,7 +210,7 @@ HWY_INLINE void forward(const AttentionSlice& slice, const Workspace& w, int lea
       observe_products(slice, first, count, w.stride, w.scores, result);
       apply_mask(slice, first, count, w.stride, w.scores);
     }
-    if (observe_tile(w, first, count, least_limit < first + count)) rescale(w, slice.value_dim);
+    if (observe_tile(w, first, count, seen.limits(first, count))) rescale(w, slice.value_dim);
     weigh_tile(w, count);
     apply_dropout(slice, first, count, w.stride, w.scores);
     load_tile(slice.value, slice.dtype, first * dim, count * dim, w.values);
@@ -215,10 +227,9 @@ HWY_INLINE void grad_score_tile(const Workspace& w, int first, int count, bool l
   for (int row = 0; row < w.stride; row += kLanes) {
     const V shift = shift_lanes(hn::Load(d, w.max + row));
     const V delta = hn::Load(d, w.delta + row);
-    const V limit = hn::Load(d, w.limit + row);
     for (int t = 0; t < count; ++t) {
       V score = hn::Load(d, w.scores + t * w.stride + row);
-      if (limited) score = hn::IfThenElse(hn::Lt(hn::Set(d, first + t), limit), score, lowest);
+      if (limited) score = hn::IfThenElse(sees_key(w, row, first + t), score, lowest);
       double* grad = w.grad_scores + t * w.stride + row;
       V weight = exp_lanes(hn::Sub(score, shift));
       V grad_score = hn::Mul(weight, hn::Sub(hn::Load(d, grad), delta));
@@ -245,7 +256,7 @@ HWY_INLINE void drop_products(const AttentionSlice& slice, const Workspace& w, i
 }
 
 // Sums grad_score * key (grad_query) and weight * key (key_sum) over the keys; finish_gradient() normalizes.
-HWY_INLINE void backward(const AttentionSlice& slice, const Workspace& w, int least_limit) {
+HWY_INLINE void backward(const AttentionSlice& slice, const Workspace& w, SeenByAll seen) {
   const size_t head = slice.head_dim, value = slice.value_dim;
   for (int first = 0; first < slice.keys; first += kReferenceTile) {
     const int count = std::min(kReferenceTile, slice.keys - first);
@@ -254,27 +265,28 @@ HWY_INLINE void backward(const AttentionSlice& slice, const Workspace& w, int le
     multiply<double>({w.grad_out, w.stride, w.values, 1, value, slice.value_dim, false}, count,
                      w.grad_scores);
     drop_products(slice, w, first, count);
-    grad_score_tile(w, first, count, least_limit < first + count, slice.soft_cap != 0);
+    grad_score_tile(w, first, count, seen.limits(first, count), slice.soft_cap != 0);
     multiply<double>({w.grad_scores, w.stride, w.keys, head, 1, count, true}, slice.head_dim, w.grad_query);
     multiply<double>({w.scores, w.stride, w.keys, head, 1, count, true}, slice.head_dim, w.key_sum);
   }
 }
 
-// Loads the scaled queries, sets the start values of forward()'s sums, and returns the smallest key limit.
-int load_rows(const AttentionSlice& slice, const Workspace& w) {
+// Loads the scaled queries, sets the start values of forward()'s sums, and returns the keys that all rows
+// see.
+SeenByAll load_rows(const AttentionSlice& slice, const Workspace& w) {
   load_lanes(slice.query, slice.dtype, slice.rows, slice.head_dim, slice.scale, w.query);
   std::fill_n(w.out, slice.value_dim * w.stride, 0.0);
-  int least_limit = slice.keys;
+  SeenByAll seen = {0, slice.keys};
   for (int row = 0; row < w.stride; ++row) {
     w.max[row] = w.second[row] = -std::numeric_limits<double>::infinity();
     w.min[row] = std::numeric_limits<double>::infinity();
     w.sum[row] = w.weighted[row] = 0;
+    w.begin[row] = row < slice.rows ? slice.first_key(row) : 0;
     w.limit[row] = row < slice.rows ? slice.key_limit[row] : slice.keys;
-    if (row < slice.rows && slice.key_limit[row] < static_cast<uint32_t>(least_limit)) {
-      least_limit = static_cast<int>(slice.key_limit[row]);
-    }
+    seen.begin = std::max(seen.begin, static_cast<int>(w.begin[row]));
+    seen.end = std::min(seen.end, static_cast<int>(w.limit[row]));
   }
-  return least_limit;
+  return seen;
 }
 
 void store_forward(const AttentionSlice& slice, const Workspace& w, Reference* result) {
@@ -299,8 +311,8 @@ void store_backward(const AttentionSlice& slice, const Workspace& w, Reference* 
 void reference_lanes(const AttentionSlice& slice, Reference* result) {
   resize_reference(slice, result);
   const Workspace w(slice, &result->scratch);
-  const int least_limit = load_rows(slice, w);
-  forward(slice, w, least_limit, result);
+  const SeenByAll seen = load_rows(slice, w);
+  forward(slice, w, seen, result);
   store_forward(slice, w, result);
   if (!slice.backward()) return;
   load_lanes(slice.grad_out, slice.dtype, slice.rows, slice.value_dim, 1.0, w.grad_out);
@@ -311,7 +323,7 @@ void reference_lanes(const AttentionSlice& slice, Reference* result) {
     prepare_backward(slice, row, result);
     w.delta[row] = result->delta[row];
   }
-  backward(slice, w, least_limit);
+  backward(slice, w, seen);
   store_backward(slice, w, result);
 }
 

@@ -116,7 +116,8 @@ void finish_gradient(const AttentionSlice& slice, int row, int k, double sum, do
 //
 // A soft cap is three operations to plain (division, tanh, multiplication), each rounded, and so are their
 // gradients. Under dropout, plain multiplies the rounded weights and their gradients by 1 / (1 - dropout),
-// itself rounded as PyTorch's CPU code does, and rounds the products. Fused multiplies sums in fp32.
+// itself rounded as PyTorch's CPU code does, and rounds the products. Fused multiplies sums in fp32. In
+// 16-bit formats it rounds the tanh of a soft cap to 11 bits (fused_tanh_lanes()).
 
 // Results, rounded to the storage format. Forward: only `out`. Backward: `out` and `grad_query`.
 struct FloorRows {

@@ -1,5 +1,5 @@
 // The data of one sampled slice of an attention call: the sampled query rows, all keys that they see, the
-// results of the trainer's kernel, the mask and causal limit of the scores, and what dropout has kept, with
+// results of the trainer's kernel, the mask and window of the scores, and what dropout has kept, with
 // functions to apply them. For query row i and key j:
 //
 //   x = scale q_i . k_j,   s = soft_cap tanh(x / soft_cap), or x without a soft cap
@@ -37,9 +37,11 @@ struct AttentionSlice {
   bool lacks_keys = false;  // the call has further keys, which no row sees, and they may have NaN
   int head_dim = 0;
   int value_dim = 0;
-  double scale = 0;                     // factor of the products query . key
-  double soft_cap = 0;                  // above 0; 0: none
-  const uint32_t* key_limit = nullptr;  // [rows]: row r sees keys [0, key_limit[r]); expresses causal masks
+  double scale = 0;     // factor of the products query . key
+  double soft_cap = 0;  // above 0; 0: none
+  // [rows]: row r sees keys [key_begin[r], key_limit[r]); expresses causal masks and windows. key_begin may
+  // be null: all 0.
+  const uint32_t *key_begin = nullptr, *key_limit = nullptr;
 
   const void* query = nullptr;  // [rows][head_dim]
   const void* key = nullptr;    // [keys][head_dim]
@@ -62,6 +64,7 @@ struct AttentionSlice {
   const void* grad_query = nullptr;  // [rows][head_dim], the trainer's result; null: a forward slice
 
   bool backward() const { return grad_query != nullptr; }
+  uint32_t first_key(int row) const { return key_begin != nullptr ? key_begin[row] : 0; }
 };
 
 // Returns what dropout multiplies the kept weights by. `slice`: an AttentionSlice or KeyColumns.
@@ -97,10 +100,12 @@ void apply_dropout(const AttentionSlice& slice, int first, int count, size_t str
       if (!is_kept(slice, static_cast<size_t>(row) * slice.keys + first + t)) weights[t * stride + row] *= 0;
 }
 
-// Applies mask and key limit to the score of (row, key). Returns -Inf if the row does not see the key.
+// Applies mask and window to the score of (row, key). Returns -Inf if the row does not see the key.
 template <class T>
 T masked_score(const AttentionSlice& slice, int row, int key, T score) {
-  if (static_cast<uint32_t>(key) >= slice.key_limit[row]) return -std::numeric_limits<T>::infinity();
+  const auto position = static_cast<uint32_t>(key);
+  if (position >= slice.key_limit[row] || position < slice.first_key(row))
+    return -std::numeric_limits<T>::infinity();
   if (slice.mask == nullptr) return score;
   const size_t index = static_cast<size_t>(row) * slice.keys + key;
   if (slice.mask_dtype == DType::kBool) {
@@ -110,12 +115,14 @@ T masked_score(const AttentionSlice& slice, int row, int key, T score) {
   return score + static_cast<T>(load_as_double(slice.mask, slice.mask_dtype, index));
 }
 
-// Applies mask and key limit to the scores of keys [first, first + count), stored as scores[key - first][row]
+// Applies mask and window to the scores of keys [first, first + count), stored as scores[key - first][row]
 // with `stride` elements from one key to the next. Skips rows that have no mask and see all these keys.
 template <class T>
 void apply_mask(const AttentionSlice& slice, int first, int count, size_t stride, T* scores) {
   for (int row = 0; row < slice.rows; ++row) {
-    if (slice.mask == nullptr && slice.key_limit[row] >= static_cast<uint32_t>(first + count)) continue;
+    if (slice.mask == nullptr && slice.key_limit[row] >= static_cast<uint32_t>(first + count) &&
+        slice.first_key(row) <= static_cast<uint32_t>(first))
+      continue;
     for (int t = 0; t < count; ++t) {
       T& score = scores[t * stride + row];
       score = masked_score(slice, row, first + t, score);

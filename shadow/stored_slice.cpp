@@ -141,16 +141,42 @@ std::string read_field(const StoredArrays& arrays, const Field& field, Attention
   return "";
 }
 
-// Reads key_limit: for each row, the number of keys that the row sees.
-std::string read_limits(const StoredArrays& arrays, AttentionSlice* slice) {
-  const auto found = arrays.find("key_limit");
-  const auto rows = static_cast<uint64_t>(slice->rows);
-  if (found == arrays.end() || found->second.type != "U32" || found->second.bytes != rows * sizeof(uint32_t))
-    return "key_limit is not there as [rows] in U32";
-  slice->key_limit = static_cast<const uint32_t*>(found->second.data);
-  const bool fits = std::all_of(slice->key_limit, slice->key_limit + rows,
-                                [&](uint32_t limit) { return limit <= static_cast<uint32_t>(slice->keys); });
-  return fits ? "" : "key_limit points beyond the keys";
+// Reads an array of a number for each of `rows`, each at most `most`. Leaves *numbers if it is absent.
+std::string read_numbers(const StoredArrays& arrays, const char* name, int rows, int most,
+                         const uint32_t** numbers) {
+  const auto found = arrays.find(name);
+  if (found == arrays.end()) return "";
+  const auto count = static_cast<uint64_t>(rows);
+  if (found->second.type != "U32" || found->second.shape != std::vector<int64_t>{rows} ||
+      found->second.bytes != count * sizeof(uint32_t))
+    return std::string(name) + " does not have one U32 for each row";
+  *numbers = static_cast<const uint32_t*>(found->second.data);
+  const bool fits =
+      std::all_of(*numbers, *numbers + count, [&](uint32_t n) { return n <= static_cast<uint32_t>(most); });
+  return fits ? "" : std::string(name) + " points beyond the slice";
+}
+
+// Reads which keys each row sees, or which queries see each key: a first position and an end.
+struct SeenNames {
+  const char *begin, *end, *required;  // required: `begin` or `end`
+};
+std::string read_seen(const StoredArrays& arrays, const SeenNames& names, int rows, int most,
+                      const uint32_t** begin, const uint32_t** end) {
+  if (arrays.find(names.required) == arrays.end()) return std::string(names.required) + " is missing";
+  std::string problem = read_numbers(arrays, names.begin, rows, most, begin);
+  if (problem.empty()) problem = read_numbers(arrays, names.end, rows, most, end);
+  return problem;
+}
+constexpr SeenNames kKeysSeen = {"key_begin", "key_limit", "key_limit"},
+                    kQueriesSeeing = {"first_query", "query_end", "first_query"};
+
+// Stores one of these arrays. If all its numbers are `usual`, it is left out unless it is required.
+void store_seen(const SeenNames& names, const char* name, int rows, const uint32_t* numbers, uint32_t usual,
+                StoredArrays* arrays) {
+  const bool is_usual =
+      numbers == nullptr || std::all_of(numbers, numbers + rows, [&](uint32_t n) { return n == usual; });
+  if (is_usual && name != names.required) return;
+  (*arrays)[name] = {"U32", {rows}, numbers, static_cast<uint64_t>(rows) * sizeof(uint32_t)};
 }
 
 StoredArray reference_array(const std::vector<double>& values, std::vector<int64_t> shape) {
@@ -172,8 +198,9 @@ StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference) 
     const uint64_t bytes = elements_of(shape) * size_of(type);
     arrays[field.name] = {type_name(type), std::move(shape), slice.*field.data, bytes};
   }
-  arrays["key_limit"] = {
-      "U32", {slice.rows}, slice.key_limit, static_cast<uint64_t>(slice.rows) * sizeof(uint32_t)};
+  store_seen(kKeysSeen, kKeysSeen.begin, slice.rows, slice.key_begin, 0, &arrays);
+  store_seen(kKeysSeen, kKeysSeen.end, slice.rows, slice.key_limit, static_cast<uint32_t>(slice.keys),
+             &arrays);
   arrays["reference_out"] = reference_array(reference.out, {slice.rows, slice.value_dim});
   arrays["reference_lse"] = reference_array(reference.log_sum_exp, {slice.rows});
   if (slice.backward())
@@ -187,7 +214,8 @@ std::string slice_from(const StoredArrays& arrays, const StoredNumbers& numbers,
   std::string problem = read_extents(arrays, slice);
   for (const Field& field : kFields)
     if (problem.empty()) problem = read_field(arrays, field, slice);
-  if (problem.empty()) problem = read_limits(arrays, slice);
+  if (problem.empty())
+    problem = read_seen(arrays, kKeysSeen, slice->rows, slice->keys, &slice->key_begin, &slice->key_limit);
   if (problem.empty() && !is_valid(*slice)) problem = "its arrays are no slice";
   return problem;
 }
@@ -270,21 +298,6 @@ std::string read_field(const StoredArrays& arrays, const ColumnField& field, Key
   return "";
 }
 
-// Reads first_query: for each sampled key, the first query position that sees it; `queries`: none does.
-std::string read_first_queries(const StoredArrays& arrays, KeyColumns* columns) {
-  const auto found = arrays.find("first_query");
-  const auto count = static_cast<uint64_t>(columns->columns);
-  if (found == arrays.end() || found->second.type != "U32" ||
-      found->second.shape != std::vector<int64_t>{columns->columns} ||
-      found->second.bytes != count * sizeof(uint32_t))
-    return "first_query is not there as [columns] in U32";
-  columns->first_query = static_cast<const uint32_t*>(found->second.data);
-  for (uint64_t n = 0; n < count; ++n)
-    if (columns->first_query[n] > static_cast<uint32_t>(columns->queries))
-      return "first_query points beyond the queries";
-  return "";
-}
-
 // Reads the optional array key_sums into *sums. Each row is a ColumnSum (a sum over all keys of the call):
 // its three fields as doubles. The last is a count, which must be below 2^53 to be exact.
 std::string read_sums(const StoredArrays& arrays, std::vector<ColumnSum>* sums, KeyColumns* columns) {
@@ -318,8 +331,9 @@ StoredArrays arrays_of(const KeyColumns& c, const ColumnReference& reference, st
     const uint64_t bytes = elements_of(shape) * size_of(type);
     arrays[field.name] = {type_name(type), std::move(shape), c.*field.data, bytes};
   }
-  arrays["first_query"] = {
-      "U32", {c.columns}, c.first_query, static_cast<uint64_t>(c.columns) * sizeof(uint32_t)};
+  store_seen(kQueriesSeeing, kQueriesSeeing.begin, c.columns, c.first_query, 0, &arrays);
+  store_seen(kQueriesSeeing, kQueriesSeeing.end, c.columns, c.query_end, static_cast<uint32_t>(c.queries),
+             &arrays);
   arrays["reference_dk"] = reference_array(reference.exact.grad_key, {c.columns, c.head_dim});
   arrays["reference_dv"] = reference_array(reference.exact.grad_value, {c.columns, c.value_dim});
   if (c.sums == nullptr) return arrays;
@@ -340,7 +354,9 @@ std::string columns_from(const StoredArrays& arrays, const StoredNumbers& number
   std::string problem = read_extents(arrays, heads, columns);
   for (const ColumnField& field : kColumnFields)
     if (problem.empty()) problem = read_field(arrays, field, columns);
-  if (problem.empty()) problem = read_first_queries(arrays, columns);
+  if (problem.empty())
+    problem = read_seen(arrays, kQueriesSeeing, columns->columns, columns->queries, &columns->first_query,
+                        &columns->query_end);
   if (problem.empty()) problem = read_sums(arrays, sums, columns);
   if (problem.empty() && !is_valid(*columns)) problem = "its arrays are not key positions";
   return problem;

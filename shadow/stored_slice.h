@@ -30,9 +30,10 @@ struct StoredNumbers {
 };
 
 // Returns the arrays of a slice of rows: q [rows, head_dim], k [keys, head_dim], v [keys, value_dim], out
-// [rows, value_dim], key_limit [rows] (keys that a row sees). Optional are lse (log-sum-exp) [rows], mask
-// and kept (what dropout has kept) [rows, keys], dout (like out) and dq (like q). The arrays reference_out,
-// reference_lse and reference_dq in fp64 are those of `reference`. Borrows from both arguments.
+// [rows, value_dim], key_limit [rows] (the end of the keys that a row sees). Optional are key_begin [rows]
+// (the first of these keys, with a window), lse (log-sum-exp) [rows], mask and kept (what dropout has kept)
+// [rows, keys], dout (like out) and dq (like q). The arrays reference_out, reference_lse and reference_dq in
+// fp64 are those of `reference`. Borrows from both arguments.
 StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference);
 
 // Fills *slice from arrays with these names and borrows their data, which must be aligned to 8 bytes. The
@@ -40,11 +41,11 @@ StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference);
 std::string slice_from(const StoredArrays& arrays, const StoredNumbers& numbers, AttentionSlice* slice);
 
 // Returns the arrays of a slice of key positions: k and dk [columns, head_dim], v and dv [columns,
-// value_dim], first_query [columns] (the first query position that sees the key). For all query rows, head by
-// head, there are q [rows, head_dim], out and dout [rows, value_dim], and lse [rows]. Optional are mask and
-// kept [columns, rows], and key_sums [key_sum_count(), 3], the fields of each ColumnSum (sums over all keys);
-// *sums stores their data. The arrays reference_dk and reference_dv in fp64 are those of `reference`. Borrows
-// from all arguments.
+// value_dim], first_query [columns] (the first query position that sees the key), and with a window query_end
+// [columns] (the end of those positions). For all query rows, head by head, there are q [rows, head_dim], out
+// and dout [rows, value_dim], and lse [rows]. Optional are mask and kept [columns, rows], and key_sums
+// [key_sum_count(), 3], the fields of each ColumnSum (sums over all keys); *sums stores their data. The
+// arrays reference_dk and reference_dv in fp64 are those of `reference`. Borrows from all arguments.
 StoredArrays arrays_of(const KeyColumns& columns, const ColumnReference& reference,
                        std::vector<double>* sums);
 

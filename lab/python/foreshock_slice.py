@@ -37,8 +37,8 @@ class Slice:
 
     facts: dict[str, str]  # metadata of the file: scale, causal, op, ...
     # q, out, dout, dq: [rows, d]; k, v: [keys, d]. dout and dq are gradients. Row r is query position[r] of the call,
-    # and sees the first key_limit[r] keys, except those that mask[r] hides; kept[r] is not 0 where dropout kept the
-    # weight of a key. lse: log-sum-exp. reference_...: the result in fp64.
+    # and sees the keys key_begin[r] (0 if it is absent) to key_limit[r] - 1, except those that mask[r] hides; kept[r]
+    # is not 0 where dropout kept the weight of a key. lse: log-sum-exp. reference_...: the result in fp64.
     arrays: dict[str, torch.Tensor]
 
     @property
@@ -110,6 +110,7 @@ def check(stored: Slice) -> None:
         "mask": (rows, keys),
         "kept": (rows, keys),
         "lse": (rows,),
+        "key_begin": (rows,),
         "dout": (rows, value_width),
         "dq": (rows, width),
     }
@@ -127,6 +128,8 @@ def check(stored: Slice) -> None:
         raise ValueError("positions beyond the queries")
     if not (int(arrays["key_limit"].min()) >= 0 and int(arrays["key_limit"].max()) <= keys):
         raise ValueError("key limits beyond the keys")
+    if "key_begin" in arrays and not int(arrays["key_begin"].min()) >= 0:
+        raise ValueError("a negative first key")
     # "not >=" is also true for NaN.
     if not math.isfinite(float(facts["scale"])) or not float(facts["figure.plain_error_norm"]) >= 0:
         raise ValueError("no scale, or no noise floor")
@@ -160,7 +163,9 @@ class Call:
 
     def hides_keys(self) -> bool:
         """Whether some rows do not see all keys of the original call."""
-        return bool((self.stored.arrays["key_limit"] < self.stored.lengths[1]).any())
+        return "key_begin" in self.stored.arrays or bool(
+            (self.stored.arrays["key_limit"] < self.stored.lengths[1]).any()
+        )
 
     def causal_flag_suffices(self) -> bool:
         """Whether torch's is_causal=True can replace a mask tensor. It lets query n see keys 0 to n ("top-left"). With
@@ -195,6 +200,8 @@ class Call:
         placed = torch.zeros(1, self.stored.heads, self.queries, self.keys, dtype=row_mask.dtype)
         placed[0, self.head_of_row, self.query_of_row, keys:] = -math.inf
         seen = torch.arange(keys) < arrays["key_limit"].long()[:, None]
+        if "key_begin" in arrays:
+            seen &= torch.arange(keys) >= arrays["key_begin"].long()[:, None]
         placed[0, self.head_of_row, self.query_of_row, :keys] = row_mask.masked_fill(~seen, -math.inf)
         return placed
 

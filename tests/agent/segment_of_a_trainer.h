@@ -95,7 +95,7 @@ class SegmentOfATrainer {
       grad_out[n] = 1 + n;
     }
     for (int row = 0; row < kRows; ++row) {
-      slot->key_limit[row] = kKeys;
+      slot->seen_end[row] = kKeys;
       slot->position[row] = static_cast<uint32_t>(row);
       double sum = 0, mean[kDim] = {};
       for (int k = 0; k < kKeys; ++k) {
@@ -156,7 +156,7 @@ class SegmentOfATrainer {
         }
       }
     }
-    for (uint32_t k = 0; k < kKeys; ++k) slot->position[k] = k;
+    for (uint32_t k = 0; k < kKeys; ++k) slot->position[k] = k, slot->seen_end[k] = kRows;
     uint64_t at = kPayloadBegins;
     const auto put = [&](segment::PayloadId id, const auto& values) { store<float>(slot, id, values, &at); };
     put(segment::kQuery, query);

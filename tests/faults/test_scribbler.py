@@ -18,7 +18,7 @@ from tiers import keep
 
 PAGE = 4096
 HEADER_REGIONS, REGION = 32, struct.Struct("<QQQ")
-SLOT_HEADER, SLOT_PAYLOADS = 648, 320  # of struct Slot: its size, and where the offsets of payloads begin
+SLOT_HEADER, SLOT_PAYLOADS = 768, 432  # of struct Slot: its size, and where the offsets of payloads begin
 SERVICE = 54321  # user and group
 STEPS = 6000  # of a round: about a second on a machine that does nothing else
 MOST_WAITED = 11  # attacks

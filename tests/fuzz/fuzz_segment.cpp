@@ -16,7 +16,7 @@ void use(const SlotView& view) {
     for (std::byte byte : payload) sum = sum + static_cast<unsigned>(byte);
   if (view.header.rows > kRowsPerSlice) std::abort();
   for (uint32_t row = 0; row < view.header.rows; ++row)
-    if (view.header.key_limit[row] > view.header.keys) std::abort();
+    if (view.header.seen_end[row] > view.header.keys) std::abort();
 }
 
 // A whole slice, as the agent gets it.

@@ -31,6 +31,7 @@ SMALL = {
     "dashboards/rules": "puts the groups of rules together",
     "dashboards/standing": "the terms that all boards share",
     "exporters/status_page/grafana": OF_A_PROGRAM,
+    "segment/key_window": "which keys a query sees, for trainer and agent",
     "integrations/torch/interpreter": "finds the interpreter, where there is one",
     "integrations/torch/older_runtime": OF_A_BUILD,
     "integrations/torch/python/foreshock_torch/__init__": "what Python loads first",

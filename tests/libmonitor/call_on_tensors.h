@@ -59,6 +59,14 @@ struct CallOnTensors {
   }
 };
 
+// Gives the call a window, and no causal mask.
+inline void set_window(int32_t alignment, int64_t left, int64_t right, foreshock_attention_call* call) {
+  call->causal = FORESHOCK_CAUSAL_NONE;
+  call->window = alignment;
+  call->window_left = left;
+  call->window_right = right;
+}
+
 // Adds dropout whose kept weights have the shape of the mask of the call, and other numbers.
 inline void add_kept_like_mask(CallOnTensors* call) {
   call->kept.resize(call->mask.size());

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <tuple>
 
 #include "libmonitor/call.h"
 #include "tests/libmonitor/call_on_tensors.h"
@@ -38,6 +39,57 @@ TEST(ValidatedCall, RefusesWithTheRightReason) {
   EXPECT_EQ(reason([](auto& c) { c.out.data = nullptr; }), FORESHOCK_SKIP_LAYOUT);
   EXPECT_EQ(reason([](auto& c) { c.grad_query.shape[2] = 1; }, 1), FORESHOCK_SKIP_LAYOUT);
   EXPECT_EQ(reason([](auto& c) { c.mask = c.query; }), FORESHOCK_SKIP_MASK);
+}
+
+TEST(ValidatedCall, JoinsCausalMaskAndWindow) {
+  const auto window_of = [](int32_t causal, int32_t window, int64_t left, int64_t right) {
+    Call call;
+    call.build(false);
+    set_window(window, left, right, &call.call);
+    call.call.causal = causal;
+    ValidatedCall checked;
+    EXPECT_EQ(validate_call(call.call, FORESHOCK_FORWARD, &checked), -1);
+    return std::tuple(checked.window.left, checked.window.right, checked.window.is_bottom_right);
+  };
+  constexpr int32_t kNone = FORESHOCK_CAUSAL_NONE, kTop = FORESHOCK_CAUSAL_TOP_LEFT,
+                    kBottom = FORESHOCK_CAUSAL_BOTTOM_RIGHT;
+  using Window = std::tuple<int64_t, int64_t, uint32_t>;
+  EXPECT_EQ(window_of(kNone, kNone, 1, 2), Window(-1, -1, 0)) << "without a window its numbers are not read";
+  EXPECT_EQ(window_of(kTop, kNone, 0, 0), Window(-1, 0, 0));
+  EXPECT_EQ(window_of(kBottom, kNone, 0, 0), Window(-1, 0, 1));
+  EXPECT_EQ(window_of(kNone, kBottom, 4, 5), Window(4, 5, 1));
+  EXPECT_EQ(window_of(kTop, kTop, 4, 5), Window(4, 0, 0));
+  EXPECT_EQ(window_of(kNone, kTop, INT64_MAX, -1), Window(-1, -1, 0));
+}
+
+TEST(ValidatedCall, RefusesAWindowThatIsInvalidOrHidesAllKeys) {
+  const auto reason = [](int32_t causal, int32_t window, int64_t left, int64_t right, int64_t queries = 12) {
+    Call call;
+    call.queries = queries;
+    call.build(false);
+    set_window(window, left, right, &call.call);
+    call.call.causal = causal;
+    ValidatedCall checked;
+    return validate_call(call.call, FORESHOCK_FORWARD, &checked);
+  };
+  constexpr int32_t kNone = FORESHOCK_CAUSAL_NONE, kTop = FORESHOCK_CAUSAL_TOP_LEFT,
+                    kBottom = FORESHOCK_CAUSAL_BOTTOM_RIGHT;
+  EXPECT_EQ(reason(kNone, kBottom, -2, 0), FORESHOCK_SKIP_MASK);
+  EXPECT_EQ(reason(kNone, kBottom, 0, -2), FORESHOCK_SKIP_MASK);
+  EXPECT_EQ(reason(kNone, 3, 1, 1), FORESHOCK_SKIP_MASK);
+  EXPECT_EQ(reason(kTop, kBottom, 1, 1), FORESHOCK_SKIP_MASK) << "two alignments";
+  // 20 queries on 12 keys: aligned at the bottom right, the first query belongs to key -8.
+  EXPECT_EQ(reason(kNone, kBottom, 4, 7, 20), FORESHOCK_SKIP_MASK);
+  EXPECT_EQ(reason(kNone, kBottom, 4, 8, 20), -1);
+  EXPECT_EQ(reason(kNone, kTop, 7, 0, 20), FORESHOCK_SKIP_MASK);
+  EXPECT_EQ(reason(kNone, kTop, 8, 0, 20), -1);
+  Call older;
+  older.build(false);
+  set_window(kTop, 1, 1, &older.call);
+  older.call.size = offsetof(foreshock_attention_call, window);
+  ValidatedCall checked;
+  ASSERT_EQ(validate_call(older.call, FORESHOCK_FORWARD, &checked), -1);
+  EXPECT_EQ(checked.window.left, -1) << "the struct of an older caller has no window";
 }
 
 TEST(ValidatedCall, WithDropoutTheOutputIsNobodysBusiness) {

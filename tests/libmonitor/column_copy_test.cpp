@@ -55,7 +55,8 @@ TEST(ColumnCopy, ParserReadsBackWhatTheTensorsHold) {
         const int64_t key = slot.position[row];
         const uint32_t first[] = {0, uint32_t(std::min<int64_t>(key, 9)),
                                   uint32_t(std::max<int64_t>(key - 3, 0))};
-        EXPECT_EQ(slot.key_limit[row], first[causal]);
+        EXPECT_EQ(slot.seen_begin[row], first[causal]);
+        EXPECT_EQ(slot.seen_end[row], 9u);
         for (const auto& [id, storage] :
              {std::pair(segment::kKey, &call.key), std::pair(segment::kValue, &call.value),
               std::pair(segment::kGradKey, &call.grad_key), std::pair(segment::kGradValue, &call.grad_value)})
@@ -75,6 +76,32 @@ TEST(ColumnCopy, ParserReadsBackWhatTheTensorsHold) {
       }
     }
   }
+}
+
+TEST(ColumnCopy, HasTheQueriesThatSeeEachKeyInAWindow) {
+  for (const int32_t alignment : {FORESHOCK_CAUSAL_TOP_LEFT, FORESHOCK_CAUSAL_BOTTOM_RIGHT})
+    for (const auto& [left, right] :
+         {std::pair<int64_t, int64_t>(3, 0), {0, 2}, {-1, 1}, {2, -1}, {99, 99}}) {
+      Call call;
+      call.queries = 9;
+      call.build_with_key_gradients();
+      set_window(alignment, left, right, &call.call);
+      const ValidatedCall all = checked(call);
+      const Slice slice = choose_columns(all.shape, 3, 5, 0, 0);
+      SlicePlan plan;
+      ASSERT_TRUE(plan_columns(all, kRoom, 1, slice, &plan));
+      const std::vector<char> bytes = written(all, slice, plan, 0, kRoom);
+      const segment::Slot slot = parsed(bytes).header;
+      ASSERT_EQ(slot.rows, 12u);
+      for (uint32_t row = 0; row < slot.rows; ++row) {
+        const int64_t key = slot.position[row];
+        for (uint32_t query = 0; query < 9; ++query) {
+          const int64_t own = query + (alignment == FORESHOCK_CAUSAL_BOTTOM_RIGHT ? 3 : 0);
+          const bool sees = (left < 0 || key >= own - left) && (right < 0 || key <= own + right);
+          EXPECT_EQ(query >= slot.seen_begin[row] && query < slot.seen_end[row], sees) << key << " " << query;
+        }
+      }
+    }
 }
 
 // A mask of the given sizes; a size of 1 stands for all batch elements, heads or queries.

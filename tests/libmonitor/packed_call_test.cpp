@@ -4,6 +4,7 @@
 #include <set>
 
 #include "libmonitor/call.h"
+#include "tests/libmonitor/call_on_tensors.h"
 #include "tests/libmonitor/packed_tensors.h"
 
 namespace foreshock {
@@ -34,7 +35,7 @@ TEST(PackedCall, IsPlannedByTheLongest) {
     EXPECT_EQ(checked.packed.queries, 50u);
     EXPECT_EQ(checked.packed.keys, 59u);
     EXPECT_EQ(checked.lse_by_sequence, by_sequence);
-    EXPECT_EQ(checked.causal, FORESHOCK_CAUSAL_BOTTOM_RIGHT);
+    EXPECT_EQ(checked.window.is_bottom_right, 1u);
     // Who tells more than there is plans for what there is.
     tensors.call.longest_query = tensors.call.longest_key = 1 << 20;
     if (by_sequence) tensors.call.log_sum_exp = {};
@@ -51,7 +52,7 @@ TEST(PackedCall, WithOffsetsOfItsOwnQueriesBothCornersAreOne) {
   tensors.call.key_offsets = tensors.call.query_offsets;
   ValidatedCall checked;
   ASSERT_EQ(validate_call(tensors.call, 0, &checked), -1);
-  EXPECT_EQ(checked.causal, FORESHOCK_CAUSAL_TOP_LEFT);
+  EXPECT_EQ(checked.window.is_bottom_right, 0u);
 }
 
 TEST(PackedCall, RefusesWithTheRightReason) {
@@ -94,14 +95,16 @@ std::string bytes_of(const ValidatedCall& call, uint64_t seed, bool by_columns) 
   return bytes + std::string(reinterpret_cast<const char*>(&slot), sizeof slot);
 }
 
+constexpr int32_t kWindowed = 3;  // in place of a causal mask
+
 TEST(TakeSequence, IsTheCallOfThatSequenceAlone) {
   for (const bool by_sequence : {false, true}) {
-    for (const int32_t causal :
-         {FORESHOCK_CAUSAL_NONE, FORESHOCK_CAUSAL_TOP_LEFT, FORESHOCK_CAUSAL_BOTTOM_RIGHT}) {
+    for (const int32_t kind : {0, 1, 2, kWindowed}) {  // FORESHOCK_CAUSAL_..., or a window
       PackedTensors tensors;
       tensors.lse_by_sequence = by_sequence;
       tensors.build(kQueries, kKeys, true);
-      tensors.call.causal = causal;
+      tensors.call.causal = kind;
+      if (kind == kWindowed) set_window(FORESHOCK_CAUSAL_BOTTOM_RIGHT, 4, 1, &tensors.call);
       std::set<int64_t> seen;
       for (uint64_t seed = 0; seed < 60; ++seed) {
         ValidatedCall packed, alone;

@@ -7,11 +7,14 @@
 #include <set>
 
 #include "agent/pipeline.h"
+#include "tests/libmonitor/call_on_tensors.h"
 #include "tests/libmonitor/device_fixture.h"
 #include "tests/libmonitor/packed_tensors.h"
 
 namespace foreshock {
 namespace {
+
+constexpr int32_t kWindowed = 3;  // in place of a causal mask
 
 // Trains on sequences like these, and may hide their offsets while the host is at work.
 struct PackedTrainer {
@@ -29,6 +32,7 @@ struct PackedTrainer {
       tensors[pass].lse_by_sequence = by_sequence;
       tensors[pass].build(queries, keys, pass == 1);
       tensors[pass].call.causal = causal;
+      if (causal == kWindowed) set_window(FORESHOCK_CAUSAL_BOTTOM_RIGHT, 4, 1, &tensors[pass].call);
     }
   }
   ~PackedTrainer() {
@@ -96,7 +100,7 @@ const std::vector<int32_t> kQueries = {7, 1, 0, 30, 12}, kKeys = {9, 1, 4, 30, 3
 TEST_F(PackedDevice, BringsWhatTheHostCopiesWithoutALookAtTheOffsets) {
   for (const bool by_sequence : {false, true}) {
     for (const int32_t causal :
-         {FORESHOCK_CAUSAL_NONE, FORESHOCK_CAUSAL_TOP_LEFT, FORESHOCK_CAUSAL_BOTTOM_RIGHT}) {
+         {FORESHOCK_CAUSAL_NONE, FORESHOCK_CAUSAL_TOP_LEFT, FORESHOCK_CAUSAL_BOTTOM_RIGHT, kWindowed}) {
       Samples on[2];
       for (const bool on_device : {false, true}) {
         train([&](DeviceTrainer& trainer) {
@@ -121,7 +125,8 @@ TEST_F(PackedDevice, BringsWhatTheHostCopiesWithoutALookAtTheOffsets) {
         sequences.insert(header.batch);
         for (uint32_t row = 0; row < header.rows; ++row) {
           EXPECT_EQ(header.position[row], host.header.position[row]);
-          EXPECT_EQ(header.key_limit[row], host.header.key_limit[row]);
+          EXPECT_EQ(header.seen_begin[row], host.header.seen_begin[row]);
+          EXPECT_EQ(header.seen_end[row], host.header.seen_end[row]);
           EXPECT_EQ(header.head[row], host.header.head[row]);
         }
         EXPECT_EQ(header.rows, host.header.rows);

@@ -242,13 +242,13 @@ TEST_F(ScribbledSegment, ARecordStaysInTheRangeThatWasGranted) {
 
 TEST(SlotPlan, AHeaderWhosePayloadsLeaveTheSlotDoesNotFit) {
   Slot header = {};
-  header.payload[segment::kQuery] = {704, 64};
-  EXPECT_TRUE(fits(header, 768));
-  EXPECT_FALSE(fits(header, 767));
+  header.payload[segment::kQuery] = {sizeof header, 64};
+  EXPECT_TRUE(fits(header, sizeof header + 64));
+  EXPECT_FALSE(fits(header, sizeof header + 63));
   header.payload[segment::kKey] = {64, 64};  // in the header
-  EXPECT_FALSE(fits(header, 768));
+  EXPECT_FALSE(fits(header, sizeof header + 64));
   header.payload[segment::kKey] = {~uint64_t{0} - 32, 64};  // wraps around
-  EXPECT_FALSE(fits(header, 768));
+  EXPECT_FALSE(fits(header, sizeof header + 64));
 }
 
 }  // namespace

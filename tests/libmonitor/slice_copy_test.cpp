@@ -33,8 +33,8 @@ TEST(SliceCopy, TheParserReadsBackWhatTheTensorsHold) {
       };
       uint32_t most = 0;
       for (uint32_t row = 0; row < slot.rows; ++row) {
-        EXPECT_EQ(slot.key_limit[row], slot.position[row] + 1);
-        most = std::max(most, slot.key_limit[row]);
+        EXPECT_EQ(slot.seen_end[row], slot.position[row] + 1);
+        most = std::max(most, slot.seen_end[row]);
         for (int64_t d = 0; d < call.dim; ++d) {
           EXPECT_EQ(payload(segment::kQuery)[row * call.dim + d],
                     call.at(call.query, call.heads, call.queries, slot.batch, slot.head[row],
@@ -54,6 +54,38 @@ TEST(SliceCopy, TheParserReadsBackWhatTheTensorsHold) {
                   call.at(call.key, call.kv_heads, call.keys, slot.batch, slot.kv_head, key, 1));
     }
   }
+}
+
+TEST(SliceCopy, HasTheKeysThatEachRowSeesInAWindow) {
+  for (const int32_t alignment : {FORESHOCK_CAUSAL_TOP_LEFT, FORESHOCK_CAUSAL_BOTTOM_RIGHT})
+    for (const auto& [left, right] :
+         {std::pair<int64_t, int64_t>(3, 0), {0, 2}, {-1, 1}, {2, -1}, {99, 99}}) {
+      Call call;
+      call.keys = 15;  // 3 more than queries
+      call.build(true);
+      set_window(alignment, left, right, &call.call);
+      ValidatedCall checked;
+      ASSERT_EQ(validate_call(call.call, FORESHOCK_BACKWARD, &checked), -1);
+      for (uint64_t number = 0; number < 10; ++number) {
+        Slice slice = choose_slice(checked.shape, 3, 5, number, 0);
+        SlicePlan plan;
+        ASSERT_TRUE(plan_slice(checked, slot_bytes_for(checked), 1, &slice, &plan));
+        const segment::Slot slot = slot_of(plan, 0);
+        uint32_t most = 0;
+        for (uint32_t row = 0; row < slot.rows; ++row) {
+          uint32_t begin = 15, end = 0;
+          for (uint32_t key = 0; key < 15; ++key) {
+            const int64_t own = slot.position[row] + (alignment == FORESHOCK_CAUSAL_BOTTOM_RIGHT ? 3 : 0);
+            const bool is_seen = (left < 0 || key >= own - left) && (right < 0 || key <= own + right);
+            if (is_seen) begin = std::min(begin, key), end = key + 1;
+          }
+          EXPECT_EQ(slot.seen_begin[row], begin);
+          EXPECT_EQ(slot.seen_end[row], end);
+          most = std::max(most, end);
+        }
+        EXPECT_EQ(slot.keys, most);
+      }
+    }
 }
 
 TEST(SliceCopy, WithDropoutTheOutputStaysBehind) {

@@ -191,7 +191,7 @@ TEST_F(DamagedFiles, FindsAnyChangedByteOfASlice) {
   // The ticket, dimensions, a payload's offset, the checksum, and a byte of each payload.
   std::vector<uint64_t> places = {offsetof(Slot, step), offsetof(Slot, rows), offsetof(Slot, checksum),
                                   offsetof(Slot, payload), offsetof(Slot, without_out)};
-  for (uint64_t payload = 704; payload < 704 + 4 * 64; payload += 64) places.push_back(payload + 7);
+  for (uint64_t payload = 768; payload < 768 + 4 * 64; payload += 64) places.push_back(payload + 7);
   for (const uint64_t place : places) {
     ASSERT_TRUE(train(1));
     const uint64_t offset = at + ticket_ % writer_.slots() * writer_.slot_bytes() + place;

@@ -10,13 +10,15 @@
 namespace foreshock::segment {
 namespace {
 
+constexpr KeyWindow kSeesAll, kTopLeft = {-1, 0, 0}, kBottomRight = {-1, 0, 1};
+
 // Planned for 2 heads of 4 positions and 10 keys of fp32, of a sequence of 12 queries at most; it has 6
 // queries and 7 keys.
 struct PackedSlice {
   Slot slot = {};
   std::vector<std::byte> bytes;
 
-  explicit PackedSlice(uint32_t packed, uint32_t pass = 0) {
+  explicit PackedSlice(const KeyWindow& window, uint32_t pass = 0, uint32_t packed = kPacked) {
     slot.pass = pass;
     slot.dtype = slot.lse_dtype = 2;
     slot.heads_in_slice = 2;
@@ -30,10 +32,11 @@ struct PackedSlice {
     slot.layer = -1;
     slot.batch = 0;
     for (uint32_t row = 0; row < slot.rows; ++row) {
-      slot.key_limit[row] = 10;
+      slot.seen_end[row] = 10;
       slot.position[row] = row % 4 * 3;
       slot.head[row] = 6 + row / 4;
     }
+    slot.window = window;
     slot.packed = packed;
     slot.told = {.number = 31, .queries = 6, .keys = 7, .positions = 3, .position = {1, 3, 5}};
     uint64_t sizes[kPayloads], end = sizeof(Slot);
@@ -59,12 +62,22 @@ std::vector<uint32_t> firsts(const uint32_t (&words)[kRowsPerSlice], uint32_t co
 using Words = std::vector<uint32_t>;
 
 TEST(SettlePacked, KeepsTheRowsOfOneSequence) {
-  const std::pair<uint32_t, Words> kinds[] = {{packed_word(0), {7, 7, 7, 7, 7, 7}},
-                                              {kPackedTopLeft, {2, 4, 6, 2, 4, 6}},
-                                              {kPackedBottomRight, {3, 5, 7, 3, 5, 7}}};
-  for (const auto& [packed, limits] : kinds) {
+  struct Kind {
+    KeyWindow window;
+    Words begins, ends;
+  };
+  const Words zeros = {0, 0, 0, 0, 0, 0};
+  const Kind kinds[] = {{kSeesAll, zeros, {7, 7, 7, 7, 7, 7}},
+                        {kTopLeft, zeros, {2, 4, 6, 2, 4, 6}},
+                        {kBottomRight, zeros, {3, 5, 7, 3, 5, 7}},
+                        // The sequence has one key more than queries, so query i has the own key i + 1.
+                        {{2, 0, 1}, {0, 2, 4, 0, 2, 4}, {3, 5, 7, 3, 5, 7}},
+                        {{1, 2, 0}, {0, 2, 4, 0, 2, 4}, {4, 6, 7, 4, 6, 7}},
+                        {{0, -1, 1}, {2, 4, 6, 2, 4, 6}, {7, 7, 7, 7, 7, 7}},
+                        {{100, 100, 1}, zeros, {7, 7, 7, 7, 7, 7}}};
+  for (const auto& [window, begins, limits] : kinds) {
     for (const uint32_t pass : {0u, 1u}) {
-      PackedSlice planned(packed, pass);
+      PackedSlice planned(window, pass);
       SlotView view;
       ASSERT_EQ(planned.parse(&view), nullptr);
       const SlotView before = view;
@@ -76,7 +89,8 @@ TEST(SettlePacked, KeepsTheRowsOfOneSequence) {
       EXPECT_EQ(slot.batch, 31);
       EXPECT_EQ(slot.query_length, 6u);
       EXPECT_EQ(slot.key_length, 7u);
-      EXPECT_EQ(firsts(slot.key_limit, 6), limits);
+      EXPECT_EQ(firsts(slot.seen_begin, 6), begins);
+      EXPECT_EQ(firsts(slot.seen_end, 6), limits);
       EXPECT_EQ(firsts(slot.position, 6), Words({1, 3, 5, 1, 3, 5}));
       EXPECT_EQ(firsts(slot.head, 6), Words({6, 6, 6, 7, 7, 7}));
       // Every payload begins where it did and is that of the dimensions.
@@ -94,17 +108,17 @@ TEST(SettlePacked, KeepsTheRowsOfOneSequence) {
 }
 
 TEST(SettlePacked, HasThePlannedNumberOfPositions) {
-  PackedSlice planned(kPackedTopLeft);
+  PackedSlice planned(kTopLeft);
   planned.slot.told = {.number = 0, .queries = 12, .keys = 10, .positions = 4, .position = {0, 4, 7, 11}};
   SlotView view;
   ASSERT_EQ(planned.parse(&view), nullptr);
   ASSERT_EQ(settle_packed(&view), nullptr);
-  EXPECT_EQ(firsts(view.header.key_limit, 8), Words({1, 5, 8, 10, 1, 5, 8, 10}));
+  EXPECT_EQ(firsts(view.header.seen_end, 8), Words({1, 5, 8, 10, 1, 5, 8, 10}));
   EXPECT_EQ(firsts(view.header.head, 8), Words({6, 6, 6, 6, 7, 7, 7, 7}));
 }
 
 TEST(SettlePacked, LeavesUnpackedSlicesUnchanged) {
-  PackedSlice other(kNotPacked);
+  PackedSlice other(kSeesAll, 0, kNotPacked);
   SlotView view;
   ASSERT_EQ(other.parse(&view), nullptr);
   ASSERT_EQ(settle_packed(&view), nullptr);
@@ -112,8 +126,9 @@ TEST(SettlePacked, LeavesUnpackedSlicesUnchanged) {
   EXPECT_EQ(view.payload[kKey].size(), 10u * 3 * 4);
 }
 
-const char* settle_changed(uint32_t packed, const std::function<void(SequenceTold&)>& change, Slot* settled) {
-  PackedSlice planned(packed);
+const char* settle_changed(const KeyWindow& window, const std::function<void(SequenceTold&)>& change,
+                           Slot* settled) {
+  PackedSlice planned(window);
   change(planned.slot.told);
   SlotView view;
   EXPECT_EQ(planned.parse(&view), nullptr);
@@ -125,21 +140,26 @@ const char* settle_changed(uint32_t packed, const std::function<void(SequenceTol
 }
 
 TEST(SettlePacked, HasNoRowsIfNoneWereCopied) {
-  const std::pair<uint32_t, std::function<void(SequenceTold&)>> nothing[] = {
-      {packed_word(0), [](SequenceTold& t) { t = {}; }},
-      {packed_word(0), [](SequenceTold& t) { t.keys = 0; }},
-      {kPackedTopLeft, [](SequenceTold& t) { t.queries = 0; }},
-      {kPackedBottomRight, [](SequenceTold& t) { t.keys = 5; }},  // its first query sees nothing
+  struct Nothing {
+    KeyWindow window;
+    std::function<void(SequenceTold&)> change;
   };
-  for (const auto& [packed, change] : nothing) {
+  const Nothing nothing[] = {
+      {kSeesAll, [](SequenceTold& t) { t = {}; }},
+      {kSeesAll, [](SequenceTold& t) { t.keys = 0; }},
+      {kTopLeft, [](SequenceTold& t) { t.queries = 0; }},
+      {kBottomRight, [](SequenceTold& t) { t.keys = 5; }},  // its first query sees nothing
+      {{0, -1, 0}, [](SequenceTold& t) { t.keys = 5; }},    // its last query sees nothing
+  };
+  for (const auto& [window, change] : nothing) {
     Slot slot;
-    EXPECT_EQ(settle_changed(packed, change, &slot), nullptr);
+    EXPECT_EQ(settle_changed(window, change, &slot), nullptr);
     EXPECT_EQ(slot.rows, 0u);
     EXPECT_EQ(slot.keys, 0u);
   }
   Slot slot;
   EXPECT_EQ(settle_changed(
-                kPackedTopLeft, [](SequenceTold& t) { t.keys = 5; }, &slot),
+                kTopLeft, [](SequenceTold& t) { t.keys = 5; }, &slot),
             nullptr);
   EXPECT_EQ(slot.rows, 6u);
 }
@@ -152,9 +172,9 @@ TEST(SettlePacked, RefusesInvalidPlans) {
       [](SequenceTold& t) { t.position[0] = ~0u; }, [](SequenceTold& t) { t.positions = ~0u; },
   };
   Slot slot;
-  for (const auto& change : changes) EXPECT_NE(settle_changed(kPackedTopLeft, change, &slot), nullptr);
+  for (const auto& change : changes) EXPECT_NE(settle_changed(kTopLeft, change, &slot), nullptr);
   // Fewer keys were planned than its rows would see.
-  PackedSlice planned(packed_word(0));
+  PackedSlice planned(kSeesAll);
   planned.slot.key_length = 20;
   planned.slot.told.keys = 11;
   SlotView view;
@@ -164,18 +184,18 @@ TEST(SettlePacked, RefusesInvalidPlans) {
 
 TEST(SettlePacked, RefusesAMaskAndAnUnknownKind) {
   SlotView view;
-  PackedSlice unknown(kPackedBottomRight + 1);
+  PackedSlice unknown(kTopLeft, 0, kPacked + 1);
   EXPECT_NE(unknown.parse(&view), nullptr);
-  PackedSlice masked(kNotPacked);
+  PackedSlice masked(kTopLeft, 0, kNotPacked);
   masked.slot.mask_dtype = 5;
   masked.slot.payload[kMask] = {masked.slot.payload[kKey].offset, 80};
   EXPECT_EQ(masked.parse(&view), nullptr);
-  masked.slot.packed = kPackedTopLeft;
+  masked.slot.packed = kPacked;
   EXPECT_NE(masked.parse(&view), nullptr);
 }
 
 TEST(SettlePacked, DoesNotJoinPartsOfDifferentSequences) {
-  PackedSlice first(kPackedTopLeft), second(kPackedTopLeft);
+  PackedSlice first(kTopLeft), second(kTopLeft);
   for (PackedSlice* part : {&first, &second}) {
     Slot& slot = part->slot;
     slot.parts = 2;

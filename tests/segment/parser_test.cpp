@@ -30,8 +30,8 @@ std::vector<std::byte> good_slot() {
   slot.key_length = 4;
   slot.scale = 0.5;
   slot.layer = -1;
-  slot.key_limit[0] = 1;
-  slot.key_limit[1] = 3;
+  slot.seen_end[0] = 1;
+  slot.seen_end[1] = 3;
   slot.position[1] = 9;
   uint64_t end = sizeof(Slot);
   const auto place = [&](PayloadId id, uint64_t bytes) {
@@ -106,7 +106,11 @@ TEST(ParseSlot, RefusesEachWrongField) {
       {"huge head_dim", [](Slot& s) { s.head_dim = 1u << 31; }},
       {"heads", [](Slot& s) { s.heads_in_slice = 0; }},
       {"heads do not divide", [](Slot& s) { s.heads_in_slice = 3; }},
-      {"limit", [](Slot& s) { s.key_limit[1] = 4; }},
+      {"keys seen", [](Slot& s) { s.seen_end[1] = 4; }},
+      {"keys seen before they begin", [](Slot& s) { s.seen_begin[1] = 4; }},
+      {"window on the left", [](Slot& s) { s.window.left = -2; }},
+      {"window on the right", [](Slot& s) { s.window.right = kMostWindow + 1; }},
+      {"alignment of the window", [](Slot& s) { s.window.is_bottom_right = 2; }},
       {"position", [](Slot& s) { s.position[1] = 10; }},
       {"scale", [](Slot& s) { s.scale = NAN; }},
       {"scale zero", [](Slot& s) { s.scale = 0; }},
@@ -157,7 +161,8 @@ void make_columns(Slot& s) {
   s.rows = 2;
   s.head_dim = s.value_dim = 1;
   s.position[0] = s.position[1] = 0;
-  s.key_limit[0] = 0, s.key_limit[1] = 3;
+  s.seen_begin[0] = 0, s.seen_begin[1] = 3;
+  s.seen_end[0] = s.seen_end[1] = 3;
   for (Payload& payload : s.payload) payload = {};
   for (const PayloadId id : {kQuery, kOut, kGradOut, kLogSumExp}) s.payload[id] = {sizeof(Slot), 24};
   for (const PayloadId id : {kKey, kValue, kGradKey, kGradValue}) s.payload[id] = {sizeof(Slot), 8};
@@ -180,7 +185,7 @@ TEST(ParseSlot, SliceOfKeyPositionsHasItsOwnLimits) {
       {"rows of no head", [](Slot& s) { s.query_length = 4; }},
       {"product wraps", [](Slot& s) { s.heads_in_slice = 2, s.query_length = (uint64_t{1} << 63) + 3; }},
       {"heads", [](Slot& s) { s.heads_in_slice = 0; }},
-      {"first query", [](Slot& s) { s.key_limit[0] = 4; }},
+      {"queries beyond the last one", [](Slot& s) { s.seen_end[0] = 4; }},
       {"key position", [](Slot& s) { s.position[1] = 1000; }},
       {"gradient missing", [](Slot& s) { s.payload[kGradKey] = {}; }},
       {"sums missing", [](Slot& s) { s.payload[kKeySums] = {}; }},

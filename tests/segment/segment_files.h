@@ -46,7 +46,7 @@ inline void fill(Slot* slot, uint64_t ticket) {
   slot->rows = slot->keys = slot->head_dim = slot->value_dim = slot->heads_in_slice = 1;
   slot->query_length = slot->key_length = 1;
   slot->scale = 1;
-  slot->key_limit[0] = 1;
+  slot->seen_end[0] = 1;
   uint64_t at = (sizeof(Slot) + 63) / 64 * 64;
   for (PayloadId id : {kQuery, kKey, kValue, kOut}) {
     slot->payload[id] = {at, 8};

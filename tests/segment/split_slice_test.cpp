@@ -23,7 +23,7 @@ Slot header_of(uint32_t parts) {
   header.query_length = 1;
   header.key_length = header.keys;
   header.scale = 1;
-  header.key_limit[0] = header.keys;
+  header.seen_end[0] = header.keys;
   return header;
 }
 

@@ -22,6 +22,7 @@ struct ColumnShape {
   int head_dim = 64;
   int value_dim = 64;
   bool is_causal = false;
+  int left = -1, right = -1;  // keys that a query sees before and after its own; -1: all
 };
 
 // N(0, 1) inputs rounded to the format, with the out and log_sum_exp of exact attention over all keys, of
@@ -51,7 +52,9 @@ struct ColumnData {
       const int j = key_of(n);
       for (size_t k = 0; k < head; ++k) key.set(n * head + k, all_keys.get(j * head + k));
       for (size_t k = 0; k < width; ++k) value.set(n * width + k, all_values.get(j * width + k));
-      first_query.push_back(shape.is_causal ? j : 0);
+      const int after = shape.is_causal ? 0 : shape.right;
+      first_query.push_back(after >= 0 ? std::max(0, j - after) : 0);
+      query_end.push_back(shape.left >= 0 ? std::min(shape.queries, j + shape.left + 1) : shape.queries);
     }
     attend(0, shape.queries);
   }
@@ -121,11 +124,13 @@ struct ColumnData {
   // PyTorch's CPU kernel.
   void attend(int first, int end) {
     for (size_t row = 0; row < size_t(shape.heads) * shape.queries; ++row) {
-      const int seen = shape.is_causal ? std::min<int>(end, int(row) % shape.queries + 1) : end;
+      const int own = int(row) % shape.queries, after = shape.is_causal ? 0 : shape.right;
+      const int seen = after >= 0 ? std::min(end, own + after + 1) : end;
+      const int begin = shape.left >= 0 ? std::max(first, own - shape.left) : first;
       double max = -INFINITY, sum = 0;
-      for (int j = first; j < seen; ++j) max = std::max(max, score(row, j));
+      for (int j = begin; j < seen; ++j) max = std::max(max, score(row, j));
       std::vector<double> mean(shape.value_dim);
-      for (int j = first; j < seen && max > -INFINITY; ++j) {
+      for (int j = begin; j < seen && max > -INFINITY; ++j) {
         const double weight = std::exp(score(row, j) - max);
         sum += weight;
         for (int c = 0; c < shape.value_dim; ++c)
@@ -147,6 +152,7 @@ struct ColumnData {
     c.value_dim = shape.value_dim;
     c.scale = scale();
     c.first_query = first_query.data();
+    c.query_end = query_end.data();
     c.query = query.data();
     c.out = out.data();
     c.grad_out = grad_out.data();
@@ -172,7 +178,7 @@ struct ColumnData {
   PackedArray kept, all_kept;   // the same of dropout
   double soft_cap = 0, dropout = 0;
   PackedArray query, out, grad_out, log_sum_exp, all_keys, all_values, key, value, grad_key, grad_value;
-  std::vector<uint32_t> first_query;
+  std::vector<uint32_t> first_query, query_end;
 };
 
 }  // namespace foreshock

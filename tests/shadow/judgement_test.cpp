@@ -609,6 +609,42 @@ TEST(Deviation, NaNIsNotTheKernelsIfTheSliceLacksKeys) {
   EXPECT_TRUE(std::isfinite(*d.relative_error_max));
 }
 
+// The output of a kernel whose tanh has relative errors of up to 2^-11, as tanh.approx.f32 has.
+void fill_out_of_approximate_tanh(SliceData* data) {
+  const AttentionSlice s = data->view();
+  std::uniform_real_distribution<double> error(-0x1p-11, 0x1p-11);
+  for (int row = 0; row < s.rows; ++row) {
+    std::vector<double> weights(s.keys), out(s.value_dim);
+    double sum = 0;
+    for (int j = 0; j < s.keys; ++j) {
+      double product = 0;
+      for (int k = 0; k < s.head_dim; ++k)
+        product += data->query.get(row * s.head_dim + k) * data->key.get(size_t(j) * s.head_dim + k);
+      const double tanh = std::tanh(product * s.scale / s.soft_cap) * (1 + error(data->engine));
+      sum += weights[j] = std::exp(s.soft_cap * tanh - s.soft_cap);
+    }
+    for (int c = 0; c < s.value_dim; ++c) {
+      for (int j = 0; j < s.keys; ++j)
+        out[c] += round_to(s.dtype, weights[j] / sum) * data->value.get(size_t(j) * s.value_dim + c);
+      data->out.set(row * s.value_dim + c, out[c]);
+    }
+  }
+}
+
+TEST(Deviation, AnApproximateTanhOfASoftCapIsNoError) {
+  for (const DType dtype : {DType::kBf16, DType::kFp16})
+    for (const double spread : {1.0, 4.0, 12.0}) {  // of the products
+      SCOPED_TRACE(testing::Message() << name_of(dtype) << " " << spread);
+      SliceData data({dtype, 16, 300, 64, 64, false});
+      data.query.fill([&] { return spread * data.normal(data.engine); });
+      data.soft_cap = 30;
+      fill_out_of_approximate_tanh(&data);
+      EXPECT_LT(*judged(data).fused_ratio, 1.6);  // 2 is an alarm
+      for (size_t i = 0; i < data.out.size(); ++i) data.out.set(i, 1.05 * data.out.get(i));
+      EXPECT_GT(*judged(data).fused_ratio, 2);
+    }
+}
+
 TEST(Deviation, CountsRowsWithoutKeys) {
   SliceData data({DType::kBf16, 4, 100, 32, 32, false});
   data.key_limit[2] = 0;

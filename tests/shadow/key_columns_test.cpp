@@ -33,7 +33,8 @@ ColumnGradients obvious(const ColumnData& data, Kind kind) {
     std::vector<long double> grad_key(c.head_dim), grad_value(c.value_dim);
     for (size_t row = 0; row < c.rows(); ++row) {
       const double bias = data.term(row, data.key_of(column));
-      if (row % c.queries < c.first_query[column] || bias == -INFINITY) continue;
+      const size_t position = row % c.queries;
+      if (position < c.first_query[column] || position >= c.end_of(column) || bias == -INFINITY) continue;
       long double score = 0, grad_weight = 0, delta = 0;
       for (int k = 0; k < c.head_dim; ++k)
         score += static_cast<long double>(data.query.get(row * c.head_dim + k)) *
@@ -45,7 +46,9 @@ ColumnGradients obvious(const ColumnData& data, Kind kind) {
       }
       long double capped = rounded(score * c.scale, is_plain), slope = 1;
       if (c.soft_cap != 0) {
-        const long double tanh = rounded(std::tanh(rounded(capped / c.soft_cap, is_plain)), is_plain);
+        long double tanh = rounded(std::tanh(rounded(capped / c.soft_cap, is_plain)), is_plain);
+        if (kind == Kind::kFused && size_of(c.dtype) == 2)
+          tanh = round_to(DType::kFp16, static_cast<double>(tanh));
         capped = rounded(c.soft_cap * tanh, is_plain);
         slope = 1 - tanh * tanh;
       }
@@ -131,6 +134,33 @@ TEST(KeyColumns, ExactWithinToleranceOfExtendedPrecision) {
   }
 }
 
+TEST(KeyColumns, ExactWithAWindowWithinToleranceOfExtendedPrecision) {
+  for (const ColumnShape& shape : {ColumnShape{.dtype = DType::kFp32, .is_causal = true, .left = 20},
+                                   ColumnShape{.dtype = DType::kFp32, .heads = 2, .left = 7, .right = 30},
+                                   ColumnShape{.dtype = DType::kFp32, .right = 3}}) {
+    const ColumnData data(shape);
+    ColumnReference got;
+    compute_exact(data.view(), &got);
+    const ColumnGradients want = obvious(data, Kind::kExact);
+    const size_t count = want.grad_key.size();
+    // As without a window.
+    EXPECT_LT(distance(got.exact.grad_key, want.grad_key, count), 1e-12 * norm(want.grad_key, count));
+    EXPECT_LT(distance(got.exact.grad_value, want.grad_value, count), 1e-12 * norm(want.grad_value, count));
+    expect_bit_equal_on_every_target(data);
+  }
+}
+
+TEST(KeyColumns, AWindowWiderThanTheQueriesChangesNoBit) {
+  ColumnData data({.dtype = DType::kBf16, .is_causal = true, .left = 100});
+  ColumnReference with, without;
+  KeyColumns columns = data.view();
+  compute_exact(columns, &with);
+  columns.query_end = nullptr;
+  compute_exact(columns, &without);
+  EXPECT_EQ(with.exact.grad_key, without.exact.grad_key);
+  EXPECT_EQ(with.exact.grad_value, without.exact.grad_value);
+}
+
 TEST(KeyColumns, BitEqualOverShapesAndFormats) {
   int variation = 0;
   for (const DType dtype : {DType::kBf16, DType::kFp16, DType::kFp32, DType::kFp64})
@@ -160,16 +190,19 @@ TEST(KeyColumns, BitEqualWithExtremeScoresAndNonFiniteInputs) {
 
 TEST(KeyColumns, GradientsOfAllKeysAreConserved) {
   // 16 keys, all of them sampled: dV adds up to dO, and dK, weighted by nothing, to zero.
-  const ColumnData data({.dtype = DType::kFp64, .heads = 3, .queries = 16, .is_causal = true});
-  ColumnReference got;
-  compute_exact(data.view(), &got);
-  for (int k = 0; k < 64; ++k) {
-    double grad_key = 0, grad_value = 0, grad_out = 0;
-    for (int j = 0; j < 16; ++j) grad_value += got.exact.grad_value[j * 64 + k];
-    for (int row = 0; row < 48; ++row) grad_out += data.grad_out.get(row * 64 + k);
-    EXPECT_NEAR(grad_value, grad_out, 1e-12);
-    for (int j = 0; j < 16; ++j) grad_key += got.exact.grad_key[j * 64 + k];
-    EXPECT_NEAR(grad_key, 0, 1e-12);
+  for (const int left : {-1, 3}) {
+    const ColumnData data(
+        {.dtype = DType::kFp64, .heads = 3, .queries = 16, .is_causal = true, .left = left});
+    ColumnReference got;
+    compute_exact(data.view(), &got);
+    for (int k = 0; k < 64; ++k) {
+      double grad_key = 0, grad_value = 0, grad_out = 0;
+      for (int j = 0; j < 16; ++j) grad_value += got.exact.grad_value[j * 64 + k];
+      for (int row = 0; row < 48; ++row) grad_out += data.grad_out.get(row * 64 + k);
+      EXPECT_NEAR(grad_value, grad_out, 1e-12);
+      for (int j = 0; j < 16; ++j) grad_key += got.exact.grad_key[j * 64 + k];
+      EXPECT_NEAR(grad_key, 0, 1e-12);
+    }
   }
 }
 
@@ -191,7 +224,8 @@ TEST(KeyColumns, KeyThatNoQuerySeesHasNoGradient) {
 TEST(KeyColumns, FloorsAgreeWithTheObviousForm) {
   for (const DType dtype : {DType::kBf16, DType::kFp16}) {
     for (const int heads : {1, 3}) {
-      const ColumnData data({.dtype = dtype, .heads = heads, .is_causal = heads == 3});
+      const ColumnData data(
+          {.dtype = dtype, .heads = heads, .is_causal = heads == 3, .left = heads == 3 ? 40 : -1});
       ColumnReference got;
       compute_exact(data.view(), &got);
       compute_floors(data.view(), &got);
@@ -387,6 +421,22 @@ ColumnDeviation judged(ColumnData* data, double key_error, double value_error) {
   compute_floors(data->view(), &workspace);
   store(workspace, key_error, value_error, data);
   return judge(data->view(), &workspace);
+}
+
+TEST(KeyColumns, AWindowThatIsWrongByOneIsFoundInBothGradients) {
+  ColumnShape shape{.heads = 2, .is_causal = true, .left = 16};
+  ColumnData data(shape);
+  shape.left = 17;
+  ColumnData other(shape);  // the same inputs
+  ColumnReference of_other, workspace;
+  compute_floors(other.view(), &of_other);
+  store(of_other, 0, 0, &data);
+  const ColumnDeviation wrong = judge(data.view(), &workspace);
+  EXPECT_GT(wrong.grad_key.fused_ratio.value(), 6);
+  EXPECT_GT(wrong.grad_value.fused_ratio.value(), 6);
+  const ColumnDeviation right = judged(&data, 0, 0);
+  EXPECT_LT(right.grad_key.fused_ratio.value(), 1.5);
+  EXPECT_LT(right.grad_value.fused_ratio.value(), 1.5);
 }
 
 TEST(KeyColumns, ErrorOfOneGradientIsFoundInThatOneAlone) {

@@ -30,7 +30,8 @@ Obvious obvious_floor(const SliceData& data, const Reference& reference, Kind ki
       }
       score[j] = rounded_if_plain(score[j] * s.scale);
       if (s.soft_cap != 0) {
-        const double tanh = rounded_if_plain(std::tanh(rounded_if_plain(score[j] / s.soft_cap)));
+        double tanh = rounded_if_plain(std::tanh(rounded_if_plain(score[j] / s.soft_cap)));
+        if (!is_plain && size_of(s.dtype) == 2) tanh = round_to(DType::kFp16, tanh);
         score[j] = rounded_if_plain(s.soft_cap * tanh);
         slope[j] = 1 - tanh * tanh;
       }
@@ -134,6 +135,16 @@ TEST(NoiseFloor, AgreesWithTheObviousForm) {
       }
     }
   }
+}
+
+TEST(NoiseFloor, AgreesWithTheObviousFormWithAWindow) {
+  for (const bool backward : {false, true})
+    for (const int keys_seen : {30, 100}) {
+      SCOPED_TRACE(testing::Message() << backward << " " << keys_seen);
+      SliceData data({DType::kBf16, 9, 333, 32, 32, backward});
+      data.window(keys_seen);
+      expect_like_obvious(data);
+    }
 }
 
 TEST(NoiseFloor, AgreesWithTheObviousFormUnderMasks) {

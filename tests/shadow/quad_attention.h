@@ -20,7 +20,7 @@ inline QuadRow quad_attention(const SliceData& data, int row) {
   std::vector<Binary128> score, weight, slope, keep;
   std::vector<int> seen;
   for (int j = 0; j < s.keys; ++j) {
-    if (static_cast<uint32_t>(j) >= s.key_limit[row]) continue;
+    if (static_cast<uint32_t>(j) >= s.key_limit[row] || static_cast<uint32_t>(j) < s.first_key(row)) continue;
     const size_t at = static_cast<size_t>(row) * s.keys + j;
     if (s.mask_dtype == DType::kBool && static_cast<const unsigned char*>(s.mask)[at] == 0) continue;
     Binary128 sum = 0;

@@ -140,6 +140,42 @@ TEST(Reference, WithinToleranceOfBinary128WithMasks) {
   expect_close_to_quad(additive);
 }
 
+TEST(Reference, WithinToleranceOfBinary128WithAWindow) {
+  for (const DType dtype : {DType::kBf16, DType::kFp64})
+    for (const int keys_seen : {2, 47, 200}) {
+      SCOPED_TRACE(testing::Message() << name_of(dtype) << " " << keys_seen);
+      SliceData data({dtype, 16, 400, 64, 64, true});
+      data.window(keys_seen);
+      data.key_limit[0] = 2;  // one key alone has no dQ to be relative to
+      expect_close_to_quad(data);
+      data.soft_cap = 2;
+      expect_close_to_quad(with_given(data));
+    }
+}
+
+TEST(Reference, BitEqualWithAWindow) {
+  for (const int keys_seen : {1, 47, 48, 49, 200}) {
+    SCOPED_TRACE(keys_seen);
+    SliceData data({DType::kBf16, 13, 331, 32, 40, true});
+    data.window(keys_seen);
+    expect_bit_equal_everywhere(data);
+    data.key_begin[5] = data.key_limit[5];  // a row that sees nothing
+    expect_bit_equal_everywhere(with_given(data));
+  }
+}
+
+TEST(Reference, AWindowWiderThanTheKeysChangesNoBit) {
+  SliceData data({DType::kBf16, 13, 331, 32, 40, true});
+  data.causal();
+  Reference without, with;
+  reference(data.view(), &without);
+  data.window(331);
+  reference(data.view(), &with);
+  EXPECT_EQ(with.out, without.out);
+  EXPECT_EQ(with.log_sum_exp, without.log_sum_exp);
+  EXPECT_EQ(with.grad_query, without.grad_query);
+}
+
 TEST(Reference, WithinToleranceOfBinary128UnderDropoutAndSoftCap) {
   for (const DType dtype : {DType::kBf16, DType::kFp64}) {
     SCOPED_TRACE(name_of(dtype));

@@ -85,6 +85,13 @@ struct SliceData {
       key_limit[r] = 1 + r * (shape.keys - 1) / std::max(1, shape.rows - 1);
   }
 
+  // A window of `keys_seen` keys, at another place for each row.
+  void window(int keys_seen) {
+    causal();
+    for (const uint32_t limit : key_limit)
+      key_begin.push_back(std::max(0, static_cast<int>(limit) - keys_seen));
+  }
+
   AttentionSlice view() const {
     AttentionSlice s;
     s.dtype = shape.dtype;
@@ -93,6 +100,7 @@ struct SliceData {
     s.head_dim = shape.head_dim;
     s.value_dim = shape.value_dim;
     s.scale = 1 / std::sqrt(static_cast<double>(shape.head_dim));
+    s.key_begin = key_begin.empty() ? nullptr : key_begin.data();
     s.key_limit = key_limit.data();
     s.query = query.data();
     s.key = key.data();
@@ -124,7 +132,7 @@ struct SliceData {
   SliceShape shape;
   PackedArray query, key, value, out, grad_out, grad_query, mask, kept, log_sum_exp;
   double soft_cap = 0, dropout = 0;
-  std::vector<uint32_t> key_limit;
+  std::vector<uint32_t> key_limit, key_begin;  // key_begin: empty, or of each row
 };
 
 }  // namespace foreshock

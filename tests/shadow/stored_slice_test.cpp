@@ -42,6 +42,34 @@ TEST(StoredSlice, RoundTripsWithTheSameJudgement) {
     }
 }
 
+TEST(StoredSlice, AWindowIsStored) {
+  SliceData data({DType::kBf16, 5, 40, 8, 8, true});
+  data.window(7);
+  DeviationWorkspace workspace, again;
+  const SliceDeviation judged = judge(data.view(), &workspace);
+  StoredArrays arrays = arrays_of(data.view(), workspace.reference);
+  ASSERT_TRUE(arrays.contains("key_begin"));
+  AttentionSlice slice;
+  ASSERT_EQ(slice_from(arrays, {.scale = data.view().scale}, &slice), "");
+  for (int row = 0; row < 5; ++row) EXPECT_EQ(slice.key_begin[row], data.key_begin[row]);
+  EXPECT_EQ(judge(slice, &again).fused_ratio, judged.fused_ratio);
+  data.key_begin.assign(5, 0);
+  EXPECT_FALSE(arrays_of(data.view(), workspace.reference).contains("key_begin"));
+}
+
+TEST(StoredColumns, AWindowIsStored) {
+  const ColumnData data({.columns = 3, .heads = 2, .queries = 20, .is_causal = true, .left = 4});
+  ColumnReference workspace;
+  judge(data.view(), &workspace);
+  std::vector<double> sums;
+  std::vector<ColumnSum> sums_again;
+  const StoredArrays arrays = arrays_of(data.view(), workspace, &sums);
+  ASSERT_TRUE(arrays.contains("query_end"));
+  KeyColumns columns;
+  ASSERT_EQ(columns_from(arrays, {.scale = data.scale()}, 2, 20, &sums_again, &columns), "");
+  for (int n = 0; n < 3; ++n) EXPECT_EQ(columns.end_of(n), data.query_end[n]);
+}
+
 TEST(StoredSlice, RoundTripsUnderDropoutAndSoftCap) {
   for (DType kept : {DType::kBool, DType::kBf16}) {
     SliceData data = full_slice(DType::kBf16, DType::kBool);

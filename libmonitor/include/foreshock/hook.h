@@ -79,7 +79,7 @@ enum {
   FORESHOCK_SKIP_REASONS = 14
 };
 
-/* Values of `causal`: which keys a query position may see. */
+/* Values of `causal` and `window`: which keys a query position may see. */
 enum {
   FORESHOCK_CAUSAL_NONE = 0,        /* all keys */
   FORESHOCK_CAUSAL_TOP_LEFT = 1,    /* query i sees key j if j <= i */
@@ -134,6 +134,14 @@ typedef struct foreshock_attention_call {
                       is added, and log_sum_exp is that of these scores; 0: the score is scale * product */
   foreshock_tensor weights; /* (B, H, N, M), the attention weights after dropout, if the operation returns
                                them. Read where log_sum_exp is absent and the tensors are on the host */
+  /* A sliding window. `window`: 0, no window; FORESHOCK_CAUSAL_TOP_LEFT or _BOTTOM_RIGHT, the alignment:
+     query i has the own key i or i + M - N (of a packed call: lengths of its sequence). It sees the keys from
+     window_left before to window_right after its own key; -1: all keys of that side. If `causal` is set too,
+     it must have the same alignment, and no key after the own key is seen. If the window hides all keys from
+     a query, the call is skipped ("mask"). */
+  int32_t window;
+  int32_t reserved;
+  int64_t window_left, window_right; /* -1 or more; read only with a window */
 } foreshock_attention_call;
 
 /* One optimizer step that has ended. */
