@@ -71,11 +71,11 @@ struct AttentionInputs {
   c10::IValue layer;                     // name of the layer, only from foreshock::tap
   std::optional<double> scale;           // 0 is a valid scale; empty: the operation's default
   double dropout = 0;
-  double soft_cap = 0;                          // `kept` and this: only of our own operations
+  double soft_cap = 0;                          // as in hook.h
   int64_t causal = 0;                           // FORESHOCK_CAUSAL_... or kSquareOnly
   int64_t window_left = -1, window_right = -1;  // keys seen on each side of the query; -1: all
   Order order = Order::kHeadsFirst;
-  bool masked_otherwise = false;  // an argument that hook.h cannot describe (slopes, soft cap) changes scores
+  bool masked_otherwise = false;  // an argument that hook.h cannot describe (slopes, sinks) changes scores
   bool stored_otherwise = false;  // keys are paged, appended or rotated, or tensors are scaled
   uint64_t keeping_ns = 0;        // time spent in AttentionArguments::keep()
 };
@@ -102,7 +102,7 @@ class AttentionArguments {
         grad_value_(index_of({"dv", "grad_value"})),
         scale_(index_of({"scale", "softmax_scale"})),
         dropout_(index_of({"dropout_p", "p"})),
-        soft_cap_(index_of({"soft_cap"})),
+        soft_cap_(index_of({"soft_cap", "softcap"})),
         causal_(index_of({"is_causal", "causal", "custom_mask_type"})),
         window_left_(index_of({"window_size_left", "window_left"})),
         window_right_(index_of({"window_size_right", "window_right"})),
@@ -114,7 +114,7 @@ class AttentionArguments {
         offsets_k_(index_of({"cum_seq_k", "cu_seqlens_k"})),
         longest_q_(index_of({"max_q", "max_seqlen_q"})),
         longest_k_(index_of({"max_k", "max_seqlen_k"})),
-        masked_(indices_of({"alibi_slopes", "softcap", "attention_chunk", "window_size", "causal_diagonal",
+        masked_(indices_of({"alibi_slopes", "attention_chunk", "window_size", "causal_diagonal",
                             "learnable_sink", "s_aux"})),
         stored_(
             indices_of({"block_table", "block_tables", "page_table", "leftpad_k", "seqused_k", "seqused_q",
@@ -341,7 +341,8 @@ inline foreshock_tensor without_padding(foreshock_tensor log_sum_exp, int64_t qu
   return log_sum_exp;
 }
 
-// Sets call->causal. The tensors and offsets must be set. Returns kDescribed or FORESHOCK_SKIP_MASK.
+// Sets causal mask and window of the call. The tensors and offsets must be set. Returns kDescribed or
+// FORESHOCK_SKIP_MASK.
 inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_call* call) {
   // `queries` and `keys` of packed sequences: upper bounds of the lengths of one sequence.
   const bool is_packed = call->query_offsets != nullptr;
@@ -351,18 +352,26 @@ inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_c
   if (in.causal == kSquareOnly && queries == keys) call->causal = FORESHOCK_CAUSAL_TOP_LEFT;
   if (call->causal < FORESHOCK_CAUSAL_NONE || call->causal > FORESHOCK_CAUSAL_BOTTOM_RIGHT)
     return FORESHOCK_SKIP_MASK;
-  // A window that hides keys cannot be described. A window that is wider than the sequence has no effect.
-  if (in.window_left >= 0 && in.window_left < keys) return FORESHOCK_SKIP_MASK;
-  const bool is_causal = in.causal != FORESHOCK_CAUSAL_NONE;  // hides all keys on the right side already
-  if (!is_causal && in.window_right > 0 && in.window_right < std::max(queries, keys))
-    return FORESHOCK_SKIP_MASK;
-  // A window that ends at the query itself is a causal mask. Only kernels that align causal masks at the
-  // bottom right (flash-attn) have an argument for a window.
-  if (in.window_right == 0) call->causal = FORESHOCK_CAUSAL_BOTTOM_RIGHT;
+  // A causal mask hides all keys on the right side already. A window is aligned as the causal mask is.
+  // Without one, it is aligned at the bottom right, as by flash-attn, whose kernels have arguments for
+  // windows.
+  const bool is_causal = call->causal != FORESHOCK_CAUSAL_NONE;
+  const int64_t right = is_causal ? 0 : in.window_right;
+  const int32_t alignment = is_causal ? call->causal : FORESHOCK_CAUSAL_BOTTOM_RIGHT;
+  // A window that is wider than the sequences has no effect. One that ends at the own key is a causal mask.
+  const bool hides_left = in.window_left >= 0 && in.window_left < keys;
+  const bool hides_right = right > 0 && right < std::max(queries, keys);
+  if (right == 0) call->causal = alignment;
   // With fewer keys than queries the first queries see no key, and kernels leave their result undefined. For
-  // packed sequences the core checks each sequence itself.
+  // packed sequences with a causal mask alone, the core checks each sequence itself. flash-attn replaces one
+  // side of a window by the number of keys, which limits the other side too if there are more queries.
+  if ((hides_left || hides_right) && queries > keys) return FORESHOCK_SKIP_MASK;
   if (call->causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && queries > keys && !is_packed)
     return FORESHOCK_SKIP_MASK;
+  if (!hides_left && !hides_right) return kDescribed;
+  call->window = alignment;
+  call->window_left = hides_left ? in.window_left : -1;
+  call->window_right = hides_right || right == 0 ? right : -1;
   return kDescribed;
 }
 

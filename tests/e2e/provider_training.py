@@ -25,6 +25,32 @@ def flash_attn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _layer: int) -
     return attention_packages.FlashAttention.apply(q, k, v, True)
 
 
+class Windowed(torch.autograd.Function):
+    """flash-attn with a sliding window and, in layer 0, a soft cap."""
+
+    @staticmethod
+    def forward(ctx, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:  # noqa: ANN001
+        ctx.layer, ctx.rules = layer, (True, 7, -1, 2.0 if layer == 0 else 0.0, None)
+        attention_packages.wrong = FAULT if layer == 1 else ""
+        out, lse, _, state = torch.ops.flash_attn._flash_attn_forward(q, k, v, 0.0, 0.25, *ctx.rules, False)
+        ctx.save_for_backward(q, k, v, out, lse, state)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> tuple:  # noqa: ANN001
+        q, k, v, out, lse, state = ctx.saved_tensors
+        grads = [torch.empty_like(t) for t in (q, k, v)]
+        attention_packages.wrong = FAULT if ctx.layer == 1 else ""
+        torch.ops.flash_attn._flash_attn_backward(
+            grad, q, k, v, out, lse, *grads, 0.0, 0.25, *ctx.rules, False, state
+        )  # fmt: skip
+        return *grads, None
+
+
+def window(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
+    return Windowed.apply(q, k, v, layer)
+
+
 class Packed(torch.autograd.Function):
     """As flash_attn.flash_attn_varlen_func, of sequences of 20, 30 and 14 positions."""
 
@@ -278,7 +304,7 @@ class Block(nn.Module):
 
 
 CASES = {
-    "flash_attn": flash_attn, "packed": packed, "tap": tap, "math_path": math_path,
+    "flash_attn": flash_attn, "window": window, "packed": packed, "tap": tap, "math_path": math_path,
     "dropout": dropout, "engine": engine, "written": written, "sunk": sunk, "flex": flex,
     "flex_compiled": flex,
 }  # fmt: skip

@@ -131,6 +131,9 @@ void foreshock_attention_leave(const foreshock_attention_call* call) {
   if (call->layer_name) line += Format(", \"layer_name\": \"%s\"", call->layer_name);
   line += ", \"scale\": " + Number(call->scale) + ", \"dropout\": " + Number(call->dropout) +
           ", \"soft_cap\": " + Number(call->soft_cap);
+  if (call->window != FORESHOCK_CAUSAL_NONE)
+    line += ", \"window\": [" + std::to_string(call->window) + ", " + std::to_string(call->window_left) +
+            ", " + std::to_string(call->window_right) + "]";
   line += Format(", \"stream\": %" PRIuPTR, Address(call->stream));
   const std::pair<const char*, const foreshock_tensor*> tensors[] = {{"query", &call->query},
                                                                      {"key", &call->key},

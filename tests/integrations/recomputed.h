@@ -50,6 +50,14 @@ inline double KeepOf(const foreshock_attention_call& call, int64_t b, int64_t h,
   return At(call.kept, b, h, i, j) != 0 ? 1 / (1 - call.dropout) : 0;
 }
 
+inline bool IsInWindow(const foreshock_attention_call& call, int64_t i, int64_t j) {
+  if (call.window == FORESHOCK_CAUSAL_NONE) return true;
+  const int64_t shift =
+      call.window == FORESHOCK_CAUSAL_BOTTOM_RIGHT ? call.key.shape[2] - call.query.shape[2] : 0;
+  return (call.window_left < 0 || j >= i + shift - call.window_left) &&
+         (call.window_right < 0 || j <= i + shift + call.window_right);
+}
+
 // `slope`: the factor by which a soft cap multiplies the gradient of the score.
 inline double ScoreOf(const foreshock_attention_call& call, int64_t b, int64_t h, int64_t i, int64_t j,
                       double* slope) {
@@ -58,6 +66,7 @@ inline double ScoreOf(const foreshock_attention_call& call, int64_t b, int64_t h
   const int64_t shift =
       call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT ? call.key.shape[2] - call.query.shape[2] : 0;
   if (call.causal != FORESHOCK_CAUSAL_NONE && j > i + shift) return -INFINITY;
+  if (!IsInWindow(call, i, j)) return -INFINITY;
   double score = 0;
   for (int64_t d = 0; d < call.query.shape[3]; ++d)
     score += At(call.query, b, h, i, d) * At(call.key, b, h / group, j, d);

@@ -115,6 +115,43 @@ print(json.dumps([[row for row in rows if row["event"] != "enter"], truth, skipp
     assert [one[-1] for one in skipped] == [["skip", LAYOUT]] * 4 + [["leave", None]]
 
 
+def test_windows_and_soft_caps_are_described(trainer) -> None:
+    """Recomputed from its description, each call is what came out, so windows have the right alignment and ends."""
+    rows, packed = trainer(f"""{PACKAGES}
+for name in ("flash_attn", "flash_attn_3", "xformers"): packages.define(name)
+op, op3, x = torch.ops.flash_attn, torch.ops.flash_attn_3, torch.ops.xformers_flash
+q, k, v = bnhd(m=24, g=2); g = torch.randn(2, 16, 4, 8); grads = lambda: [torch.empty_like(t) for t in (q, k, v)]
+events()
+for causal, left, right, cap in ((False, 4, 3, 0.0), (True, 5, -1, 0.5), (False, -1, 2, 0.0), (False, 7, -1, 0.0),
+                                 (False, 0, 0, 0.0), (True, 23, 40, 1.0), (False, 24, 24, 0.0)):
+    out, lse, _, state = op._flash_attn_forward(q, k, v, 0.0, 0.25, causal, left, right, cap, None, False)
+    op._flash_attn_backward(g, q, k, v, out, lse, *grads(), 0.0, 0.25, causal, left, right, cap, None, False)
+out, lse, *_ = op3._flash_attn_forward(q, k, v, causal=True, window_size_left=6, softcap=0.5)
+a, b, c = grads()
+op3._flash_attn_backward(g, q, k, v, out, lse, dq=a, dk=b, dv=c, is_causal=True, window_size_left=6, softcap=0.5)
+x.flash_fwd(q, k, v, None, None, None, 16, 24, 0.0, 0.25, True, 6, -1, False, None)
+rows = events("leave")
+cu = torch.tensor([0, 5, 5, 12, 14], dtype=torch.int32); cu_k = torch.tensor([0, 6, 9, 20, 23], dtype=torch.int32)
+q, k, v, g = torch.randn(14, 4, 8), torch.randn(23, 2, 8), torch.randn(23, 2, 8), torch.randn(14, 4, 8)
+out, lse, _, state = op._flash_attn_varlen_forward(q, k, v, cu, cu_k, 7, 11, 0.0, 0.25, True, 2, -1, 0.5)
+op._flash_attn_varlen_backward(
+    g, q, k, v, out, lse, *grads(), cu, cu_k, 7, 11, 0.0, 0.25, True, 2, -1, 0.5, None, False)
+out, lse, state = x.flash_fwd(q, k, v, cu, cu_k, None, 7, 11, 0.0, 0.25, False, 3, 1, False, None)
+x.flash_bwd(True, g, q, k, v, out, lse, cu, cu_k, 7, 11, 0.0, 0.25, False, 3, 1, state)
+print(json.dumps([rows, events("leave")]))
+""")
+    windows = [row.get("window") for row in rows]
+    both_ways = [[2, 4, 3], [2, 5, 0], [2, -1, 2], [2, 7, -1], [2, 0, 0], [2, 23, 0], None, [2, 6, 0]]
+    assert windows == [window for window in both_ways for _ in range(2)] + [[2, 6, 0]]
+    assert [row["soft_cap"] for row in rows[:4]] == [0, 0, 0.5, 0.5]
+    assert [row.get("window") for row in packed] == [[2, 2, 0]] * 2 + [[2, 3, 1]] * 2
+    for row in rows + packed:
+        # As in test_packed_sequences; a soft cap of 0.5 adds roundings of tanh.
+        assert 0 <= row["errors"]["out"] <= 2**-22, row
+        assert 0 <= row["errors"]["lse"] <= 16 * 2**-22
+        assert row["pass"] == 0 or 0 <= row["errors"]["grad_query"] <= 2**-22, row
+
+
 def test_outermost_wins(trainer) -> None:
     """flash_attn_3's own operation calls another one of its package; xformers' may call torch's."""
     rows, truth = trainer(f"""{PACKAGES}
@@ -162,17 +199,29 @@ def backward(dq): return outcome(lambda: torch.ops.flash_attn._flash_attn_backwa
 print(json.dumps(dict(
     window=two(left=4), right=two(right=3), softcap=two(softcap=30.0), alibi=two(alibi=slopes), wide=two(left=16),
     as_causal=two(right=0), causal_window=two(right=5, causal=True), blind=two(causal=True, q=bnhd(n=20)[0]),
+    blind_left=two(left=4, q=bnhd(n=20)[0]), blind_right=two(right=17, q=bnhd(n=20)[0]),
     pages=three(page_table=slopes), chunk=three(attention_chunk=2), appended=three(k_new=k, v_new=v),
     described=three(), dropout=drop()[-1], throws=outcome(throws)[-1], no_dq=backward(None),
     dq=backward(torch.empty_like(q)))))
 """)
     left_out = {
-        "window": MASK, "right": MASK, "softcap": MASK, "alibi": MASK, "blind": MASK, "pages": LAYOUT, "chunk": MASK,
+        "alibi": MASK, "blind": MASK, "blind_left": MASK, "blind_right": MASK, "pages": LAYOUT, "chunk": MASK,
         "appended": LAYOUT, "throws": UNKNOWN,
     }  # fmt: skip
     assert {name: reason for name, (event, reason) in seen.items() if event == "skip"} == left_out
     # The core itself leaves out dropout, and a backward call without the gradient of its query.
-    described = {"wide", "as_causal", "causal_window", "described", "dropout", "dq", "no_dq"}
+    described = {
+        "window",
+        "right",
+        "softcap",
+        "wide",
+        "as_causal",
+        "causal_window",
+        "described",
+        "dropout",
+        "dq",
+        "no_dq",
+    }
     assert {name for name, (event, _) in seen.items() if event == "leave"} == described
 
 

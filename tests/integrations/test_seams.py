@@ -52,6 +52,8 @@ def test_dense_calls_of_transformer_engine_are_described(release, trainer, tmp_p
     layouts = ["bshd_bshd_bshd", "sbhd_sbhd_sbhd", "sbh3d", "bshd_bs2hd", "sbhd_bshd_bshd"]
     rows, layer, more = trainer(f"""FOLDER = {str(tmp_path)!r}\n{ENGINE}
 rows = [calls(layout) for layout in {layouts}] + [calls(mask="no_mask", keys=24), calls(window_size=(-1, 0))]
+rows += [calls(window_size=(5, 0)), calls(mask="no_mask", window_size=(3, 2))]
+rows += [calls("sbhd_sbhd_sbhd", window_size=(4, -1))]
 more = {{}}
 if {release == "2.20.2"}:
     more["formats"] = calls("bshd_sbhd_sbhd", o_format="sbhd", do_format="sbhd", dqkv_layout="sbhd_bshd_bshd")
@@ -72,7 +74,9 @@ print(json.dumps([rows, linear.weight._cdata, more]))
             # The stand-in's fp64 numbers, rounded once to fp32: each may be wrong by 2^-24 of itself.
             assert abs(back[name]["fingerprint"] - truth) <= 1e-5 * (1 + abs(truth)), name
         assert 0 <= back["errors"]["grad_query"] <= FLOAT32
-    assert [ahead["causal"] for ahead, _ in rows] == [1] * 5 + [0, 1]
+    assert [ahead["causal"] for ahead, _ in rows] == [1] * 5 + [0, 1, 1, 0, 1]
+    windows = [[1, 5, 0], [2, 3, 2], [1, 4, 0]]
+    assert [ahead.get("window") for ahead, _ in rows] == [None] * 7 + windows
 
 
 def test_other_calls_of_transformer_engine_have_a_reason(trainer, tmp_path) -> None:
@@ -83,7 +87,7 @@ def reason(**named):
     return [[row["event"], row.get("reason")] for row in rows]
 packed = torch.randn(32, 4, 8)
 print(json.dumps(dict(
-    packed=reason(layout="thd_thd_thd", q=packed, kv=(packed, packed)), window=reason(window_size=(4, 0)),
+    packed=reason(layout="thd_thd_thd", q=packed, kv=(packed, packed)), window=reason(window_size=(4, 0), keys=24),
     sink=reason(softmax_type="learnable"), bias=reason(attn_bias_type="post_scale_bias", attn_bias=torch.zeros(1)),
     corner=reason(keys=24, bottom_right_diagonal=True), square=reason(bottom_right_diagonal=True),
     alibi=reason(attn_bias_type="alibi"), pages=reason(page_table_k=cu), max=reason(return_max_logit=True))))
@@ -173,14 +177,16 @@ def _flash_attn_fwd(q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, sequ
                     page_table=None, softmax_scale=None, causal=False, softcap=None, window_size_left=None,
                     window_size_right=None, learnable_sink=None, num_splits=1, score_mod=None, mask_mod=None,
                     return_lse=False, new=None):
-    out, lse = forward(q, k, v, softmax_scale, causal, None, None)
+    window = [size if isinstance(size, int) else -1 for size in (window_size_left, window_size_right)]
+    out, lse = forward(q, k, v, softmax_scale, causal, None, None, *window, softcap or 0.0)
     return out, lse, None, None, None
 
 def _flash_attn_bwd(q, k, v, out, dout, lse, softmax_scale=None, causal=False, softcap=0.0, window_size_left=None,
                     window_size_right=None, deterministic=False, cu_seqlens_q=None, cu_seqlens_k=None, score_mod=None,
                     mask_mod=None, dlse=None, learnable_sink=None):
     assert _flash_attn_bwd.compile_cache == {}
-    return backward(dout, q, k, v, softmax_scale, causal, None, None)
+    window = [size if isinstance(size, int) else -1 for size in (window_size_left, window_size_right)]
+    return backward(dout, q, k, v, softmax_scale, causal, None, None, *window, softcap)
 
 _flash_attn_bwd.compile_cache = {}
 """
@@ -200,24 +206,32 @@ q = linear(torch.randn(2, 16, 32)).view(2, 16, 4, 8); k, v = torch.randn(2, 2, 2
 same = dict(softmax_scale=0.25, causal=True); events()
 out, lse, *_ = interface._flash_attn_fwd(q, k, v, **same, num_splits=2)
 interface._flash_attn_bwd(q, k, v, out, torch.randn_like(out), lse, **same)
+for more in (dict(window_size_left=4), dict(softcap=0.5), dict(causal=False, window_size_left=4, window_size_right=2)):
+    more = same | more
+    out, lse, *_ = interface._flash_attn_fwd(q, k, v, **more)
+    interface._flash_attn_bwd(q, k, v, out, torch.randn_like(out), lse, **more)
 rows = events("leave")
-def reason(ahead=True, **more):
+def reason(ahead=True, q=q, **more):
     events()
     if ahead: interface._flash_attn_fwd(q, k, v, **same, **more)
     else: interface._flash_attn_bwd(q, k, v, out, out, lse, **same, **more)
     return [row.get("reason") for row in events() if row["event"] in ("leave", "skip")]
+long = torch.randn(2, 30, 4, 8)
 print(json.dumps([rows, linear.weight._cdata, dict(
-    window=reason(window_size_left=4), cap=reason(softcap=30.0), sink=reason(learnable_sink=lse),
+    window=reason(window_size_left=-2), blind=reason(q=long), sink=reason(learnable_sink=lse),
     uncapped=reason(softcap=0.0),
     score=reason(score_mod=print), mask=reason(mask_mod=print), packed=reason(cu_seqlens_q=lse), new=reason(new=1),
     of_lse=reason(ahead=False, dlse=lse))]))
 """)
-    assert [row["op"] for row in rows] == ["foreshock::flash_attn_4", "foreshock::flash_attn_4_backward"]
+    assert [row["op"] for row in rows] == ["foreshock::flash_attn_4", "foreshock::flash_attn_4_backward"] * 4
     for row in rows:
-        assert (row["causal"], row["layer"], row["key"]["shape"]) == (2, layer, [2, 2, 24, 8])
+        assert (row["layer"], row["key"]["shape"]) == (layer, [2, 2, 24, 8])
         assert 0 <= row["errors"]["out"] <= FLOAT32
-    assert 0 <= rows[1]["errors"]["grad_query"] <= FLOAT32
+    for row in rows[1::2]:
+        assert 0 <= row["errors"]["grad_query"] <= FLOAT32
+    assert [row.get("window") for row in rows[::2]] == [None, [2, 4, 0], None, [2, 4, 2]]
+    assert [row["soft_cap"] for row in rows[::2]] == [0, 0, 0.5, 0]
     assert seen == {
-        "window": [MASK], "cap": [MASK], "sink": [MASK], "uncapped": [None], "score": [MASK], "mask": [MASK],
+        "window": [MASK], "blind": [MASK], "sink": [MASK], "uncapped": [None], "score": [MASK], "mask": [MASK],
         "packed": [LAYOUT], "new": [UNKNOWN], "of_lse": [UNKNOWN],
     }  # fmt: skip

@@ -5,38 +5,63 @@ on the CPU in fp64 and rounded once. flash_attn 2.8, flash_attn_3, xformers 0.0.
 define(NAME) registers the operations of one of them, as importing it would.
 """
 
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 
 Tensor = torch.Tensor
 
-
-def visible(queries: int, keys: int, causal: bool) -> Tensor:
-    """Aligned at the bottom right, as flash-attention does since 2.1."""
-    full = torch.ones(queries, keys, dtype=torch.bool)
-    return full.tril(keys - queries) if causal else full
+# What the operations get wrong: "out", "grad_query", "grad_key", "grad_value" (by 5 %), "off_by_one" (the window),
+# "ignored" (the window).
+wrong = ""
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+class Rules(NamedTuple):
+    """Which keys a query sees, and the soft cap of its scores."""
+
+    causal: bool
+    left: int = -1
+    right: int = -1
+    cap: float = 0.0
+
+    def visible(self, queries: int, keys: int) -> Tensor:
+        """Aligned at the bottom right, as flash-attention does since 2.1."""
+        distance = torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
+        left, right = self.left, 0 if self.causal else self.right
+        if wrong == "off_by_one" and left >= 0:
+            left += 1
+        if wrong == "ignored":
+            left = -1
+        return (distance >= (-left if left >= 0 else -keys)) & (distance <= (right if right >= 0 else keys))
+
+    def scores(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Of (position, head, d): scores and their slopes, (head, query, key)."""
+        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+        slopes = torch.ones_like(scores)
+        if self.cap:
+            tanh = (scores / self.cap).tanh()
+            scores, slopes = self.cap * tanh, 1 - tanh**2
+        return scores.masked_fill(~self.visible(q.shape[0], k.shape[0]), float("-inf")), slopes
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, rules: Rules) -> tuple[Tensor, Tensor]:
     """(position, head, d) in fp64: out and log-sum-exp (head, position)."""
     group = q.shape[1] // k.shape[1]
     k, v = (t.repeat_interleave(group, 1) for t in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-    scores = scores.masked_fill(~visible(q.shape[0], k.shape[0], causal), float("-inf"))
+    scores, _ = rules.scores(q, k, scale)
     lse = scores.logsumexp(-1)
     return torch.einsum("hqk,khd->qhd", (scores - lse[..., None]).exp(), v), lse
 
 
-def gradients(g: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+def gradients(g: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, rules: Rules) -> tuple[Tensor, Tensor, Tensor]:
     """(position, head, d) in fp64: of query, key and value."""
-    out, lse = attend(q, k, v, scale, causal)
+    out, lse = attend(q, k, v, scale, rules)
     group = q.shape[1] // k.shape[1]
     keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, keys) * scale
-    weights = (scores - lse[..., None]).exp().masked_fill(~visible(q.shape[0], k.shape[0], causal), 0)
+    scores, slopes = rules.scores(q, keys, scale)
+    weights = (scores - lse[..., None]).exp()
     dot = (g * out).sum(-1).T[..., None]
-    inner = weights * (torch.einsum("qhd,khd->hqk", g, values) - dot) * scale
+    inner = weights * (torch.einsum("qhd,khd->hqk", g, values) - dot) * slopes * scale
     shape = (k.shape[0], k.shape[1], group, -1)
     of_key = torch.einsum("hqk,qhd->khd", inner, q).reshape(shape).sum(2)
     of_value = torch.einsum("hqk,qhd->khd", weights, g).reshape(shape).sum(2)
@@ -52,27 +77,33 @@ def sequences(q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None) ->
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, cu_q: Tensor | None, cu_k: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, cu_q: Tensor | None, cu_k: Tensor | None,
+    left: int = -1, right: int = -1, cap: float = 0.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    rules = Rules(causal, left, right, cap)
     out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=torch.double)
     lse = torch.empty(q.shape[0], q.shape[2], q.shape[1]) if cu_q is None else torch.empty(q.shape[1], q.shape[0])
     for a, b in sequences(q, k, cu_q, cu_k):
-        out[a], one = attend(q[a].double(), k[b].double(), v[b].double(), scale, causal)
+        out[a], one = attend(q[a].double(), k[b].double(), v[b].double(), scale, rules)
         if cu_q is None:
             lse[a] = one
         else:
             lse[:, a] = one
-    return out.to(q.dtype), lse
+    return (out * (1.05 if wrong == "out" else 1)).to(q.dtype), lse
 
 
 def backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, cu_q: Tensor | None, cu_k: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, cu_q: Tensor | None, cu_k: Tensor | None,
+    left: int = -1, right: int = -1, cap: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    rules = Rules(causal, left, right, cap)
     grads = [torch.zeros_like(t, dtype=torch.double) for t in (q, k, v)]
     for a, b in sequences(q, k, cu_q, cu_k):
-        some = gradients(*(t.double() for t in (g[a], q[a], k[b], v[b])), scale, causal)
+        some = gradients(*(t.double() for t in (g[a], q[a], k[b], v[b])), scale, rules)
         for whole, part, at in zip(grads, some, (a, b, b), strict=True):
             whole[at] += part
+    for grad, name in zip(grads, ("query", "key", "value"), strict=True):
+        grad *= 1.05 if wrong == f"grad_{name}" else 1
     return tuple(grad.to(t.dtype) for grad, t in zip(grads, (q, k, v), strict=True))
 
 
@@ -86,7 +117,7 @@ def flash_attn() -> None:
         q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
         window_size_right: int, softcap: float, alibi_slopes: Optional[Tensor], return_softmax: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        out, lse = forward(q, k, v, softmax_scale, causal, None, None)
+        out, lse = forward(q, k, v, softmax_scale, causal, None, None, window_size_left, window_size_right, softcap)
         return out, lse, nothing(q), torch.empty(2, dtype=torch.int64)
 
     @flash_forward.register_fake
@@ -101,7 +132,7 @@ def flash_attn() -> None:
         window_size_left: int, window_size_right: int, softcap: float, alibi_slopes: Optional[Tensor],
         deterministic: bool, rng_state: Optional[Tensor] = None,
     ) -> Tensor:  # fmt: skip
-        grads = backward(dout, q, k, v, softmax_scale, causal, None, None)
+        grads = backward(dout, q, k, v, softmax_scale, causal, None, None, window_size_left, window_size_right, softcap)
         for filled, grad in zip((dq, dk, dv), grads, strict=True):
             if filled is not None:
                 filled.copy_(grad)
@@ -119,7 +150,9 @@ def flash_attn() -> None:
         return_softmax: bool = False, block_table: Optional[Tensor] = None, leftpad_k: Optional[Tensor] = None,
         seqused_k: Optional[Tensor] = None, zero_tensors: bool = False, num_splits: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        out, lse = forward(q, k, v, softmax_scale, causal, cu_seqlens_q, cu_seqlens_k)
+        out, lse = forward(
+            q, k, v, softmax_scale, causal, cu_seqlens_q, cu_seqlens_k, window_size_left, window_size_right, softcap
+        )
         return out, lse, nothing(q), torch.empty(2, dtype=torch.int64)
 
     @torch.library.custom_op("flash_attn::_flash_attn_varlen_backward", mutates_args=("dq", "dk", "dv"))
@@ -130,7 +163,10 @@ def flash_attn() -> None:
         window_size_right: int, softcap: float, alibi_slopes: Optional[Tensor], deterministic: bool,
         rng_state: Optional[Tensor] = None, zero_tensors: bool = False,
     ) -> Tensor:  # fmt: skip
-        grads = backward(dout, q, k, v, softmax_scale, causal, cu_seqlens_q, cu_seqlens_k)
+        grads = backward(
+            dout, q, k, v, softmax_scale, causal, cu_seqlens_q, cu_seqlens_k, window_size_left, window_size_right,
+            softcap,
+        )  # fmt: skip
         for filled, grad in zip((dq, dk, dv), grads, strict=True):
             if filled is not None:
                 filled.copy_(grad)
@@ -140,7 +176,8 @@ def flash_attn() -> None:
 def flash_attn_3() -> None:
     library = torch.library.Library("flash_attn_3", "FRAGMENT")
     library.define(
-        "fwd(Tensor q, Tensor k, Tensor v, float scale, bool causal, Tensor? cu_q, Tensor? cu_k) -> Tensor[]"
+        "fwd(Tensor q, Tensor k, Tensor v, float scale, bool causal, Tensor? cu_q, Tensor? cu_k, int left, int right, "
+        "float cap) -> Tensor[]"
     )
     library.impl("fwd", lambda *a: list(forward(*a)), "CPU")
     flash_attn_3.library = library  # for the life of the process
@@ -161,7 +198,9 @@ def flash_attn_3() -> None:
         num_splits: int = 1, pack_gqa: Optional[bool] = None, sm_margin: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         scale = softmax_scale if softmax_scale is not None else q.shape[-1] ** -0.5
-        out, lse = torch.ops.flash_attn_3.fwd(q, k, v, scale, causal, cu_seqlens_q, cu_seqlens_k)
+        out, lse = torch.ops.flash_attn_3.fwd(
+            q, k, v, scale, causal, cu_seqlens_q, cu_seqlens_k, window_size_left, window_size_right, softcap
+        )
         return out, lse, nothing(q), torch.empty(0)
 
     @torch.library.custom_op("flash_attn_3::_flash_attn_backward", mutates_args=("dq", "dk", "dv"))
@@ -175,7 +214,9 @@ def flash_attn_3() -> None:
         sm_margin: int = 0,
     ) -> Tensor:  # fmt: skip
         scale = softmax_scale if softmax_scale is not None else q.shape[-1] ** -0.5
-        grads = backward(dout, q, k, v, scale, is_causal, cu_seqlens_q, cu_seqlens_k)
+        grads = backward(
+            dout, q, k, v, scale, is_causal, cu_seqlens_q, cu_seqlens_k, window_size_left, window_size_right, softcap
+        )
         for filled, grad in zip((dq, dk, dv), grads, strict=True):
             if filled is not None:
                 filled.copy_(grad)
@@ -189,7 +230,9 @@ def xformers() -> None:
         seqused_k: Optional[Tensor], max_seqlen_q: int, max_seqlen_k: int, p: float, softmax_scale: float,
         is_causal: bool, window_left: int, window_right: int, return_softmax: bool, block_tables: Optional[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        out, lse = forward(query, key, value, softmax_scale, is_causal, cu_seqlens_q, cu_seqlens_k)
+        out, lse = forward(
+            query, key, value, softmax_scale, is_causal, cu_seqlens_q, cu_seqlens_k, window_left, window_right
+        )
         return out, lse, torch.empty(2, dtype=torch.int64)
 
     @torch.library.custom_op("xformers_flash::flash_bwd", mutates_args=())
@@ -198,7 +241,9 @@ def xformers() -> None:
         cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int, p: float,
         softmax_scale: float, is_causal: bool, window_left: int, window_right: int, rng_state: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        return backward(grad, query, key, value, softmax_scale, is_causal, cu_seqlens_q, cu_seqlens_k)
+        return backward(
+            grad, query, key, value, softmax_scale, is_causal, cu_seqlens_q, cu_seqlens_k, window_left, window_right
+        )
 
 
 class Vendor:

@@ -69,7 +69,8 @@ def formats(layout: str) -> tuple[str, str]:
 
 
 def _parts(given: dict) -> tuple:
-    """Query, key and value as (batch, position, head, d) in fp64, scale, and whether the mask is causal."""
+    """Query, key and value as (batch, position, head, d) in fp64, scale, whether the mask is causal, no offsets of
+    packed sequences, and the window."""
     import torch
 
     scale = given["attn_scale"] if given["attn_scale"] is not None else given["q"].shape[-1] ** -0.5
@@ -78,7 +79,7 @@ def _parts(given: dict) -> tuple:
         torch.as_tensor(given[name]).permute(*(have.index(axis) for axis in "bshd")).double()
         for name, have in (("q", of_query), ("k", of_key), ("v", of_key))
     ]
-    return *tensors, scale, given["attn_mask_type"].startswith("causal")
+    return *tensors, scale, given["attn_mask_type"].startswith("causal"), None, None, *(given["window_size"])
 
 
 def _as(tensor, layout: str, like):  # noqa: ANN001, ANN202
@@ -92,7 +93,7 @@ def ahead(given: dict) -> tuple:
 
     if "t" in given["qkv_layout"]:
         return torch.zeros_like(given["q"]), [torch.zeros(1), torch.zeros(2)]
-    out, lse = forward(*_parts(given), None, None)
+    out, lse = forward(*_parts(given))
     out = _as(out, given.get("o_format", formats(given["qkv_layout"])[0]), given["q"]) * ERROR["out"]
     return out, [lse[..., None], torch.zeros(2, dtype=torch.int64)]
 
@@ -102,7 +103,7 @@ def back(given: dict) -> list:
 
     layout = formats(given["qkv_layout"])[0]
     d_o = given["d_o"].permute(*(given.get("do_format", layout).index(axis) for axis in "bshd")).double()
-    grads = backward(d_o, *_parts(given), None, None)
+    grads = backward(d_o, *_parts(given))
     LAST[:] = [g.permute(0, 2, 1, 3) for g in grads[1:]]
     of_query, of_key = formats(given.get("dqkv_layout", given["qkv_layout"]))
     grads = [_as(g, f, given["q"]) for g, f in zip(grads, (of_query, of_key, of_key), strict=True)]

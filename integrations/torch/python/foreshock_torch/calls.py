@@ -9,6 +9,7 @@ from .rows import Row
 from .tap import DESCRIBED
 
 SKIP_FP8, SKIP_MASK, SKIP_LAYOUT, SKIP_TOO_LARGE, SKIP_UNKNOWN = 5, 6, 7, 8, 10  # FORESHOCK_SKIP_... of hook.h
+ALL_KEYS = -1, -1  # a window that hides nothing
 NO_MASK, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2  # FORESHOCK_CAUSAL_... of hook.h
 
 Given = dict[str, Any]  # the arguments of a call, defaults included
@@ -47,12 +48,13 @@ class Call(Row):
     # `out` and `query` as they are described here.
     of_out: Callable[[Any], Any] = itself
     of_query: Callable[[Any], Any] = itself
+    window: tuple[int, int] = ALL_KEYS  # keys seen before and after the own key, which has the alignment of `causal`
 
     def arguments(self, is_backward: bool) -> tuple[Any, ...]:
         """The arguments of the custom operation, in the order of tap.py, for a call that has been counted."""
         tensors = (self.query, self.key, self.value, self.out, self.lse, self.mask)
         more = self.gradients if is_backward and self.gradients is not None else ()
-        numbers = (self.scale, float(self.soft_cap), self.causal, self.layout, self.dropout)
+        numbers = (self.scale, float(self.soft_cap), self.causal, *self.window, self.layout, self.dropout)
         return *tensors, *more, self.kept, *numbers, None, True, DESCRIBED
 
 

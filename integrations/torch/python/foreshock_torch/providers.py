@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .calls import BOTTOM_RIGHT, NO_MASK, SKIP_FP8, SKIP_LAYOUT, SKIP_MASK, TOP_LEFT, Call, Given, Seam
+from .calls import ALL_KEYS, BOTTOM_RIGHT, NO_MASK, SKIP_FP8, SKIP_LAYOUT, SKIP_MASK, TOP_LEFT, Call, Given, Seam
 from .tap import LAYOUTS
 
 # -- Transformer Engine: fused_attn_fwd() and fused_attn_bwd() of transformer_engine.pytorch.cpp_extensions --
@@ -45,23 +45,26 @@ def _reordered(tensor: Any, have: str, want: str) -> Any:
     return tensor if have == want or tensor is None else tensor.permute(*(have.index(axis) for axis in want))
 
 
-def _engine_causal(given: Given, queries: int, keys: int) -> int:
-    """FORESHOCK_CAUSAL_...; -1 if the mask cannot be described. Without a window both limits are -1; with a causal mask
-    the right limit may also be 0."""
-    mask, (left, right) = given["attn_mask_type"], given["window_size"] or (-1, -1)
+def _engine_causal(given: Given, queries: int, keys: int) -> tuple[int, tuple[int, int]] | None:
+    """FORESHOCK_CAUSAL_... and the window; None if they cannot be described."""
+    mask, window = given["attn_mask_type"], tuple(given["window_size"] or ALL_KEYS)
     if given["attn_bias_type"] != "no_bias" or given.get("softmax_type", "vanilla") != "vanilla":
-        return -1
-    if left != -1 or right not in (-1, 0):
-        return -1
+        return None
+    if mask not in ("no_mask", "causal", "causal_bottom_right") or len(window) != 2 or min(window) < -1:
+        return None
+    left, right = window
+    # A window of "no_mask" has no corner before 2.12, and releases of cuDNN differ; so the call must be square.
+    if queries != keys and (left != -1 or (mask == "no_mask" and right != -1)):
+        return None
     if mask == "no_mask":
-        return NO_MASK if right == -1 else -1
-    if mask not in ("causal", "causal_bottom_right"):
-        return -1
+        return NO_MASK, window
+    if right not in (-1, 0):
+        return None
     # From 2.12 on, another argument gives the corner too. If the two contradict each other, the mask must be square.
     corner = given.get("bottom_right_diagonal")
     if corner is not None and corner != (mask == "causal_bottom_right") and queries != keys:
-        return -1
-    return BOTTOM_RIGHT if mask == "causal_bottom_right" else TOP_LEFT
+        return None
+    return BOTTOM_RIGHT if mask == "causal_bottom_right" else TOP_LEFT, (left, -1)
 
 
 def _engine(given: Given, out: Any, aux: Any, gradients: tuple[Any, ...] | None, dropout: float) -> Call | int:
@@ -75,9 +78,10 @@ def _engine(given: Given, out: Any, aux: Any, gradients: tuple[Any, ...] | None,
     if any(tensor.dim() != 4 for tensor in used):
         return SKIP_LAYOUT
     position, head, batch = (query_format.index(axis) for axis in "shb")
-    causal = _engine_causal(given, query.shape[position], key.shape[key_format.index("s")])
-    if causal < 0:
+    seen = _engine_causal(given, query.shape[position], key.shape[key_format.index("s")])
+    if seen is None:
         return SKIP_MASK
+    causal, window = seen
     # The query itself, and no view of it: only the query leads to the parameters that it was computed from.
     key, value = (_reordered(tensor, key_format, query_format) for tensor in (key, value))
     out_format = given.get("o_format", query_format)
@@ -98,7 +102,7 @@ def _engine(given: Given, out: Any, aux: Any, gradients: tuple[Any, ...] | None,
         lse = None
     return Call(
         query, key, value, _reordered(out, out_format, query_format), lse, given["attn_scale"], causal,
-        _ENGINE_LAYOUTS[query_format], dropout=dropout, gradients=gradients,
+        _ENGINE_LAYOUTS[query_format], dropout=dropout, window=window, gradients=gradients,
     )  # fmt: skip
 
 
@@ -114,12 +118,15 @@ def engine_backward(given: Given, result: Any, _: Any) -> Call | int:
 
 # -- flash-attn 4: _flash_attn_fwd() and _flash_attn_bwd() of flash_attn.cute.interface --
 
-_FLASH4_MASKED = ("softcap", "window_size_left", "window_size_right", "learnable_sink", "score_mod", "mask_mod")
+_FLASH4_MASKED = ("learnable_sink", "score_mod", "mask_mod")
 _FLASH4_STORED = (
     "qv", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table", "q_descale", "k_descale", "v_descale",
     "gather_kv_indices", "block_sparse_tensors",
 )  # fmt: skip
-FLASH4_READ = frozenset({"q", "k", "v", "softmax_scale", "causal", *_FLASH4_MASKED, "cu_seqlens_q", "cu_seqlens_k"})
+FLASH4_READ = frozenset({
+    "q", "k", "v", "softmax_scale", "causal", "softcap", "window_size_left", "window_size_right", *_FLASH4_MASKED,
+    "cu_seqlens_q", "cu_seqlens_k",
+})  # fmt: skip
 # Other arguments, which choose how a kernel is launched or where it writes.
 FLASH4_IGNORED = frozenset({
     *_FLASH4_STORED, "max_seqlen_q", "max_seqlen_k", "min_seqlen_k", "tile_mn", "mma_pv_is_rs", "intra_wg_overlap",
@@ -136,14 +143,16 @@ def _flash4(given: Given, out: Any, lse: Any, gradients: tuple[Any, Any, Any, An
         return SKIP_FP8
     if query.dim() != 4 or any(given.get(name) is not None for name in _FLASH4_STORED):
         return SKIP_LAYOUT
-    is_windowed = any(given[f"window_size_{side}"] not in (None, -1) for side in ("left", "right"))
-    if given["softcap"] or is_windowed or any(given[name] is not None for name in _FLASH4_MASKED[3:]):
+    window = tuple(-1 if size is None else size for size in (given["window_size_left"], given["window_size_right"]))
+    if min(window) < -1 or any(given[name] is not None for name in _FLASH4_MASKED):
         return SKIP_MASK
     causal = BOTTOM_RIGHT if given["causal"] else NO_MASK
-    if causal and query.shape[1] > key.shape[1]:
-        return SKIP_MASK  # the first queries see no key
-    scale = given["softmax_scale"]
-    return Call(query, key, value, out, lse, scale, causal, LAYOUTS["bnhd"], gradients=gradients)
+    if (causal or window != ALL_KEYS) and query.shape[1] > key.shape[1]:
+        return SKIP_MASK  # queries may see no key
+    return Call(
+        query, key, value, out, lse, given["softmax_scale"], causal, LAYOUTS["bnhd"], window=window,
+        soft_cap=given["softcap"] or 0.0, gradients=gradients,
+    )  # fmt: skip
 
 
 def flash4_forward(given: Given, result: Any, _: Any) -> Call | int:

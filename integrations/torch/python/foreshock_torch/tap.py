@@ -16,8 +16,8 @@ from .signals import is_of_trainer
 
 _SCHEMA = (  # {more}: the gradients, in the operation for the backward pass
     "(Tensor query, Tensor key, Tensor value, Tensor out, Tensor? logsumexp, Tensor? attn_mask, {more}"
-    "Tensor? kept, float? scale, float soft_cap, int causal, int layout, float dropout_p, str? layer, bool entered, "
-    "int reason) -> ()"
+    "Tensor? kept, float? scale, float soft_cap, int causal, int window_left, int window_right, int layout, "
+    "float dropout_p, str? layer, bool entered, int reason) -> ()"
 )
 _GRADIENTS = "Tensor grad_out, Tensor grad_query, Tensor? grad_key, Tensor? grad_value, "
 CAUSAL = {False: 0, True: 1, "top_left": 1, "bottom_right": 2}  # as FORESHOCK_CAUSAL_... of hook.h
@@ -64,14 +64,16 @@ def tap(
     query: Any, key: Any, value: Any, out: Any, lse: Any = None, *, layer: Any = None, scale: float | None = None,
     causal: Any = False, mask: Any = None, grad_out: Any = None, grad_query: Any = None, layout: str = "bhnd",
     grad_key: Any = None, grad_value: Any = None, soft_cap: float = 0.0, dropout: float = 0.0, kept: Any = None,
+    window: tuple[int, int] = (-1, -1),
 ) -> None:  # fmt: skip
     """Reports one attention call: out = softmax(scale * query @ key^T + mask) @ value, per head.
 
     query (batch, heads, positions, d), key and value with as many heads or a divisor of that number; `layout="bnhd"`:
     positions before heads; "nbhd": positions first. `lse` (batch, heads, positions): natural logarithm of the row sums
     of exp(score). `scale`: 1/sqrt(d) if not given. `causal`: True or "top_left": key j is visible to query i if j <= i;
-    "bottom_right": if j <= i + keys - queries. `mask`: bool (True: visible) or additive, broadcast. `layer`: a number
-    or a name.
+    "bottom_right": if j <= i + keys - queries. `window`: (left, right), query i sees only the keys from i - left to
+    i + right (with "bottom_right", and if `causal` is False: from i + keys - queries - left on, and so on); -1: all.
+    `mask`: bool (True: visible) or additive, broadcast. `layer`: a number or a name.
 
     `soft_cap` above 0: the scores are soft_cap * tanh(scale * query @ key^T / soft_cap), before the mask is added.
     `dropout`: the probability with which weights were replaced by 0, and the others multiplied by 1 / (1 - dropout).
@@ -92,7 +94,7 @@ def tap(
     if not compiling and not is_active:  # a compiled graph has the operation even if the process is not monitored
         return
     name = f"{layer:03d}" if type(layer) is int else layer  # like the labels of other attention layers
-    rest = (kept, scale, soft_cap, alignment, order, dropout, name, NOT_ENTERED, DESCRIBED)
+    rest = (kept, scale, soft_cap, alignment, *window, order, dropout, name, NOT_ENTERED, DESCRIBED)
     if grad_out is None or grad_query is None:
         _call(compiling, _forward, (query, key, value, out, lse, mask, *rest))
     else:
