@@ -79,6 +79,7 @@ class SegmentOfATrainer {
     constexpr int kRows = 8, kKeys = 4, kDim = 2;
     segment::Slot* slot = claim(step, pass, layer);
     ASSERT_NE(slot, nullptr);
+    slot->window = {};
     slot->dtype = 1;
     slot->nonfinite_out = nonfinite_out;
     slot->rows = slot->query_length = kRows;
@@ -123,6 +124,7 @@ class SegmentOfATrainer {
     constexpr int kRows = 8, kKeys = 4, kDim = 2;
     segment::Slot* slot = claim(step, 1, layer);
     ASSERT_NE(slot, nullptr);
+    slot->window = {};
     slot->columns = 1;
     slot->dtype = slot->lse_dtype = 2;
     slot->rows = slot->key_length = kKeys;
