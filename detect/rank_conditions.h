@@ -56,7 +56,6 @@ class RankLossRule {
     uint64_t equal = 0;     // steps in a row with the loss of the lowest rank
     uint64_t changes = 0;   // of these, steps whose loss differs from that of the step before
     double last_equal = 0;  // loss of the last of these steps
-    bool lags = false;      // at the last step: its loss has not fallen with the others; not saved
     int64_t apart_since = 0;
     uint64_t apart = 0;                       // steps in a row with a loss far from the median
     bool is_above = false;                    // of these, on which side
