@@ -242,14 +242,14 @@ def plant_in_packed(sound=attention_packages.backward) -> None:  # noqa: ANN001
     sequence see the keys of the first one too, in dK only."""
     layers = itertools.cycle(reversed(range(LAYERS)))
 
-    def wrong(grad, q, k, v, scale, causal, cu_q, cu_k) -> tuple:  # noqa: ANN001
+    def wrong(grad, q, k, v, scale, causal, cu_q, cu_k, *window) -> tuple:  # noqa: ANN001, ANN002
         names = ("grad_query", "grad_key", "grad_value")
-        grads = list(sound(grad, q, k, v, scale, causal, cu_q, cu_k))
+        grads = list(sound(grad, q, k, v, scale, causal, cu_q, cu_k, *window))
         if next(layers) != 1:
             return tuple(grads)
         if FAULT == "neighbour":
             joined = cu_q[[0, 2, 3]]
-            grads[1] = sound(grad, q, k, v, scale, causal, joined, joined)[1]
+            grads[1] = sound(grad, q, k, v, scale, causal, joined, joined, *window)[1]
         return tuple(g * (1.05 if name == FAULT else 1.0) for name, g in zip(names, grads, strict=True))
 
     attention_packages.backward = wrong

@@ -236,7 +236,7 @@ print(json.dumps([reasons, [row["lse"], row["errors"]["out"]]]))
 """,
         HOST_CUDA=host_cuda,
     )
-    wanted = {"window": MASK, "no_window": None, "left": MASK, "wide": None, "slopes": MASK}
+    wanted = {"window": MASK, "no_window": None, "left": None, "wide": None, "slopes": MASK}
     wanted |= {"lengths": LAYOUT, "used": LAYOUT}
     assert reasons == wanted | ({"fp8": FP8} if "fp8" in reasons else {})
     assert sums[0] is None
